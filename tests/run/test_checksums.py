@@ -8,8 +8,8 @@ import torch
 
 from attnlab.callbacks.checkpoints import AtomicCheckpointIO
 from attnlab.errors import DataError
-from attnlab.run import checksums
-from attnlab.run.checksums import SUMS, forget, replacing_summed, verify
+from attnlab.run import files
+from attnlab.run.files import SUMS, remove_checksum, replacing_summed, verify
 from attnlab.training.checkpoints import read_checkpoint, write_weights
 
 
@@ -25,7 +25,7 @@ def test_files_have_the_checksums_of_sha256sum(tmp_path: Path) -> None:
     assert verify(tmp_path / "a b") and verify(tmp_path / "c")
     done = subprocess.run(["sha256sum", "-c", SUMS], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "a b: OK\nc: OK\n"
-    forget(tmp_path / "c")
+    remove_checksum(tmp_path / "c")
     assert not verify(tmp_path / "c") and verify(tmp_path / "a b")
 
 
@@ -33,7 +33,7 @@ def test_files_have_the_checksums_of_sha256sum(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     path = tmp_path / "last.ckpt"
     write(path, "old")
-    note, noted = checksums._write, []
+    note, noted = files._write_sums, []
 
     def killed(*arguments: object) -> None:
         noted.append(arguments)
@@ -43,7 +43,7 @@ def test_a_process_that_is_killed_damages_nothing(tmp_path: Path, monkeypatch: p
         if moment != "after":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checksums, "_write", killed)
+    monkeypatch.setattr(files, "_write_sums", killed)
     with pytest.raises(KeyboardInterrupt):
         write(path, "new")
     assert path.read_text() == ("new" if moment == "after" else "old") and verify(path)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,14 @@ def test_the_rest_is_removed_where_one_cannot_be(
 ) -> None:
     for name in "ab":
         (failed(root / name) / "curves").mkdir()
-    remove = Path.rmdir
+    remove = shutil.rmtree
 
     def refused(path: Path) -> None:
         if path.parent.name == "a":
             raise PermissionError(13, "Permission denied", str(path))
         remove(path)
 
-    monkeypatch.setattr(Path, "rmdir", refused)
+    monkeypatch.setattr(shutil, "rmtree", refused)
     with pytest.raises(DataError, match="1 folder could not be removed"):
         main(["prune", "failed", "--yes"])
     assert "outputs/a: left: outputs/a/curves: cannot be removed (Permission denied)\n" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnlab.data.base import Data
 from attnlab.errors import WriteError
-from attnlab.run.checksums import forget, replacing_summed
+from attnlab.run.files import remove_checksum, replacing_summed
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -38,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         super().remove_checkpoint(path)
-        forget(Path(path))
+        remove_checksum(Path(path))
 
 
 class BestAndLast(ModelCheckpoint):

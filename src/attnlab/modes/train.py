@@ -13,7 +13,7 @@ from attnlab.config.batch import check_batch
 from attnlab.pretrained.weights import check_values
 from attnlab.report.curves import plot_curves
 from attnlab.run import record as records
-from attnlab.run.checksums import replacing_summed, verify
+from attnlab.run.files import replacing_summed, verify
 from attnlab.run.loggers import open_loggers
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Trains, task_of

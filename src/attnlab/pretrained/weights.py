@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError, WriteError
-from attnlab.run.checksums import verify
+from attnlab.run.files import verify
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors

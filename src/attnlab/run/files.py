@@ -1,6 +1,10 @@
-"""Atomic writes: a reader sees the old file or folder or the new one, never a part of it."""
+"""Atomic writes: a reader sees the old file or folder or the new one, never a part of it.
+
+The weights of a run have checksums: `SHA256SUMS` beside the files, as sha256sum writes it and `sha256sum -c` reads it.
+"""
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -9,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from attnlab.errors import WriteError
+from attnlab.errors import DataError, WriteError
 
+SUMS = "SHA256SUMS"
 PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")  # the end of a name that `replacing` gives
 UMASK = os.umask(0)  # it can only be read by setting it, for all threads: so once, while the program starts
 os.umask(UMASK)
@@ -113,3 +118,70 @@ def _complete(file: Path) -> None:
     file.chmod(0o666 & ~UMASK)
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
+
+
+# --- checksums ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing_summed(path: Path) -> Iterator[Path]:
+    """:func:`replacing` with a checksum. One process at a time may write in a folder.
+
+    The new checksum is added to the old one before the file is replaced: whenever a process is killed, the file that is
+    there fits one of the lines of its name.
+
+    Raises:
+        WriteError: as `replacing` raises it.
+    """
+    with replacing(path) as partial:
+        yield partial
+        line = digest_of(partial), path.name
+        _write_sums(path.parent, [*_read_sums(path.parent), line])
+    _write_sums(path.parent, [*_sums_of_others(path), line])
+
+
+def verify(path: Path) -> bool:
+    """Whether a file has a checksum, which it then fits.
+
+    Raises:
+        DataError: it is not what was written.
+    """
+    expected = {digest for digest, name in _read_sums(path.parent) if name == path.name}
+    if expected and digest_of(path) not in expected:
+        raise DataError(
+            f"{path}: damaged: its content is not what {SUMS} beside it says; copy the file again, or use another "
+            "file of the run's checkpoints/"
+        )
+    return bool(expected)
+
+
+def remove_checksum(path: Path) -> None:
+    """Remove the checksum of a file that was removed."""
+    if (path.parent / SUMS).is_file():
+        _write_sums(path.parent, _sums_of_others(path))
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, 64 hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sums_of_others(path: Path) -> list[tuple[str, str]]:
+    return [(digest, name) for digest, name in _read_sums(path.parent) if name != path.name]
+
+
+def _read_sums(folder: Path) -> list[tuple[str, str]]:
+    """(digest, name) of each line. DataError: there is a file, and it is no list of checksums."""
+    path = folder / SUMS
+    try:
+        lines = [line.split("  ", 1) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [(digest, name) for digest, name in lines]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a list of checksums as sha256sum writes it ({error})") from error
+
+
+def _write_sums(folder: Path, lines: list[tuple[str, str]]) -> None:
+    write_text(folder / SUMS, "".join(f"{digest}  {name}\n" for digest, name in lines))

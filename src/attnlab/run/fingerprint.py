@@ -10,8 +10,7 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.run.cache import digest
-from attnlab.run.checksums import digest_of
-from attnlab.run.files import write_text
+from attnlab.run.files import digest_of, write_text
 from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
@@ -23,7 +22,6 @@ BINARY = frozenset((  # recordings, images, archives and arrays: name and size i
     ".zst",
 ))  # fmt: skip
 WEIGHTS = ("manifest.json", "compressed/manifest.json", "checkpoints/averaged.safetensors")
-MANIFEST_KEYS = frozenset(("format", "model", "options", "dtype", "modules", "weights", "sha256"))  # compression.folder
 
 
 def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
@@ -77,7 +75,9 @@ def weights(source: str, cache_dir: Path) -> str:
         return f"sha256:{file_digests([path], memo)[path]}"
     if not path.is_dir():
         return source
-    files = [file for name in WEIGHTS if (file := path / name).is_file() and _is_weights(file)]
+    files = [file for name in WEIGHTS if (file := path / name).is_file()]
+    # other programs write files named manifest.json too
+    files = [file for file in files if file.suffix != ".json" or any(file.parent.glob("weights-*.safetensors"))]
     files = files or sorted(
         file
         for file in path.rglob("*")
@@ -87,19 +87,6 @@ def weights(source: str, cache_dir: Path) -> str:
     if len(files) == 1 and files[0].suffix == ".safetensors":
         return f"sha256:{digests[files[0]]}"  # a run directory and its file are the same weights
     return f"sha256:{digest([[file.relative_to(path).as_posix(), digests[file]] for file in files])}"
-
-
-def _is_weights(file: Path) -> bool:
-    """Whether one of WEIGHTS is what its name says: other programs write files named manifest.json too."""
-    if file.suffix != ".json":
-        return True
-    try:
-        manifest = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(manifest, dict) and manifest.keys() >= MANIFEST_KEYS
 
 
 def corpus(root: Path, cache_dir: Path) -> str:

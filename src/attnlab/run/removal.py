@@ -1,6 +1,7 @@
 """Removing run directories: only what is one for sure, contains nothing else, and is not in use."""
 
 import os
+import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -55,15 +56,13 @@ def remove(directory: Path, root: Path, what: Collection[str]) -> None:
         status = "interrupted" if status == "running" else status  # the lock is ours
         if why := f"it is {status} now" * (status not in what) or refusal(directory, root):
             raise DataError(why)
-        last = [directory / name for name in LAST]
-        for folder, folders, files in os.walk(directory, topdown=False):
-            for path in (Path(folder, name) for name in (*files, *folders)):
-                if path.is_dir() and not path.is_symlink():
-                    path.rmdir()
-                elif path not in last and path != directory / lock.NAME:
-                    path.unlink()
-        for path in last:
-            path.unlink(missing_ok=True)
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (*LAST, lock.NAME):
+                path.unlink()
+        for name in LAST:
+            (directory / name).unlink(missing_ok=True)
     if not os.listdir(directory):  # else another run has just taken the name
         directory.rmdir()
 
@@ -81,15 +80,15 @@ def users(directories: Iterable[Path], runs: Iterable[LedgerEntry], root: Path) 
     names, users = {os.path.basename(path) for path in wanted}, dict[Path, Path]()
     for run in runs if wanted else ():
         try:
-            values = [value for _, value in leaves(records.read(run.directory)["config"])]
+            values = [value for _, value in leaves(records.read(run.directory)["config"]) if isinstance(value, str)]
         except (OSError, *records.UNREADABLE):
             continue
-        for text in (value for value in values if isinstance(value, str) and "\0" not in value):
-            if not names.intersection(text.split("/")):
+        for text in values:
+            if "\0" in text or not names.intersection(text.split("/")):
                 continue
             for base in (Path.cwd(), root.absolute().parent):
                 path = Path(os.path.realpath(base / os.path.expanduser(text)))
-                used = next((wanted[str(place)] for place in (path, *path.parents) if str(place) in wanted), None)
-                if used and used != run.directory:
-                    users.setdefault(used, run.directory)
+                for used in wanted.keys() & {str(folder) for folder in (path, *path.parents)}:
+                    if wanted[used] != run.directory:
+                        users.setdefault(wanted[used], run.directory)
     return users

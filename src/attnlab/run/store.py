@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's escape of a lone surrogate
 KEYS = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
-WEIGHTS = {"checkpoints", "compressed"}  # folders of a run in which no other run lies
+WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 
 
 @dataclass(frozen=True)
@@ -105,22 +105,33 @@ def _number(path: Path) -> tuple[int, int]:
     return state.st_dev, state.st_ino
 
 
-def collect(places: Iterable[Path]) -> list[SavedRecord]:
-    """Every record in these files and folders, the oldest first.
+def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
+    """The files in which records may be, each with whether a record is expected there.
 
-    In a folder with a record.json that file counts, in any other folder every JSON file that is a record.
+    In a folder with a record.json that file counts, in any other folder every JSON file.
+
+    Raises:
+        DataError: the place does not exist.
+    """
+    if place.is_file():
+        yield place, True
+        return
+    if not place.exists():
+        raise DataError(f"{place}: no such file or folder; expected a record of a run, or a folder with records")
+    for folder, names in folders(place):
+        if RECORD in names:
+            yield folder / RECORD, True
+        else:
+            yield from ((folder / name, False) for name in sorted(names) if name.endswith(".json") and name[0] != ".")
+
+
+def collect(places: Iterable[Path]) -> list[SavedRecord]:
+    """Every record in these files and folders, the oldest first (see :func:`record_files`).
 
     Raises:
         DataError: a place does not exist.
     """
-    paths: dict[Path, bool] = {}
-    for place in places:
-        if not place.exists():
-            raise DataError(f"{place}: no such file or folder; expected a record of a run, or a folder with records")
-        for folder, names in folders(place) if place.is_dir() else ():
-            chosen = [RECORD] if RECORD in names else [name for name in names if name.endswith(".json")]
-            paths |= {folder / name: name == RECORD for name in chosen if name[0] != "."}
-        paths |= {place: True} if place.is_file() else {}
+    paths = {path: expected for place in places for path, expected in record_files(place)}
     records = [record for path, expected in sorted(paths.items()) if (record := _read(path, expected))]
     if not records:
         log.warning("no records in %s: a run leaves its record.json in its directory", ", ".join(map(str, places)))

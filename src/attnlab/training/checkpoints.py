@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnlab.errors import DataError
 from attnlab.pretrained.weights import damage
-from attnlab.run.checksums import SUMS, replacing_summed, verify
+from attnlab.run.files import SUMS, replacing_summed, verify
 from attnlab.run.identity import of_checkpoint
 
 log = logging.getLogger(__name__)

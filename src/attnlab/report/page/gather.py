@@ -3,11 +3,10 @@
 import csv
 import logging
 import math
-import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import SequenceMatcher
@@ -23,7 +22,7 @@ from attnlab.run import lock
 from attnlab.run.directory import RECORD
 from attnlab.run.ledger import BROKEN
 from attnlab.run.record import SECTIONS
-from attnlab.run.store import SavedRecord, printable, read
+from attnlab.run.store import SavedRecord, printable, read, record_files
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ def gather(places: Iterable[Path]) -> list[Shown]:
         DataError: a place does not exist.
     """
     runs: list[Shown] = []
-    for file in dict.fromkeys(file for place in places for file in _files(place)):
+    for file in dict.fromkeys(file for place in places for file, _ in record_files(place)):
         expected = file.name == RECORD
         name = printable(str(file.parent if expected else file))
         try:
@@ -165,22 +164,6 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """At most POINTS of a curve's points, evenly spread, the first and the last among them."""
     last = len(points) - 1
     return list(points) if last < POINTS else [points[round(i * last / (POINTS - 1))] for i in range(POINTS)]
-
-
-def _files(place: Path) -> Iterator[Path]:
-    """The files that may be records, in the order of their names."""
-    if not place.exists():
-        raise DataError(f"{place}: no such file or folder; expected a folder with runs, such as outputs")
-    if place.is_file():
-        yield place
-        return
-    for folder, inner, names in os.walk(place):
-        if RECORD in names or RECORD in inner:
-            inner.clear()
-            yield Path(folder, RECORD)
-            continue
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".json"))
 
 
 def _shown(saved: SavedRecord, name: str, in_its_directory: bool) -> Shown:
