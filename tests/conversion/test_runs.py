@@ -116,6 +116,24 @@ def used(run: Path, mode: str, *words: str) -> tuple[DictConfig, dict[str, Any]]
     return cfg, new(cfg, "test")
 
 
+def converted(start: Start, run: Path, *words: str) -> dict[str, Any]:
+    """The record of a run of mode=convert, which is written to `run`."""
+    cfg, record = start(*words, "mode=convert")
+    run.mkdir()
+    OmegaConf.save(cfg, run / "config.yaml")
+    convert.run(cfg, record, run)
+    return record
+
+
+def exported(run: Path, *words: str, **options: Any) -> Any:
+    """A run as transformers loads it after mode=export."""
+    from transformers import AutoModelForCausalLM
+
+    cfg, record = used(run, "export", *words)
+    export.run(cfg, record, run.with_name("_".join(("out", *words))))
+    return AutoModelForCausalLM.from_pretrained(record["exported"], **options)
+
+
 @pytest.fixture(scope="module")
 def healed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     directory = tmp_path_factory.mktemp("healed")
@@ -229,41 +247,38 @@ def test_mode_convert_trains_nothing_and_exports(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A folder with its own code that transformers loads, and DeepseekV3 without any."""
-    from transformers import AutoModelForCausalLM
-
     run = tmp_path / "run"
-    cfg, record = start("convert=mla", "convert.keep=0.5", "convert.layers=same", "mode=convert")
-    run.mkdir()
-    OmegaConf.save(cfg, run / "config.yaml")
-    convert.run(cfg, record, run)
+    record = converted(start, run, "convert=mla", "convert.keep=0.5", "convert.layers=same")
     assert record["conversion"]["points"]["healed"] == "not run" and record["training"]["steps"] == "not run"
     module: Any = attnlab.load(run)
-    own: Decoder = module.module.model
-    assert all(isinstance(attention, MLA) for attention in own.attentions)
+    model: Decoder = module.module.model
+    assert all(isinstance(attention, MLA) for attention in model.attentions)
     ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
     for format in ("hf", "deepseek"):
-        cfg, record = used(run, "export", f"format={format}")
-        export.run(cfg, record, tmp_path / format)
-        theirs: Any = AutoModelForCausalLM.from_pretrained(
-            tmp_path / format / "exported", trust_remote_code=format == "hf"
-        )
+        loaded = exported(run, f"format={format}", trust_remote_code=format == "hf")
         with torch.no_grad():
-            assert torch.allclose(theirs(ids).logits, own(ids), atol=1e-4)
-        for said in ((tmp_path / format / "exported" / "README.md").read_text(), caplog.text):
-            assert ("--model-impl transformers" in said) is (format == "deepseek")
+            assert torch.allclose(loaded(ids).logits, model(ids), atol=1e-4)
+        for text in ((tmp_path / f"out_format={format}" / "exported" / "README.md").read_text(), caplog.text):
+            assert ("--model-impl transformers" in text) is (format == "deepseek")
+
+
+@pytest.mark.slow
+def test_fewer_heads_are_written_as_a_plain_llama(start: Start, tmp_path: Path) -> None:
+    converted(start, tmp_path / "run", "convert=gqa")
+    loaded = exported(tmp_path / "run")
+    assert (type(loaded).__name__, loaded.config.num_key_value_heads) == ("LlamaForCausalLM", 1)
+    module: Any = attnlab.load(tmp_path / "run")
+    ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(loaded(ids).logits, module.module.model(ids), atol=1e-5)
 
 
 @pytest.mark.slow
 def test_sliding_windows_are_kept_up_to_generate_of_transformers(start: Start, tmp_path: Path) -> None:
     """Of Qwen2, whose first layer has none; no longer text makes the second layer's cache larger."""
-    from transformers import AutoModelForCausalLM
-
     windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     folder, run = written(tmp_path / "qwen2", {**SIZES, "model_type": "qwen2", **windows}), tmp_path / "run"
-    cfg, record = start(f"model='{folder}'", "convert=mla", "convert.keep=0.5", "mode=convert")
-    run.mkdir()
-    OmegaConf.save(cfg, run / "config.yaml")
-    convert.run(cfg, record, run)
+    record = converted(start, run, f"model='{folder}'", "convert=mla", "convert.keep=0.5")
     points = record["conversion"]["points"]
     for point in (points["original"], points["converted"]):
         assert point["cache_bytes_measured"] == point["cache_bytes_predicted"] and point["perplexity"] > 1
@@ -271,41 +286,34 @@ def test_sliding_windows_are_kept_up_to_generate_of_transformers(start: Start, t
     kinds = [(node["_target_"].rpartition(".")[2], node.get("window")) for node in read_layers(run / CONVERSION)]
     assert kinds == [("MLA", None), ("MLAWindow", 6)]
     module: Any = attnlab.load(run)
-    own: Decoder = module.module.model
-    cfg, record = used(run, "export", "format=hf")
-    export.run(cfg, record, tmp_path / "hf")
-    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "hf" / "exported", trust_remote_code=True)
+    model: Decoder = module.module.model
+    loaded = exported(run, trust_remote_code=True)
     ids = torch.randint(256, (2, 20), generator=torch.Generator().manual_seed(0))
     padded = torch.cat((torch.zeros(2, 3, dtype=torch.long), ids), 1)
     with torch.no_grad():
-        assert torch.allclose(theirs(ids).logits, own(ids), atol=1e-4)
-        found = theirs.generate(
+        assert torch.allclose(loaded(ids).logits, model(ids), atol=1e-4)
+        generated = loaded.generate(
             padded, attention_mask=(torch.arange(23) >= 3).long().expand(2, -1), max_new_tokens=12,
             do_sample=False, return_dict_in_generate=True, eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
-        assert found.sequences[:, 23:].equal(Sampling(tokens=12, temperature=0)(own, ids))
-    held = [(first.capacity, second.nbytes) for first, second in [found.past_key_values.rows[0].caches]]
-    assert held == [(31, 4 * own.attentions[1].cache_elements(2, 6))]  # the padding is not held
-    cfg, record = used(run, "export", "format=deepseek")
+        assert generated.sequences[:, 23:].equal(Sampling(tokens=12, temperature=0)(model, ids))
+    sizes = [(first.capacity, second.nbytes) for first, second in [generated.past_key_values.rows[0].caches]]
+    assert sizes == [(31, 4 * model.attentions[1].cache_elements(2, 6))]  # the padding is not held
     with pytest.raises(ConfigError, match="DeepseekV3 has no sliding windows"):
-        export.run(cfg, record, tmp_path / "deepseek")
+        exported(run, "format=deepseek")
 
 
 def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     cfg, record = start("task.train.max_steps=1", "task.train.batch.tokens=64", "task.optimizer.lr=0.0")
     run = tmp_path / "run"
     run.mkdir()
     OmegaConf.save(cfg, run / "config.yaml")
     train.run(cfg, record, run)
-    cfg, record = used(run, "export")
-    export.run(cfg, record, tmp_path / "out")
-    both: list[Any] = [AutoModelForCausalLM.from_pretrained(path) for path in (tmp_path / "out" / "exported", model)]
-    assert type(both[0]) is type(both[1])
+    loaded, dense = exported(run), huggingface.load(str(model))
+    assert type(loaded) is type(dense)
     ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert torch.allclose(both[0](ids).logits, both[1](ids).logits, atol=1e-5)
+        assert torch.allclose(loaded(ids).logits, dense(ids).logits, atol=1e-5)
 
 
 @pytest.mark.parametrize(
