@@ -62,7 +62,6 @@ MANY = {  # tests of many cases that take the same path: two of three cases are 
     "test_a_long_bfloat16_decode_keeps_counting",
     "test_a_method",
     "test_a_right_command_line",
-    "test_a_run_fills_its_record_and_its_directory",
     "test_a_table",
     "test_a_whole_run_and_its_checkpoint",
     "test_a_wrong_file_is_found_as_a_wrong_command_line_is",
