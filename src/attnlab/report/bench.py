@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnlab.errors import DataError
 from attnlab.report import figure
+from attnlab.report.frame import finished
 from attnlab.report.grid import Grid, facts
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
@@ -21,9 +21,9 @@ CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds"
 ENDS = ("median", "min", "max")
 
 
-def finished(records: Sequence[SavedRecord]) -> list[SavedRecord]:
-    """The finished records of mode=bench."""
-    return [saved for saved in records if "bench" in saved.record and saved.record["status"] == "finished"]
+def is_one(saved: SavedRecord) -> bool:
+    """Whether a record is of mode=bench and finished."""
+    return "bench" in saved.record and saved.record["status"] == "finished"
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
@@ -32,9 +32,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     Raises:
         DataError: there is no finished record of mode=bench.
     """
-    benches = finished(records)
-    if not benches:
-        raise DataError("no finished record of mode=bench among these records")
+    benches = finished(records, is_one, "of mode=bench")
     return bench_table(benches).write(directory / "bench", "md", "csv") + figure.write(
         directory / "training", curves(benches), plot
     )

@@ -132,7 +132,6 @@ def _of_records(kind: str, places: Sequence[Path], out: Path | None) -> list[Pat
     report = {"bench": bench, "speed": speed, "needle": needle, "compressed": compression}[kind]
     if kind == "compressed":
         done = [saved for saved in records if saved.record["status"] == "finished"]
-        kinds = [module for module in (reasoning, conversion) if done and all(map(module.is_one, done))]
-        report, records = (kinds[0], done) if kinds else (report, records)
+        report = next((module for module in (reasoning, conversion) if done and all(map(module.is_one, done))), report)
     paths: list[Path] = report.render(records, out or records[0].path.parent)
     return paths

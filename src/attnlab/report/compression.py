@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnlab.errors import DataError
 from attnlab.report import figure
-from attnlab.report.frame import frame, spread
+from attnlab.report.frame import finished, frame, spread
 from attnlab.report.grid import Grid, facts
 from attnlab.report.significance import standard_error
-from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
@@ -44,10 +42,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     Raises:
         DataError: no record has a compressed model.
     """
-    compressed = [saved for saved in records if saved.record["status"] == "finished" and layers_of(saved)]
-    if not compressed:
-        raise DataError("no finished record of a compressed model among these records")
-    models = models_of(compressed)
+    models = models_of(finished(records, layers_of, "of a compressed model"))
     paths = sweep_table(models).write(directory / "sweep", "md", "csv", "tex")
     if models["seed"].nunique() > 1:
         paths += means_table(models).write(directory / "means", "md", "csv", "tex")
@@ -105,7 +100,7 @@ def sweep_table(models: pd.DataFrame) -> Grid:
     for i, model in enumerate(models.itertuples(index=False), 1):
         cells = [f"R{i}", model.method, str(model.rank), *[str(model.vo_rank)] * several, str(model.seed)]
         cells += [f"{model.columns:g}", f"{model.error:.3f}", *(f"{getattr(model, key):.1f}" for key in SHARES)]
-        grid.rows.append(cells + [_spread([getattr(model, point)], 1) for point in (DENSE, *POINTS)])
+        grid.rows.append(cells + [spread([getattr(model, point)], ".1f") for point in (DENSE, *POINTS)])
     grid.notes = ["Columns of a layer: query-key columns of all heads together, mean over the layers."]
     grid.notes += ["Relative error: of the query-key weights, Frobenius norm, mean over the layers."]
     errors = [error for saved in models["saved"] if (error := standard_error(saved, "quality.top1")) is not None]
@@ -128,17 +123,17 @@ def means_table(models: pd.DataFrame) -> Grid:
     for (vo_rank, columns, name), same in groups.items():
         layers = [layer for saved in same["saved"] for layer in layers_of(saved)]
         cells = [f"{vo_rank:g}"] * several + [f"{columns:g}", name, ", ".join(map(str, sorted(same["seed"])))]
-        cells += [_spread(same["error"], 3), _discovered(layers), _in_own_heads(layers)]
+        cells += [spread(same["error"], ".3f"), _discovered(layers), _in_own_heads(layers)]
         cells.append(f"{mean(same['multiply_adds']):.1f}")
         drop = same[DENSE] - same["compressed"]
-        cells += [_spread(values, 1) for values in (same[DENSE], same["compressed"], drop, same["finetuned"])]
+        cells += [spread(values, ".1f") for values in (same[DENSE], same["compressed"], drop, same["finetuned"])]
         baseline = groups.get((vo_rank, columns, BASELINE), same.iloc[:0])
         for point in POINTS:
             less = (
                 same.set_index("seed")[point] - baseline.drop_duplicates("seed", keep="last").set_index("seed")[point]
             )
             paired = name != BASELINE and set(same["seed"]) <= set(baseline["seed"])
-            cells.append(_spread(less.reindex(same["seed"]), 1) if paired else "–")
+            cells.append(spread(less.reindex(same["seed"]), ".1f") if paired else "–")
         grid.rows.append(cells)
     grid.notes = [
         "Mean ± standard deviation over the seeds, each of which has a dense model of its own; drop: dense less "
@@ -325,8 +320,8 @@ def _columns(saved: SavedRecord) -> float:
 
 
 def _settings(saved: SavedRecord) -> dict[str, Any]:
-    """The settings of the method, without its class; empty where a record has no configuration."""
-    return {key: value for key, value in saved.record.get("config", {}).get("compress", {}).items() if key[0] != "_"}
+    """The settings of the method, without its class."""
+    return {key: value for key, value in saved.record["config"]["compress"].items() if key[0] != "_"}
 
 
 def _top1(saved: SavedRecord, point: str) -> float:
@@ -345,8 +340,3 @@ def _in_own_heads(layers: Sequence[dict[str, Any]]) -> str:
     """The share of CP SlimAtt's fusion in the heads that its columns belong to."""
     shares = [layer["fusion_own"] for layer in layers if "fusion_own" in layer]
     return f"{mean(shares):.3f}" if shares else "–"
-
-
-def _spread(values: "Sequence[float] | pd.Series[float]", digits: int) -> str:
-    """Mean and standard deviation; `not run` where a value is missing."""
-    return NOT_RUN if pd.isna(pd.Series(values)).any() else spread(list(values), f".{digits}f")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from attnlab.report import figure
-from attnlab.report.bench import ENDS, finished, memory
+from attnlab.report.bench import ENDS, is_one, memory
 from attnlab.report.grid import Grid
 from attnlab.report.match import composed, differences
 from attnlab.report.spec import Row, Spec
@@ -76,7 +76,7 @@ def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord 
     overrides = spec.overrides(row)
     cfg = composed(*overrides)
     shape = {key: cfg.bench[key] for key in SHAPE}
-    for saved in reversed(finished(records)):
+    for saved in filter(is_one, reversed(records)):
         about = saved.record["config"].get("bench") or {}
         alike = {key: about.get(key) for key in SHAPE} == shape and not differences(saved, overrides)
         if alike and set(_contexts(cfg.bench.context)) <= _measured(saved, row).keys():

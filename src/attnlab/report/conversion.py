@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnlab.errors import DataError
 from attnlab.report import figure
-from attnlab.report.frame import frame, known, read_runs, spread
+from attnlab.report.frame import finished, frame, known, read_runs, spread
 from attnlab.report.grid import Grid
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
@@ -42,7 +41,7 @@ NOTES = [
 
 def is_one(saved: SavedRecord) -> bool:
     """Whether a record is of a converted decoder."""
-    return isinstance(saved.record.get("conversion"), dict)
+    return "conversion" in saved.record
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
@@ -51,10 +50,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     Raises:
         DataError: no record has a converted decoder.
     """
-    converted = [saved for saved in records if saved.record["status"] == "finished" and is_one(saved)]
-    if not converted:
-        raise DataError("no finished record of a converted decoder among these records")
-    return _write(runs_of(converted), directory)
+    return _write(runs_of(finished(records, is_one, "of a converted decoder")), directory)
 
 
 def render_again(folder: Path, directory: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-PANELS = {  # a name that ends in a hyphen: every metric that begins with it
-    "loss": ("loss", "val_loss", "ctc_loss"),
-    "accuracy": ("val_accuracy",),
-    "learning rate": ("lr-",),
-}
+PANELS = {"loss": ("loss", "val_loss", "ctc_loss"), "accuracy": ("val_accuracy",), "learning rate": ("lr-*",)}
 LOSSES = (Panel("loss", "training loss"), Panel("val_loss", "validation loss"))
 COLUMNS = ["panel", "run", "seed", "update", "value"]
 FEW = 10  # points: they are marked, since one alone has no line
@@ -42,12 +39,10 @@ def plot_curves(directory: Path) -> Path | None:
     """Write curves.png into a run directory; None where nothing was logged."""
     curves = read_curves(directory)
     names = {
-        title: [
-            name for name in curves if name in metrics or name.startswith(tuple(m for m in metrics if m[-1] == "-"))
-        ]
-        for title, metrics in PANELS.items()
+        title: metrics
+        for title, patterns in PANELS.items()
+        if (metrics := [name for name in curves if any(fnmatchcase(name, pattern) for pattern in patterns)])
     }
-    names = {title: metrics for title, metrics in names.items() if metrics}
     if not names:
         return None
     page, [row] = figure.panels(1, len(names), (4.5 * len(names), 3.2))

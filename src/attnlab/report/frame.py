@@ -44,14 +44,27 @@ def known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if not pd.isna(value)]  # type: ignore[misc]
 
 
-def spread(values: Sequence[float], form: str, error: float | None = None) -> str:
-    """Mean ± standard deviation; without values `not run`.
+def finished(records: Iterable[SavedRecord], is_of: Callable[[SavedRecord], Any], what: str) -> list[SavedRecord]:
+    """The finished records for which `is_of` is true; `what` they are of, for the error.
+
+    Raises:
+        DataError: there is none.
+    """
+    chosen = [saved for saved in records if saved.record["status"] == "finished" and is_of(saved)]
+    if not chosen:
+        raise DataError(f"no finished record {what} among these records")
+    return chosen
+
+
+def spread(values: Iterable[float], form: str, error: float | None = None) -> str:
+    """Mean ± standard deviation; `not run` without values, or where one is missing.
 
     Args:
         form: the format of both: .2f.
         error: stands in place of the standard deviation of a single value.
     """
-    if not values:
+    values = list(values)
+    if not values or any(map(pd.isna, values)):
         return NOT_RUN
     width = stdev(values) if len(values) > 1 else error
     return f"{mean(values):{form}}" + ("" if width is None or pd.isna(width) else f" ± {width:{form}}")

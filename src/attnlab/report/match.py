@@ -118,8 +118,6 @@ def differences(saved: SavedRecord, overrides: Sequence[str], start: str = "") -
         overrides: of the row's command.
         start: the overrides of the run whose compressed model the row starts from; empty: it starts from none.
     """
-    if not saved.canonical:
-        return ["no configuration is known of this old record: its recipe is unknown"]
     recipe, expected = dict(leaves(saved.canonical)), dict(_recipe(*overrides))
     if "task.weights" in expected:  # what a run has read from its model
         parts = tuple(f"{node}." for node in OF_THE_MODEL)

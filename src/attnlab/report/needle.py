@@ -7,15 +7,14 @@ original, converted and, where it was trained, healed.
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnlab.errors import DataError
 from attnlab.report import figure
+from attnlab.report.frame import finished
 from attnlab.report.grid import Grid, facts
-from attnlab.run.record import NOT_RUN, UNREADABLE
+from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ FOLDER = "needle"  # below a paper's folder: where its records are
 STEM = "needle"  # of the files
 TITLE = "Needle in a haystack"
 STATES = ("original", "converted", "healed", "scored")  # the last: of a run without a conversion
+NOT_SETTINGS = ("_target_", "calibration", "healing")
 NAMED = ("keep", "stride", "rank", "groups")  # settings of a conversion that its name always has
 POINTS = ["run", "state", "seed", "length", "depth", "value"]
 WHAT = {"recall": ("accuracy", "recall, %", 100.0), "gain": ("gain", "gain, nats per token", 1.0)}
@@ -45,18 +45,12 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     Records without a needle are left out.
 
     Raises:
-        DataError: no record has a needle, or one is damaged.
+        DataError: no record has a needle.
     """
-    haystacks = [saved for saved in records if is_one(saved)]
-    if not haystacks:
-        raise DataError("no finished record with a needle in a haystack: give task.score.needle.lengths=[...] to a run")
-    try:
-        paths = table(haystacks).write(directory / STEM, "md", "tex", "csv")
-        for name, (_, label, _) in WHAT.items():
-            paths += figure.write(directory / f"{STEM}_{name}", points(haystacks, name), partial(draw, label=label))
-    except UNREADABLE as error:
-        names = ", ".join(saved.name for saved in haystacks)
-        raise DataError(f"{names}: the needle of a record is damaged: {type(error).__name__}: {error}") from error
+    haystacks = finished(records, _states, "with a needle in a haystack (task.score.needle.lengths=[...])")
+    paths = table(haystacks).write(directory / STEM, "md", "tex", "csv")
+    for name, (_, label, _) in WHAT.items():
+        paths += figure.write(directory / f"{STEM}_{name}", points(haystacks, name), partial(draw, label=label))
     return paths
 
 
@@ -79,12 +73,8 @@ def table(records: Sequence[SavedRecord]) -> Grid:
     for saved, run in zip(records, labels(records), strict=True):
         for state, values in _states(saved).items():
             needle = values["needle"]
-            row = {"run": run, "state": state, "perplexity": values.get("perplexity")}
-            row |= {
-                "cache": values.get("cache_bytes_per_token"),
-                "recall": needle.get("accuracy"),
-                "gain": needle.get("gain"),
-            }
+            row = {"run": run, "state": state, "recall": needle["accuracy"], "gain": needle["gain"]}
+            row |= {"perplexity": values.get("perplexity"), "cache": values.get("cache_bytes_per_token")}
             cells = pd.DataFrame(needle["cells"]).astype({"length": int}).groupby("length")["accuracy"]
             rows.append(row | {length: list(values) for length, values in cells})
     states = pd.DataFrame(rows, dtype=object)
@@ -169,30 +159,24 @@ def _asked(saved: SavedRecord) -> str:
 
 def _states(saved: SavedRecord) -> dict[str, Mapping[str, Any]]:
     """The states of a record that have a needle, in the order of a conversion."""
-    conversion, quality = saved.record.get("conversion"), saved.record["quality"]
-    if isinstance(conversion, Mapping) and isinstance(known := conversion.get("points"), Mapping):
-        states = {state: known.get(state) for state in STATES}
+    if "conversion" in saved.record:
+        states = {state: saved.record["conversion"]["points"].get(state) for state in STATES}
     else:
-        states = {STATES[-1]: quality | {"cache_bytes_per_token": saved.number("kv_cache.bytes_per_token")}}
-    return {
-        state: values
-        for state, values in states.items()
-        if isinstance(values, Mapping) and isinstance(values.get("needle"), Mapping)
-    }
+        cache = {"cache_bytes_per_token": saved.number("kv_cache.bytes_per_token")}
+        states = {STATES[-1]: saved.record["quality"] | cache}
+    return {state: values for state, values in states.items() if isinstance(values, dict) and "needle" in values}
 
 
 def _conversion(saved: SavedRecord) -> tuple[str, dict[str, Any]]:
     """The target of a record's conversion with its settings; an empty name: the model keeps its attention."""
-    conversion = saved.record.get("conversion")
-    if isinstance(conversion, Mapping):
-        return str(conversion["target"]), dict(conversion["settings"])
-    node = saved.record["config"].get("convert") or {}
-    settings = {key: value for key, value in node.items() if key not in ("_target_", "calibration", "healing")}
-    name = str((saved.record["config"].get("choices") or {}).get("convert") or "")
-    return (name, settings) if settings else ("", {})
+    if "conversion" in saved.record:
+        return saved.record["conversion"]["target"], saved.record["conversion"]["settings"]
+    config = saved.record["config"]
+    settings = {key: value for key, value in (config.get("convert") or {}).items() if key not in NOT_SETTINGS}
+    return (config["choices"]["convert"] or "", settings) if settings else ("", {})
 
 
 def _mean(values: Any, digits: int, factor: float = 1) -> str:
     """The mean of numbers; `not run` where one is missing."""
-    numbers = [float(value) for value in values if isinstance(value, int | float) and value == value]
-    return f"{factor * fmean(numbers):.{digits}f}" if numbers and len(numbers) == len(values) else NOT_RUN
+    numbers = pd.to_numeric(pd.Series(list(values), dtype=object), errors="coerce")
+    return NOT_RUN if numbers.empty or numbers.hasnans else f"{factor * numbers.mean():.{digits}f}"

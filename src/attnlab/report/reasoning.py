@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnlab.errors import DataError
 from attnlab.report import figure
-from attnlab.report.frame import frame, known, read_runs, spread
+from attnlab.report.frame import finished, frame, known, read_runs, spread
 from attnlab.report.grid import Grid
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GROUP = ["Model", "Questions", "Method", "Kept", "Settings"]
-COLUMNS = (
+COLUMNS = [
     "seed",
     "model",
     "compress",
@@ -28,7 +27,7 @@ COLUMNS = (
     "task.model.sample",
     "data_root",
     "cache_dir",
-)
+]
 NUMBERS = {  # column: decimals; those of quality are `KEY POINT`
     "rate": 2, "model saved": 1, "accuracy dense": 1, "accuracy compressed": 1, "loss dense": 3, "loss compressed": 3,
     "perplexity dense": 2, "perplexity compressed": 2,
@@ -61,9 +60,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     Raises:
         DataError: no record has a compressed model.
     """
-    compressed = [saved for saved in records if saved.record["status"] == "finished" and is_one(saved) and _rate(saved)]
-    if not compressed:
-        raise DataError("no finished record of a compressed language model among these records")
+    compressed = finished(records, lambda saved: is_one(saved) and _rate(saved), "of a compressed language model")
     return _write(runs_of(compressed), directory)
 
 
@@ -211,5 +208,4 @@ def _keep(saved: SavedRecord) -> float | None:
 
 
 def _rate(saved: SavedRecord) -> dict[str, Any]:
-    compression = saved.record.get("compression")
-    return (compression.get("rate") or {}) if isinstance(compression, dict) else {}
+    return saved.record.get("compression", {}).get("rate") or {}

@@ -32,8 +32,8 @@ def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[
         paths = context.table(spec, records).write(stem, "md", "tex", "csv")
         return paths + figure.write(stem.with_name(f"{stem.name}_points"), data, draw)
     paths = table(spec, records).write(stem, "md", "tex", "csv")
-    usable = scored(records, spec)[1]
-    chosen = [(row, *pair) for row in spec.rows for pair in choose(row, usable, spec)] if spec.drawn else []
+    usable = scored(records, spec)[1] if spec.plots or spec.curves or spec.picture else []
+    chosen = [(row, *pair) for row in spec.rows for pair in choose(row, usable, spec)]
     for plot in spec.plots:
         draw = partial(figure.scatter, plot=plot, title=spec.title)
         points = plot_points(plot, [(row.label, saved) for row, saved, _ in chosen])

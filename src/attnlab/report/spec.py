@@ -191,11 +191,6 @@ class Spec:
         keys = (key for column in self.columns for key in (column.value, *column.mean))
         return next((key for key in keys if key.startswith("quality.")), "")
 
-    @property
-    def drawn(self) -> bool:
-        """Whether the table has figures of its rows."""
-        return bool(self.plots or self.curves or self.picture)
-
     def row_command(self, row: Row) -> str:
         """The command that measures a row."""
         return self.command.format(row=row.command)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.errors import DataError
-from attnlab.report.bench import finished
+from attnlab.report.bench import is_one
 from attnlab.report.grid import Grid
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN
@@ -64,7 +64,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """
     kinds: dict[str, Grid] = {}
     by_length: list[Grid] = []
-    for saved in sorted(finished(records), key=lambda saved: saved.path.as_posix()):
+    for saved in sorted(filter(is_one, records), key=lambda saved: saved.path.as_posix()):
         rows = saved.record["bench"]["rows"]
         if rows and all(_is_by_length(row) for row in rows):
             by_length += grids(saved, ", ".join(_place(saved, directory)))
