@@ -50,7 +50,6 @@ class Settings:
             same mechanism with compiled steps, on a CPU. Not read with `convert=`: the converted model is compared with
             the original.
         overrides: values of a reference, for instance mha.num_heads=12; `compiled_mha` takes it too.
-        published: the function from a module to the published algorithm with the same weights.
 
     Raises:
         ValueError: a value is out of its range.
@@ -70,7 +69,6 @@ class Settings:
     memory: bool = True
     references: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
-    published: str = "attnlab.bench.baselines.of"
 
     def __post_init__(self) -> None:
         for kind in self.kinds:

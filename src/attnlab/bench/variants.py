@@ -1,8 +1,7 @@
 """The mechanisms that are measured side by side: the chosen one, others, and the published algorithms of these."""
 
 import copy
-import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, Cache
+from attnlab.bench import baselines
 from attnlab.bench.settings import Settings
 from attnlab.config import stack
 from attnlab.config.build import CONF, instantiate, written
@@ -26,7 +26,6 @@ from attnlab.models.build import build_attention, without_memory
 from attnlab.run.device import missing_compiler
 from attnlab.training.compilation import Compiled
 
-Publish = Callable[[Attention], Attention]
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -37,7 +36,7 @@ class AttentionVariant:
     Args:
         name: what the record calls it.
         cfg: the configuration of a run with this mechanism.
-        published: the function that makes the published algorithm; None: the mechanism itself runs.
+        published: the published algorithm of the mechanism runs, with its weights.
         copied: beam search with the prefix stored once per hypothesis.
         converted: the mechanisms are those that `convert=` plans from the settings.
         compiled: its decoding steps are compiled.
@@ -45,7 +44,7 @@ class AttentionVariant:
 
     name: str
     cfg: DictConfig
-    published: str | None = None
+    published: bool = False
     copied: bool = False
     converted: bool = False
     compiled: bool = False
@@ -60,7 +59,7 @@ class AttentionVariant:
                 f"{self.name} has layers of several mechanisms: measure the whole with bench.what=model or beam"
             )
         attention = self.mechanism(dtype, device)
-        return publish_by(self.published)(attention) if self.published else attention
+        return baselines.of(attention) if self.published else attention
 
     def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """The mechanism itself, also where its published algorithm runs."""
@@ -126,7 +125,7 @@ class AttentionVariant:
             chosen = tuple(type(layer.mechanism(dtype, device)) for layer in self.layers())
             for block in list(module.modules()):
                 if isinstance(attention := getattr(block, "attention", None), chosen):
-                    block.attention = publish_by(self.published)(attention)
+                    block.attention = baselines.of(attention)
         return module
 
 
@@ -167,7 +166,7 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
             overrides = settings.overrides_of(base) + [value] * bool(value)
             variant = AttentionVariant(f"{base}.{value}" if value else base, with_attention(cfg, base, overrides))
         if kind == "published":
-            variant = replace(variant, name=f"published_{variant.name}", published=settings.published)
+            variant = replace(variant, name=f"published_{variant.name}", published=True)
         if kind == "compiled":
             variant = replace(variant, name=f"compiled_{variant.name}", compiled=True)
         variants.setdefault(variant.name, variant)
@@ -233,14 +232,3 @@ def _hydra() -> Iterator[None]:
         return
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
-
-
-def publish_by(target: str) -> Publish:
-    """The function that `bench.published` names. ConfigError: it cannot be imported."""
-    try:
-        publish: Publish = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"bench.published={target}: cannot be imported ({error}); expected package.function"
-        ) from error
-    return publish

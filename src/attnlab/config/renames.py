@@ -103,6 +103,7 @@ RENAMES = Renames(
     },
     removed={
         "task.train.accumulate": "it follows from the number of processes; task.train.batch is what one update sees",
+        "bench.published": "measurements always compare with attnlab.bench.baselines",
         "task.model.checkpoint": "write model=..., a local file or folder or a name of the hub",
     },
     absent={
@@ -170,7 +171,6 @@ RENAMES = Renames(
     },
     rewrite=(_reader_of_mustc, _global_batch, _pretrained_weights, _rank_beside_keep),
     classes={
-        "tests.reference.published.of": "of",
         "ImageClassificationFlow": "ImageClassificationTask",
         "LanguageModellingFlow": "LanguageModellingTask",
         "SequenceToTextFlow": "SequenceToTextTask",

@@ -116,14 +116,6 @@ def classes_of(target: str, parameter: str) -> list[str]:
     return list(_classes(found.parameters.get(parameter))) if found else []
 
 
-def returned(target: str) -> list[str]:
-    """The classes that the annotation of a function's result names, dotted; empty for anything else."""
-    found = _locate(target)
-    if found is None or isinstance(found.node, ast.ClassDef) or found.node.returns is None:
-        return []
-    return list(_classes(_annotation(found.module, found.node.returns)))
-
-
 def _classes(annotation: Any) -> Iterator[str]:
     if isinstance(annotation, type) and issubclass(annotation, Named):
         found = _follow(annotation.module, ast.parse(annotation.name, mode="eval").body)

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config.nearest import nearest
-from attnlab.config.schema import ROOT, ancestors, classes_of, definition, returned, siblings, signature
+from attnlab.config.schema import ROOT, ancestors, classes_of, definition, siblings, signature
 from attnlab.errors import ConfigError
 
 
@@ -73,7 +73,6 @@ PLACES: Mapping[str, Place] = {
     ),
     "task.evaluation": Place(("attnlab.tasks.harness.Harness",)),
 }
-PUBLISHED = "bench.published"  # the name of a function, by its annotation one from Attention to Attention
 
 
 def place_of(path: str) -> Place | None:
@@ -120,18 +119,13 @@ def annotated(target: str, parameter: str) -> Place | None:
 
 
 def check_targets(cfg: Mapping[str, Any]) -> None:
-    """Check every `_target_` of a configuration without Hydra's node, and `bench.published`.
+    """Check every `_target_` of a configuration without Hydra's node.
 
     Raises:
         ConfigError: names the key and what its place expects.
     """
     for path, target, place in nodes(dict(cfg)):
         check_target(target, f"{path}._target_", place)
-    bench = cfg.get("bench")
-    if isinstance(bench, Mapping) and "published" in bench:
-        target, attention = str(bench["published"]), "attnlab.attention.Attention"
-        if not any(canonical(attention) in ancestors(name) for name in returned(target)):
-            raise ConfigError(f"{PUBLISHED}={target}: expected a function whose annotated result is {attention}")
 
 
 def check_target(target: str, key: str, place: Place | None) -> None:

@@ -250,7 +250,7 @@ class _Loading:
             saved["logger"] = root["logger"]  # what uses a run does not add to its curves
         bench = saved.get("bench") or {}
         settings = {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_" and "bench" not in chosen}
-        saved["bench"] = {**root["bench"], **settings, "published": root["bench"]["published"]}
+        saved["bench"] = {**root["bench"], **settings}
         for missing in map(str, root.keys() - saved.keys()):
             added = today[missing]
             saved[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added

@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from attnlab.attention import Attention
-from attnlab.bench import exactness
+from attnlab.bench import baselines, exactness
 from attnlab.bench.settings import Settings, Shape
-from attnlab.bench.variants import AttentionVariant, converts, lineup, publish_by
+from attnlab.bench.variants import AttentionVariant, converts, lineup
 
 
 class Variant(Protocol):
@@ -125,12 +125,12 @@ class AttentionWorkload(Workload):
     def check(
         cls, variant: AttentionVariant, settings: Settings, dtype: torch.dtype, device: torch.device
     ) -> dict[str, Any]:
-        publish, kinds = publish_by(settings.published), set()
+        kinds = set[str]()
 
         def reference(attention: Attention) -> Any:
             if not converts(variant.cfg):
                 try:
-                    published = publish(attention)
+                    published = baselines.of(attention)
                     kinds.add("published algorithm")
                     return published
                 except LookupError:

@@ -206,7 +206,7 @@ class Kernels(Workload):
         return [
             Reading(f"{variant.name} {by}", variant.cfg, by, variant.converted, variant.compiled)
             for variant in lineup(cfg, settings)
-            if variant.published is None
+            if not variant.published
             for by in backends
         ]
 
