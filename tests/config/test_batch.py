@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from attnlab.config.batch import FrameShare, Share, check_batch, share_frames, share_images, share_tokens
+from attnlab.config.batch import FrameShare, Share, check_batch, share_equally, share_frames
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.run.identity import recipe
@@ -27,7 +27,7 @@ from tests.config.test_command_line import RECIPES
     ],
 )
 def test_an_update_of_480_windows(devices: int, limit: int, expected: Share) -> None:
-    assert share_tokens(480 * 1024, 1024, limit, devices) == expected
+    assert share_equally("tokens", 480 * 1024, limit, devices, 1024) == expected
     assert expected.size * expected.accumulate * devices == 480
 
 
@@ -93,7 +93,7 @@ def test_an_update_of_8_buckets(processes: int, limit: int, expected: FrameShare
     ],
 )
 def test_an_update_of_images(images: int, limit: int, processes: int, paired: bool, expected: Share) -> None:
-    assert share_images(images, limit, processes, paired) == expected
+    assert share_equally("images", images, limit, processes, paired=paired) == expected
 
 
 @pytest.mark.parametrize(

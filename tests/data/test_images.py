@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from attnlab.config.batch import Share, share_images
+from attnlab.config.batch import Share, share_equally
 from attnlab.data.images.folder import ImageData, ImageUpdates
 from attnlab.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, draw, sample_images
 from attnlab.errors import ConfigError, DataError
@@ -132,7 +132,7 @@ def test_an_update_is_mixed_alike_on_any_number_of_processes(world_size: int, li
 
     alone = pairs(1, Share(8, 1))
     assert [len(update) for update in alone] == [4, 4]
-    assert pairs(world_size, share_images(8, limit, world_size, paired=True)) == alone
+    assert pairs(world_size, share_equally("images", 8, limit, world_size, paired=True)) == alone
 
 
 def test_an_epoch_of_repeated_augmentation_sees_each_image_so_often() -> None:

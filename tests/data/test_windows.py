@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.config.batch import Share, share_tokens
+from attnlab.config.batch import Share, share_equally
 from attnlab.data.batching import ordered_batches
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.windows import (
@@ -68,7 +68,7 @@ def test_another_epoch_has_other_windows() -> None:
 
 @pytest.mark.parametrize(("world_size", "limit"), [(1, 12), (1, 5), (2, 6), (3, 4), (3, 2), (4, 2)])
 def test_an_update_does_not_depend_on_processes_or_limit(world_size: int, limit: int) -> None:
-    share = share_tokens(12 * 8, 8, limit, world_size)
+    share = share_equally("tokens", 12 * 8, limit, world_size, 8)
 
     def batches(rank: int, start: int = 0) -> list[list[int]]:
         found = ShuffledBatches(103, share, seed=5, epoch=2, rank=rank, world_size=world_size, start=start)

@@ -1,8 +1,8 @@
 """The global batch: how the processes of a run share what one update sees.
 
-A recipe states in `task.train.batch` what one update sees on all devices together.  How many batches each process
+A recipe states in `task.train.batch` what one update sees on all devices together. How many batches each process
 accumulates follows from the number of processes and from the upper limit of a batch (`task.data.batch_size`,
-`task.data.max_frames`).  The arithmetic needs no torch, so that a wrong setting is refused before anything is imported.
+`task.data.max_frames`). The arithmetic needs no torch, so that a wrong setting is refused before anything is imported.
 """
 
 from dataclasses import dataclass
@@ -41,72 +41,44 @@ class FrameShare:
     accumulate: int
 
 
-def share_tokens(tokens: int, window: int, limit: int, processes: int) -> Share:
-    """Share an update of a language model.
+def share_equally(unit: str, number: int, limit: int, processes: int, window: int = 1, paired: bool = False) -> Share:
+    """Share an update of windows, images or sequences of one length.
 
     Args:
-        tokens: of an update, on all processes together; a multiple of `window`.
+        unit: tokens, images or sequences: the key in `task.train.batch`.
+        number: units of an update, on all processes together; a multiple of `window`.
+        limit: the most windows, images or sequences of a batch; the largest divisor of a process's share is taken.
         window: tokens of a training window.
-        limit: the largest number of windows in a batch; the largest divisor of a process's share that fits is taken.
-        processes: the number of processes.
-
-    Raises:
-        ConfigError: the update cannot be shared equally; the message names the nearest values that can.
-    """
-    key = "task.train.batch.tokens"
-    check_tokens(key, tokens, window)
-    return _share(key, tokens // window, window, "windows", limit, processes, paired=False)
-
-
-def check_tokens(key: str, tokens: int, window: int) -> None:
-    """Refuse an update of a language model that is no whole number of windows.
-
-    Args:
-        key: that says how many tokens, for the error.
-        tokens: of an update.
-        window: tokens of a training window.
-
-    Raises:
-        ConfigError: the message names the nearest values that are multiples.
-    """
-    if tokens < 1 or tokens % window:
-        near = " or ".join(map(str, _multiples(tokens, window)))
-        raise ConfigError(f"{key}={tokens}: expected a multiple of task.data.window={window}; nearest: {near}")
-
-
-def share_images(images: int, limit: int, processes: int, paired: bool = False) -> Share:
-    """Share an update of an image classifier.
-
-    Args:
-        images: of an update, on all processes together.
-        limit: the largest number of images in a batch; the largest divisor of a process's share that fits is taken.
-        processes: the number of processes.
         paired: whether images are mixed in pairs (Mixup, CutMix): each batch of a divided update is then even.
 
     Raises:
         ConfigError: the update cannot be shared equally; the message names the nearest values that can.
     """
-    key = "task.train.batch.images"
-    if images < 1:
-        raise ConfigError(f"{key}={images}: expected at least 1")
-    return _share(key, images, 1, "images", limit, processes, paired)
+    key = f"task.train.batch.{unit}"
+    check_tokens(key, number, window)
+    items, pair = number // window, 2 if paired else 1
+    if processes == 1 and items <= limit:
+        return Share(items, 1)
+    if items % (processes * pair):
+        near = " or ".join(str(value * window) for value in _multiples(items, processes * pair))
+        counts = [] if items % pair else _divisors_beside(items // pair, processes)
+        devices = f", or hardware.devices={' or '.join(map(str, counts))}" if counts else ""
+        shown = f"{number} ({items} windows)" if window > 1 else number
+        pairs = " in pairs (task.mixup)" if paired else ""
+        sharers = counted(processes, "process")
+        raise ConfigError(f"{key}={shown} cannot be shared equally{pairs} by {sharers}; nearest: {near}{devices}")
+    if limit < pair:
+        raise ConfigError(f"task.data.batch_size={limit}: expected at least 2, as images are mixed in pairs")
+    part = items // processes
+    size = max(size for size in range(pair, min(part, limit) + 1, pair) if part % size == 0)
+    return Share(size, part // size)
 
 
-def share_sequences(sequences: int, limit: int, processes: int) -> Share:
-    """Share an update of sequences of one length.
-
-    Args:
-        sequences: of an update, on all processes together.
-        limit: the largest number in a batch; the largest divisor of a process's share that fits is taken.
-        processes: the number of processes.
-
-    Raises:
-        ConfigError: the update cannot be shared equally; the message names the nearest values that can.
-    """
-    key = "task.train.batch.sequences"
-    if sequences < 1:
-        raise ConfigError(f"{key}={sequences}: expected at least 1")
-    return _share(key, sequences, 1, "sequences", limit, processes, paired=False)
+def check_tokens(key: str, tokens: int, window: int) -> None:
+    """Refuse an update of a language model that is not a multiple of the window. ConfigError names the nearest."""
+    if tokens % window:
+        near = " or ".join(map(str, _multiples(tokens, window)))
+        raise ConfigError(f"{key}={tokens}: expected a multiple of task.data.window={window}; nearest: {near}")
 
 
 def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: int, split: bool = True) -> FrameShare:
@@ -118,16 +90,15 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
         bucket: frames of a group of sentences of similar length, padding included.
         limit: the largest number of frames in a batch, padding included.
         longest: frames of the longest sentence that training accepts.
-        processes: the number of processes.
-        split: whether a bucket may be divided into several batches.  False where the model has BatchNorm, whose
-            statistics are those of a bucket.  An update of one bucket is then divided once, so that each process has
+        split: whether a bucket may be divided into several batches. False where the model has BatchNorm, whose
+            statistics are those of a bucket. An update of one bucket is then divided once, so that each process has
             a part of it at the same time, and BatchNorm's statistics are summed over the parts.
 
     Raises:
         ConfigError: the update cannot be shared equally, or no batch fits `limit`.
     """
-    if frames < 1 or bucket < 1 or frames % bucket:
-        near = " or ".join(map(str, _multiples(frames, max(bucket, 1))))
+    if frames % bucket:
+        near = " or ".join(map(str, _multiples(frames, bucket)))
         raise ConfigError(
             f"task.train.batch.frames={frames}: expected a multiple of task.train.batch.bucket={bucket}; "
             f"nearest: {near}"
@@ -163,9 +134,8 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
     """Refuse a global batch that the processes of a run cannot share.
 
     Args:
-        cfg: the whole resolved configuration.
-        processes: the number of processes; None: from `cfg.hardware`.  Nothing is checked where only the machine
-            tells it (hardware.devices=auto).
+        cfg: resolved.
+        processes: None: from `cfg.hardware`. Nothing is checked where it depends on the machine (devices=auto).
 
     Raises:
         ConfigError: names the key, and the nearest values that can be shared.
@@ -174,13 +144,10 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
     batch, data = OmegaConf.select(cfg, "task.train.batch"), cfg.task.get("data")
     if processes is None or batch is None or cfg.mode not in ("train", "describe"):
         return
-    if "tokens" in batch:
-        share_tokens(batch.tokens, data.window, data.batch_size, processes)
-    elif "sequences" in batch:
-        share_sequences(batch.sequences, data.batch_size, processes)
-    elif "images" in batch:
-        mixing = cfg.task.mixup
-        share_images(batch.images, data.batch_size, processes, bool(mixing.mixup_alpha or mixing.cutmix_alpha))
+    if unit := next((unit for unit in ("tokens", "sequences", "images") if unit in batch), None):
+        mixing = cfg.task.get("mixup") or {}
+        paired = bool(mixing.get("mixup_alpha") or mixing.get("cutmix_alpha"))
+        share_equally(unit, batch[unit], data.batch_size, processes, data.window if unit == "tokens" else 1, paired)
     else:
         if batch.bucket < data.min_input_frames:
             raise ConfigError(
@@ -201,36 +168,8 @@ def configured_processes(cfg: DictConfig) -> int | None:
     return None
 
 
-def _share(key: str, items: int, each: int, unit: str, limit: int, processes: int, paired: bool) -> Share:
-    if limit < 1:
-        raise ConfigError(f"task.data.batch_size={limit}: expected at least 1")
-    if processes == 1 and items <= limit:
-        return Share(items, 1)
-    step = processes * (2 if paired else 1)
-    if items % step:
-        near = " or ".join(str(value * each) for value in _multiples(items, step))
-        pairs = " in pairs (task.mixup)" if paired else ""
-        whole = items // 2 if paired else items
-        counts = _divisors_beside(whole, processes) if not (paired and items % 2) else []
-        devices = f", or hardware.devices={' or '.join(map(str, counts))}" if counts else ""
-        what = f"{items * each} ({items} {unit})" if each > 1 else str(items)
-        raise ConfigError(
-            f"{key}={what} cannot be shared equally{pairs} by {counted(processes, 'process')}; nearest: {near}{devices}"
-        )
-    mine, unit_size = items // processes, 2 if paired else 1
-    if limit < unit_size:
-        raise ConfigError(f"task.data.batch_size={limit}: expected at least 2, as images are mixed in pairs")
-    sizes = [size for size in range(unit_size, min(mine, limit) + 1, unit_size) if mine % size == 0]
-    return Share(sizes[-1], mine // sizes[-1])
-
-
 def counted(number: int, unit: str) -> str:
-    """A number and what it counts: "1 batch", "2 batches", "2 epochs".
-
-    Args:
-        number: how many.
-        unit: what is counted, singular.
-    """
+    """A number and what it counts, `unit` in the singular: "1 batch", "2 batches", "2 epochs"."""
     plural = unit + ("es" if unit.endswith(("s", "tch")) else "s")
     return f"{number} {unit if number == 1 else plural}"
 

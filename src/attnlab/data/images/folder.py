@@ -25,7 +25,7 @@ from timm.data.readers import create_reader
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from attnlab.config.batch import Share, share_images
+from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import ordered_batches
@@ -131,7 +131,7 @@ class ImageData(Data):
         self.location = root
 
     def _share(self, processes: int) -> Share:
-        return share_images(self.update_images, self.batch_size, processes, self.paired)
+        return share_equally("images", self.update_images, self.batch_size, processes, paired=self.paired)
 
     def batches_per_update(self, processes: int) -> int:
         return self._share(processes).accumulate

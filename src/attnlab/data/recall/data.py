@@ -12,7 +12,7 @@ import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from torch.utils.data import Dataset, Sampler
 
-from attnlab.config.batch import Share, share_sequences
+from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import ordered_batches
@@ -218,7 +218,7 @@ class RecallData(Data):
         return self._sets[split]
 
     def _share(self, processes: int) -> Share:
-        return share_sequences(self.update_sequences, self.batch_size, processes)
+        return share_equally("sequences", self.update_sequences, self.batch_size, processes)
 
     def batches_per_update(self, processes: int) -> int:
         return self._share(processes).accumulate

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Le
 
-from attnlab.config.batch import Share, share_tokens
+from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import ordered_batches
@@ -178,7 +178,7 @@ class LanguageModellingData(Data):
         return Source().entropy * file.words / len(file)
 
     def _share(self, processes: int) -> Share:
-        return share_tokens(self.update_tokens, self.window, self.batch_size, processes)
+        return share_equally("tokens", self.update_tokens, self.batch_size, processes, self.window)
 
     def batches_per_update(self, processes: int) -> int:
         return self._share(processes).accumulate
