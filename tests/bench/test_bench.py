@@ -103,7 +103,8 @@ def test_a_run(attention: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_failed_check_gives_no_ratio(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(baselines.FORMS, MTLA, Wrong)
+    forms: dict[Any, Any] = baselines.FORMS
+    monkeypatch.setitem(forms, MTLA, Wrong)
     record = measured(config("bench.what=training"), tmp_path)
     mha, reference = record["bench"]["rows"][0]["ratios"]
     for pair in (mha, reference):
