@@ -30,11 +30,10 @@ from omegaconf.errors import InterpolationResolutionError
 
 from attnlab import __version__
 from attnlab.config.build import CONF
-from attnlab.config.check import Command, check
+from attnlab.config.check import Command, check, check_present
 from attnlab.config.command_line import parse_flags
 from attnlab.config.compose import one_line
 from attnlab.config.listing import help_text, listing
-from attnlab.config.present import check_present
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
 from attnlab.run import job, sweep
 from attnlab.run.loading import load

@@ -17,7 +17,8 @@ from attnlab.config import build as config
 from attnlab.config.annotation import surely_fits
 from attnlab.config.build import CONF, instantiate
 from attnlab.config.check import check, compose
-from attnlab.config.compose import Composer, declared
+from attnlab.config.compose import Composer
+from attnlab.config.nodes import declared
 from attnlab.config.schema import signature
 from attnlab.errors import ConfigError, DataError
 

@@ -11,9 +11,8 @@ from timm.data.readers.img_extensions import get_img_extensions
 from timm.optim import list_optimizers
 
 from attnlab.config.build import CONF
-from attnlab.config.check import check
+from attnlab.config.check import check, check_present
 from attnlab.config.model import check_optimizer
-from attnlab.config.present import check_present
 from attnlab.config.schema import constant, names_in
 from attnlab.data.images.layout import IMAGES
 from attnlab.errors import ConfigError

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from attnlab.config.check import compose
-from attnlab.config.present import check_present
+from attnlab.config.check import check_present, compose
 from attnlab.data import Table, TextFiles
 from attnlab.data.corpus import Segment
 from attnlab.errors import ConfigError, DataError

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from attnlab.attention import MHA, Attention, Cache
 from attnlab.bench import baselines
 from attnlab.bench.settings import Settings
-from attnlab.config import stack
 from attnlab.config.build import CONF, instantiate, written
+from attnlab.config.compose import mechanisms_of
 from attnlab.config.nearest import nearest
 from attnlab.conversion import Conversion
 from attnlab.errors import ConfigError
@@ -197,7 +197,7 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
             known = [*names, *kinds, *(f"{kind}_{other}" for kind in kinds for other in names)]
             raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
         node = written(compose(f"attention/{name}"))
-        if parts := stack.parts(node["attention"].get("pattern"), names):
+        if parts := mechanisms_of(node["attention"].get("pattern"), names):
             node["attention"]["mechanisms"] = {
                 part: written(compose(f"attention/{part}"))["attention"] for part in parts
             }

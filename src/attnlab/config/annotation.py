@@ -24,7 +24,7 @@ _BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {  # attribut
 
 
 class File:
-    """Marks the path of a file that must exist; see :mod:`attnlab.config.present`."""
+    """Marks the path of a file that must exist; see `attnlab.config.check.check_present`."""
 
 
 def annotation_of(value: Any) -> Any:

@@ -42,6 +42,7 @@ GROUPS = (
     "experiment",
     "debug",
 )
+PATTERN = "attention.pattern"  # of a hybrid stack: the mechanism of each layer
 LISTS = ("logger", "callbacks")  # groups of which several options may be chosen
 KNOBS = ("stride", "rank")
 KNOB_GROUPS = ("attention", "compress", "convert")  # the nodes that may read a knob

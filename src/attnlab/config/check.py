@@ -19,12 +19,14 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config import build as config
+from attnlab.config.annotation import File, literals, marks
 from attnlab.config.batch import check_batch
 from attnlab.config.command_line import CommandLine, parse, parse_flags
-from attnlab.config.compose import Composer, declared, keys, parameters, walk
+from attnlab.config.compose import Composer, keys, walk
+from attnlab.config.hardware import check_device
 from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
-from attnlab.config.nodes import check_nodes
+from attnlab.config.nodes import check_nodes, declared, parameters
 from attnlab.config.rules import check_relations
 from attnlab.config.schema import constant, definition
 from attnlab.config.settings import ARGUMENTS, MODES, ReadBy, modes_of_every_task, owner, read_by
@@ -454,3 +456,54 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
         named = [name for name in chosen if not name.endswith("=none")]
         mechanism = " with ".join(named) or chosen[-1]
         raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
+
+
+def check_present(cfg: DictConfig) -> None:
+    """Refuse a job whose device, corpus or files are not on this machine.
+
+    Raises:
+        ConfigError: names the key or the path, and what is expected there.
+    """
+    check_device(cfg)
+    if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
+        return
+    if cfg.checkpoint is None:  # a run has what it was made of in its directory
+        _check_files(config.written(cfg), "")
+        encoder = cfg.task.get("encoder_checkpoint")
+        if encoder is not None and not Path(encoder).expanduser().is_dir():
+            check_weights("task.encoder_checkpoint", str(encoder))
+    _check_corpus(cfg)
+
+
+def _check_corpus(cfg: DictConfig) -> None:
+    """Refuse a `data_root` that lacks files which its reader needs; the reader says which."""
+    data = cfg.task.data
+    reader = definition(str(data._target_))
+    layout = constant(f"{reader[0]}.LAYOUT") if reader else None
+    if data.get("root") is None or not isinstance(layout, str):
+        return
+    root = Path(data.root).expanduser()
+    try:
+        pkgutil.resolve_name(layout)(root, data)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise ConfigError(f"data_root={root}: cannot be read ({error.strerror}: {error.filename})") from error
+
+
+def _check_files(node: Any, path: str) -> None:
+    """Refuse a file that a node names and that does not exist."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            here = f"{path}.{key}" if path else str(key)
+            names_file = isinstance(value, str) and any(_is_file(kind, value) for kind in declared(node, path, key))
+            if names_file and not (file := Path(value).expanduser()).is_file():
+                what = "a directory" if file.is_dir() else "no such file"
+                raise ConfigError(f"{here}={value}: {what}; expected a text file")
+            _check_files(value, here)
+
+
+def _is_file(annotation: Any, value: str) -> bool:
+    """Whether an annotation says that this value is the path of a file that must exist."""
+    marked = any(isinstance(mark, File) for mark in marks(annotation))
+    return marked and value not in literals(annotation)

@@ -10,8 +10,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, ValueType
 from hydra.errors import HydraException
 
-from attnlab.config import stack
-from attnlab.config.compose import Composer, one_line
+from attnlab.config.compose import Composer, implied_options, one_line
 from attnlab.errors import ConfigError
 
 SWEEPER = "hydra/sweeper"
@@ -89,7 +88,7 @@ class CommandLine:
         Hydra first composes the multirun without what is swept, whose options may bring the keys.
         """
         forced = [f"++{_text(setting)}" if self._is_forced(setting) else _text(setting) for setting in self.settings]
-        return [*forced, *stack.implied(self.settings)]
+        return [*forced, *implied_options(self.settings)]
 
     def of_job(self, texts: Sequence[str]) -> list[str]:
         """A job's command line, from the settings that Hydra's sweeper gives it."""

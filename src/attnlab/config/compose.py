@@ -5,7 +5,7 @@ Its key must exist and its value must fit, so that an error can name the nearest
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,12 +24,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config import stack
-from attnlab.config.annotation import annotation_of, fits, literals, surely_fits, words
+from attnlab.config.annotation import annotation_of, surely_fits
 from attnlab.config.nearest import matches, nearest
+from attnlab.config.nodes import declared, parameters, require
 from attnlab.config.renames import RENAMES, advice
-from attnlab.config.rules import FOREIGN
-from attnlab.config.schema import signature
 from attnlab.config.settings import ARGUMENTS, owner
 from attnlab.config.targets import BUILT_IN
 from attnlab.errors import ConfigError, printable
@@ -174,9 +172,9 @@ class Composer:
                     self.text(setting.key_or_group, str(name))
             else:
                 values.append(setting)
-        cfg = copy.deepcopy(self.compose([*stack.implied(settings), *options]))
-        pattern = next((setting.value() for setting in reversed(values) if setting.key_or_group == stack.PATTERN), None)
-        self._add_mechanisms(cfg, pattern)
+        cfg = copy.deepcopy(self.compose([*implied_options(settings), *options]))
+        patterns = [setting.value() for setting in values if setting.key_or_group == config.PATTERN]
+        self._add_mechanisms(cfg, patterns[-1] if patterns else None)
         plain = config.written(cfg)
         pairs = [pair for setting in values for pair in assigned(plain, setting, self.groups)]
         for key, value in pairs:
@@ -193,8 +191,8 @@ class Composer:
         """Put the files of a hybrid stack's mechanisms below `attention.mechanisms`; `pattern`: the command line's."""
         if "pattern" not in (cfg.get("attention") or {}):
             return
-        pattern = OmegaConf.select(cfg, stack.PATTERN) if pattern is None else pattern
-        names = stack.parts(pattern, self.options("attention"))
+        pattern = OmegaConf.select(cfg, config.PATTERN) if pattern is None else pattern
+        names = mechanisms_of(pattern, self.options("attention"))
         nodes = {name: config.written(self.compose([], f"attention/{name}").attention) for name in names}
         OmegaConf.update(cfg, "attention.mechanisms", nodes, merge=False, force_add=True)
 
@@ -227,6 +225,32 @@ class Composer:
                 if key == "experiment" and str(name) in RENAMES.overlays:
                     hint = f"; it was renamed: write {RENAMES.overlays[str(name)]}"
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
+
+
+def mechanisms_of(pattern: Any, names: Sequence[str]) -> list[str]:
+    """The mechanisms in the value of `attention.pattern`, without repetitions; none where it is None.
+
+    Args:
+        names: the options of the group `attention`.
+
+    Raises:
+        ConfigError: the pattern is not a list of single mechanisms.
+    """
+    if pattern is None:
+        return []
+    single = [name for name in names if name != "hybrid"]
+    if not isinstance(pattern, Sequence) or isinstance(pattern, str) or not pattern:
+        raise ConfigError(f"{config.PATTERN}={pattern}: expected a list of mechanisms, such as [mtla,mtla,mha]")
+    for name in pattern:
+        if name not in single:
+            raise ConfigError(f"{config.PATTERN}: {name} is not a mechanism{nearest(str(name), single)}")
+    return list(dict.fromkeys(pattern))
+
+
+def implied_options(settings: Sequence[Override]) -> list[str]:
+    """The option that `attention.pattern=` on the command line implies."""
+    keys = {setting.key_or_group for setting in settings}
+    return ["attention=hybrid"] if config.PATTERN in keys and "attention" not in keys else []
 
 
 def _read(file: Path) -> tuple[str, dict[str, Any]]:
@@ -337,15 +361,6 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
     raise ConfigError(f"{key}: no such {kind}{_nearest_key(plain, key, groups)}")
 
 
-def parameters(target: str) -> Mapping[str, Any]:
-    """A target's parameters; none if there is no such target, which another check reports."""
-    try:
-        found = signature(target) if target else None
-    except LookupError:
-        found = None
-    return found.parameters if found else {}
-
-
 def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:
     """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
     node, path, rest = walk(plain, key)
@@ -374,21 +389,6 @@ def keys(node: Any, path: str = "") -> Iterator[str]:
             key = f"{path}.{name}" if path else str(name)
             yield key
             yield from keys(child, key)
-
-
-def require(key: str, annotation: Any, value: Any) -> None:
-    """Raise ConfigError if a value does not fit an annotation."""
-    if not fits(annotation, value):
-        close = matches(str(value), [str(literal) for literal in literals(annotation)])
-        hint = f"; nearest: {close[0]}" if close else ""
-        raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
-
-
-def declared(node: Any, path: str, name: str) -> list[Any]:
-    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
-    key = f"{path}.{name}" if path else name
-    own = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
-    return [*([own] if own is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
 
 
 def check_value(base: DictConfig, plain: dict[str, Any], key: str, value: Any) -> None:

@@ -3,14 +3,10 @@
 A name of the Hugging Face hub cannot be checked here: whether it is there is known when the hub is asked.
 """
 
-import copy
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-
-from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
@@ -18,46 +14,8 @@ from attnlab.errors import ConfigError
 SAMPLE = "sample"  # in place of a decoder's folder or name: a small model, trained on the task's own text
 TIMM = "attnlab.pretrained.timm.VisionTransformer"  # the `_target_` whose weights are files, runs or names of timm
 SAVED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, today and before version 1.6
-LANGUAGE_MODELLING = "attnlab.tasks.language_modelling.task.LanguageModellingTask"
-HEALING = {  # keys that follow from convert.healing, unless they are given themselves
-    "task.train.max_steps": "steps",
-    "task.train.batch.tokens": "tokens",
-    "task.optimizer.lr": "lr",
-    "task.schedule.warmup_steps": "warmup",
-}
-NOT_DECAYED = {"task.optimizer.weight_decay": 0.0}
 OF_THE_MODEL = ("attention", "task.model", "task.data.vocab_size", "task.data.vocabulary")  # nodes that it decides
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight files
-
-
-def pretrained_decoder(cfg: DictConfig, given: Sequence[str]) -> DictConfig:
-    """The configuration of a language-modelling run that begins with a pretrained decoder, as far as names tell.
-
-    Args:
-        given: the keys and groups of the command line.
-
-    Returns:
-        A copy with `task.weights`, and the training of a conversion; any other configuration as it is.
-
-    Raises:
-        ConfigError: the command line gives a part of the model.
-    """
-    converts = cfg.hydra.runtime.choices.get("convert") not in (None, "none")
-    if OmegaConf.select(cfg, "task.kind._target_") != LANGUAGE_MODELLING or not (converts or cfg.model is not None):
-        return cfg
-    if own := [key for key in given if key == "attention" or key.startswith(("attention.", "task.model"))]:
-        raise ConfigError(
-            f"{own[0]}=: the pretrained model has its own; leave it out (convert=mla or the like changes its attention)"
-        )
-    cfg = copy.deepcopy(cfg)
-    with open_dict(cfg):
-        cfg.task.weights = SAMPLE if cfg.model is None else str(cfg.model)
-    if converts:
-        follows = {key: cfg.convert.healing[name] for key, name in HEALING.items()}
-        for key, value in (follows | NOT_DECAYED).items():
-            if key not in given:
-                OmegaConf.update(cfg, key, value)
-    return cfg
 
 
 def check_model(source: str, target: str) -> None:

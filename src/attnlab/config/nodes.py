@@ -3,13 +3,37 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attnlab.config.annotation import surely_fits
-from attnlab.config.compose import declared, require
-from attnlab.config.nearest import nearest
+from attnlab.config.annotation import fits, literals, surely_fits, words
+from attnlab.config.nearest import matches, nearest
+from attnlab.config.rules import FOREIGN
 from attnlab.config.schema import siblings, signature
 from attnlab.config.settings import OPEN, SCHEMAS, owner
 from attnlab.config.targets import annotated, check_targets, place_of
 from attnlab.errors import ConfigError
+
+
+def parameters(target: str) -> Mapping[str, Any]:
+    """A target's parameters; none if there is no such target, which another check reports."""
+    try:
+        found = signature(target) if target else None
+    except LookupError:
+        found = None
+    return found.parameters if found else {}
+
+
+def declared(node: Any, path: str, name: str) -> list[Any]:
+    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
+    key = f"{path}.{name}" if path else name
+    own = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
+    return [*([own] if own is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
+
+
+def require(key: str, annotation: Any, value: Any) -> None:
+    """Raise ConfigError if a value does not fit an annotation."""
+    if not fits(annotation, value):
+        close = matches(str(value), [str(literal) for literal in literals(annotation)])
+        hint = f"; nearest: {close[0]}" if close else ""
+        raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
 
 
 def check_nodes(plain: Mapping[str, Any]) -> None:

@@ -98,11 +98,6 @@ def ancestors(target: str) -> set[str]:
     return names
 
 
-def is_class(target: str) -> bool:
-    """Whether a dotted name leads to a class in the source of a module."""
-    return bool(ancestors(target))
-
-
 def _name(found: _Definition) -> str:
     return f"{found.module}.{found.node.name}"
 

@@ -56,21 +56,7 @@ class Root:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The arguments of Lightning's Trainer that say where and how fast a run happens, and what changes no result.
-
-    Args:
-        accelerator: auto: a GPU if there is one, else the CPU.
-        devices: how many on each node, their numbers, or auto.
-        num_nodes: machines.
-        strategy: how processes share the work, as Lightning calls it.
-        precision: of weights and arithmetic, as Lightning calls it; auto: see :mod:`attnlab.config.hardware`.
-        tf32: whether CUDA devices round the factors of float32 matrix products to 10 bits, which is much faster.
-        compile: whether torch.compile is used, where there is a compiler; each task says which part it compiles.
-        gradient_checkpointing: whether each layer is computed again in the backward pass, which needs less memory.
-        loss_chunk: tokens whose logits exist at once in training; auto: as many as 1 GiB of float32 holds; null: all.
-        find_batch: whether the largest batch of one process that fits is searched before training.
-        find_batch_gib: the memory for that search, in GiB; null: what the GPU has free.
-    """
+    """Where and how fast a run happens; the comments in conf/hardware/auto.yaml explain the keys."""
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"]
     devices: Annotated[int, Ge(1)] | Literal["auto"] | Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
@@ -87,32 +73,9 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Task:
-    """The keys that several tasks have. A task may have others, which stand in its own file.
+    """The keys that several tasks have; the files in conf/task explain them. A task may have others.
 
-    Args:
-        name: of the task, for records.
-        modes: what it can do; the first is its default.
-        target: of speech: its translation or its transcript.
-        encoder_checkpoint: a run whose encoder this one starts with; null: random weights.
-        attention_heads: H, read by conf/attention.
-        attention_head_dim: D, read by conf/attention.
-        attention_bias: whether the projections of MHA have biases.
-        attention_dropout: of attention weights.
-        attention_prefix: whether the encoder's output stands before the text.
-        attention_rank: R of the multi-linear forms; null: that of their own file.
-        attention_window: positions that the windowed multi-linear forms see; null: that of their own file.
-        decode_max_frames: frames of 10 ms in a decoding batch, at most.
-        compressible: whether there is a pretrained model to compress.
-        channels_last: whether images lie in memory with their channels last.
-        label_smoothing: share of the probability that goes to all classes.
-        ema_decay: of averaged weights; 0: none.
-        ema_warmup: whether the decay begins low.
-        questions: the set of questions.
-        compat: whether scores are computed as by the released code, with its defects.
-        batch_size: rows in a batch of one process.
-        search: settings to choose from by the validation split; null: none.
-        weights: the pretrained decoder that the model begins with; follows from `model=` and `convert=`.
-        sample_facts: updates in which the sample of a pretrained decoder learns to recall; 0: it recalls nothing.
+    `weights` and `sample_facts` belong to runs that begin with a pretrained decoder (`model=`, `convert=`).
     """
 
     name: Annotated[str, MinLen(1)]
@@ -127,11 +90,11 @@ class Task:
     attention_rank: Size | None
     attention_window: Size | None
     decode_max_frames: Annotated[int, Ge(1)]
-    compressible: bool
-    channels_last: bool
+    compressible: bool  # there is a pretrained model to compress
+    channels_last: bool  # memory layout of images
     label_smoothing: Annotated[float, Ge(0), Lt(1)]
     ema_decay: Annotated[float, Ge(0), Lt(1)]
-    ema_warmup: bool
+    ema_warmup: bool  # the decay begins low
     questions: Literal["hotpotqa", "fever", "bios", "wikidata"]
     compat: bool
     batch_size: Annotated[int, Ge(1)]
@@ -142,34 +105,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Train:
-    """How long and how a task trains. -1 updates: until `max_epochs` or `max_minutes`.
+    """How long and how a task trains; the files in conf/task and conf/recipe explain the keys.
 
-    Args:
-        max_steps: updates; -1: no limit.
-        max_epochs: passes over the training split; null: no limit.
-        max_minutes: minutes of training; null: no limit.
-        batch: what one update sees, see `Batch`.
-        clip: norm to which gradients are cut; 0: they are not.
-        label_smoothing: share of the probability that goes to all pieces or words alike.
-        ctc_weight: weight of the CTC loss beside the decoder's.
-        first_token_weight: weight of the first token's loss, which names the class.
-        validate_every: updates between validations; null: by epochs.
-        validate_every_epochs: epochs between validations.
-        validate_decode: sentences of each validation that are decoded and scored; null: none.
-        validate_score: the metric of these; null: that of the test set.
-        validate_search: settings of their search, see `ValidationSearch`.
-        monitor: the metric that checkpoints are chosen by; null: the task's own.
-        keep_best: checkpoints that are kept, and averaged at the end.
-        log_every: updates between points of the curves.
+    `max_steps=-1` means that `max_epochs` or `max_minutes` ends training. null: no limit, no validation of this kind,
+    or the task's own metric.
     """
 
     max_steps: Annotated[int, Ge(1)] | Literal[-1]
     max_epochs: Annotated[int, Ge(1)] | None
     max_minutes: Annotated[float, Gt(0)] | None
     batch: dict[str, Any]
-    clip: Annotated[float, Ge(0)]
+    clip: Annotated[float, Ge(0)]  # norm of gradients; 0: they are not clipped
     label_smoothing: Annotated[float, Ge(0), Lt(1)]
-    ctc_weight: Annotated[float, Ge(0)]
+    ctc_weight: Annotated[float, Ge(0)]  # of the CTC loss beside the decoder's
     first_token_weight: Annotated[float, Ge(0)]
     validate_every: Annotated[int, Ge(1)] | None
     validate_every_epochs: Annotated[int, Ge(1)]
@@ -199,13 +147,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class ValidationSearch:
-    """The search that decodes validation sentences, where it differs from `task.decode`. null: as there.
-
-    Args:
-        beam: hypotheses of a sentence; 1 is greedy search.
-        max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens, S the length of the prefix.
-        temperature: divides the logits.
-    """
+    """The search that decodes validation sentences; null: the value of `task.decode`."""
 
     beam: Annotated[int, Ge(1)] | None
     max_len_a: Annotated[float, Ge(0)] | None
@@ -215,14 +157,7 @@ class ValidationSearch:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Training from scratch, where an image task has no checkpoint.
-
-    Args:
-        epochs: passes over the training split; 0: none.
-        lr: the highest learning rate.
-        weight_decay: of AdamW.
-        warmup_epochs: epochs over which the learning rate rises.
-    """
+    """Training from scratch, where an image task has no checkpoint. 0 epochs: none."""
 
     epochs: Annotated[int, Ge(0)]
     lr: Annotated[float, Ge(0)]
@@ -232,13 +167,7 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class Mixup:
-    """Images mixed in pairs, as timm does it.
-
-    Args:
-        mixup_alpha, cutmix_alpha: parameters of the beta distributions; 0: off.
-        prob: share of batches that are mixed.
-        switch_prob: share of them with CutMix, where both are on.
-    """
+    """Images mixed in pairs, with the arguments of timm's Mixup; an alpha of 0 turns its form off."""
 
     mixup_alpha: Annotated[float, Ge(0)]
     cutmix_alpha: Annotated[float, Ge(0)]
@@ -248,12 +177,7 @@ class Mixup:
 
 @dataclass(frozen=True)
 class Text:
-    """The text of a perplexity, cut into windows of `context` tokens.
-
-    Args:
-        file: a text file; null: no perplexity is measured.
-        context: tokens of a window.
-    """
+    """The text of a perplexity, cut into windows of `context` tokens; no file: no perplexity is measured."""
 
     file: Annotated[Path, File()] | None
     context: Annotated[int, Ge(2)]

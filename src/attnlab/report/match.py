@@ -14,10 +14,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.build import leaves, written
+from attnlab.config.build import PATTERN, leaves, written
 from attnlab.config.check import check
 from attnlab.config.model import OF_THE_MODEL
-from attnlab.config.stack import PATTERN
 from attnlab.report.spec import Row, Spec
 from attnlab.run.identity import architecture, canonical
 from attnlab.run.speedup import PROTOCOL

@@ -14,9 +14,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.config.build import PATTERN
 from attnlab.config.renames import RENAMES
 from attnlab.config.schema import definition, definitions
-from attnlab.config.stack import PATTERN
 from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
 

@@ -21,7 +21,7 @@ from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.hardware import settle
 from attnlab.config.nodes import check_nodes
-from attnlab.config.schema import definition, is_class
+from attnlab.config.schema import definition
 from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
@@ -63,10 +63,7 @@ FOLLOWING = {  # keys that were references to another
     "seed": ("task.data.seed", "task.sampling.seed"),
     "task.train.max_epochs": ("task.schedule.num_epochs",),
 }
-OURS = (  # packages whose classes a run may name
-    "attention", "callbacks", "compression", "conversion", "data", "decoding", "models", "pretrained", "tasks",
-    "training",
-)  # fmt: skip
+PACKAGES = ("attnlab.", "torch.optim.")  # whose classes a run may name
 NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
 BUILT = ("attention", "task.kind", "task.data", "task.model", "task.optimizer")  # nodes with a _target_, or null
 DAMAGED = (*UNREADABLE, OSError, OmegaConfBaseException, yaml.YAMLError)  # how a configuration of other values fails
@@ -208,13 +205,11 @@ class _Loading:
                 )
 
     def _is_known(self, target: str) -> bool:
-        module, _, name = target.rpartition(".")
-        if module == "torch.optim" and name[:1].isupper():
+        source = definition(target)
+        if target.startswith(PACKAGES) and source and source[0].startswith(PACKAGES):
             return True
-        found, parts = definition(target), target.split(".")
-        ours = found is not None and found[0].split(".")[0] == parts[0] == "attnlab" and parts[1] in OURS
         try:
-            return (ours and is_class(target)) or stable_name(target) in self._named
+            return stable_name(target) in self._named
         except ConfigError:  # several definitions have its name: it is of no class that a file names
             return False
 

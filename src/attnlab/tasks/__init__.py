@@ -1,30 +1,56 @@
-"""Tasks: what is trained, on what loss, and how it is scored.  One folder per kind of task."""
+"""Tasks: what is trained, on what loss, and how it is scored. One folder per kind of task."""
 
+import copy
 from collections.abc import Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from attnlab.config.model import SAMPLE, check_model, pretrained_decoder
+from attnlab.config.model import SAMPLE, check_model
+from attnlab.errors import ConfigError
+
+HEALING = {  # keys that follow from convert.healing, unless they are on the command line
+    "task.train.max_steps": "steps",
+    "task.train.batch.tokens": "tokens",
+    "task.optimizer.lr": "lr",
+    "task.schedule.warmup_steps": "warmup",
+}
 
 
 def complete(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True) -> DictConfig:
-    """The configuration of a run with a pretrained decoder: that of its model in place of the task's.
+    """The configuration of a language-modelling run that begins with a pretrained decoder.
 
-    Any other configuration is returned as it is. Names are checked before torch is imported, which takes seconds.
+    The model's sizes and attention replace the task's. Any other configuration is returned as it is. Names are checked
+    before torch is imported, which takes seconds.
 
     Args:
         cfg: composed, with Hydra's node; it is not changed.
         overrides: the keys and groups of the command line.
-        read_models: whether the model's config is read. False: only what its name tells.
+        read_models: whether the model's config is read. False: only `task.weights` and the training of a conversion
+            are set.
 
     Raises:
         ConfigError: there is no such model, or an override does not fit it.
     """
-    named = pretrained_decoder(cfg, overrides)
-    if named is cfg or not read_models:
-        return named
-    if named.task.weights != SAMPLE:
-        check_model(named.task.weights, str(named.task.model._target_))
+    converts = cfg.hydra.runtime.choices.get("convert") not in (None, "none")
+    if not converts and cfg.model is None:
+        return cfg
+    if of_model := [key for key in overrides if key == "attention" or key.startswith(("attention.", "task.model"))]:
+        raise ConfigError(
+            f"{of_model[0]}=: the pretrained model has its own; leave it out (convert=mla or the like changes its "
+            "attention)"
+        )
+    cfg = copy.deepcopy(cfg)
+    with open_dict(cfg):
+        cfg.task.weights = SAMPLE if cfg.model is None else str(cfg.model)
+    if converts:
+        values = {key: cfg.convert.healing[name] for key, name in HEALING.items()}
+        for key, value in (values | {"task.optimizer.weight_decay": 0.0}).items():
+            if key not in overrides:
+                OmegaConf.update(cfg, key, value)
+    if not read_models:
+        return cfg
+    if cfg.task.weights != SAMPLE:
+        check_model(cfg.task.weights, str(cfg.task.model._target_))
     from attnlab.conversion.original import completed
 
-    return completed(named, overrides)
+    return completed(cfg, overrides)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from attnlab.config.compose import require
+from attnlab.config.nodes import require
 from attnlab.config.schema import signature
 from attnlab.data.inputs import Inputs, Item, chunks
 from attnlab.errors import ConfigError, DataError
