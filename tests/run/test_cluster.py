@@ -104,7 +104,7 @@ def test_slurm_is_refused_where_it_could_not_submit(monkeypatch: pytest.MonkeyPa
     (tmp_path / "sbatch").touch(mode=0o755)
     checking._check_cluster([one, two], True)
     two.hardware.num_nodes = 2
-    with pytest.raises(ConfigError, match="^hardware.num_nodes=1 and 2: the jobs of one array have the same"):
+    with pytest.raises(ConfigError, match="^hardware.num_nodes=1 and 2: expected one value"):
         checking._check_cluster([one, two], True)
     one.hardware.devices = "auto"
     with pytest.raises(ConfigError, match="^hardware.devices=auto: SLURM is told a number"):

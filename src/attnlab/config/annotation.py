@@ -78,8 +78,8 @@ def alternatives(annotation: Any) -> Iterator[Any]:
     inner, bounds = _split(annotation)
     if get_origin(inner) in (Union, UnionType):
         for part in get_args(inner):
-            for one in alternatives(part):
-                yield Annotated[one, *bounds] if bounds and one is not NoneType else one
+            for member in alternatives(part):
+                yield Annotated[member, *bounds] if bounds and member is not NoneType else member
     else:
         yield NoneType if annotation is None else annotation
 
@@ -108,7 +108,7 @@ def _is_mapping(annotation: Any) -> bool:
 def _is_known(annotation: Any) -> bool:
     inner, _ = _split(annotation)
     if _is_list(inner):
-        return all(_is_known(one) for part in get_args(inner) for one in alternatives(part))
+        return all(_is_known(member) for part in get_args(inner) for member in alternatives(part))
     simple = (int, float, bool, str, Path, NoneType, Any, object, Ellipsis)
     return inner in simple or _is_mapping(inner) or get_origin(inner) is Literal
 

@@ -72,7 +72,7 @@ def register_resolvers() -> None:
     """Register the resolvers; calling it again changes nothing."""
     resolvers: dict[str, Callable[..., Any]] = {
         "or": lambda *values: next((value for value in values if value is not None), None),
-        "unless": lambda given, value: value if given is None else None,
+        "unless": lambda first, value: value if first is None else None,
         "mul": lambda a, b: a * b,
         "div": _divide,
         "min": min,
@@ -170,9 +170,9 @@ def _build(node: Any, path: str, more: Mapping[str, Any], outer: tuple[str, str]
     arguments = {key: _build(node[key], f"{path}.{key}", {}, inside[key]) for key in keys} | dict(more)
     if "_target_" not in node:
         return arguments
-    found = _locate(target, path)
-    require_target(found, target, path, outer)
-    call = _Call(found, **arguments)
+    function = _locate(target, path)
+    require_target(function, target, path, outer)
+    call = _Call(function, **arguments)
     call.path = path
     return call if node.get("_partial_") else call()
 

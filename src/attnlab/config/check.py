@@ -152,8 +152,8 @@ def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) 
 
     It takes the configuration, the keys of the command line and `read_models`, and imports no torch for nothing.
     """
-    found = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
-    function = constant(f"{found[0]}.CONFIGURE") if found else None
+    defined = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
+    function = constant(f"{defined[0]}.CONFIGURE") if defined else None
     if not isinstance(function, str):
         return cfg
     completed: DictConfig = pkgutil.resolve_name(function)(cfg, [s.key_or_group for s in settings], read_models)
@@ -168,19 +168,19 @@ def _check_flags(flags: Namespace, multirun: bool, jobs: Sequence[DictConfig], r
         raise ConfigError(f"{flag} shows what is composed; a run that is loaded has its config.yaml")
 
 
-def _names_of_directories(loaded: Sequence[Job | None], given: Sequence[str]) -> list[str]:
+def _names_of_directories(loaded: Sequence[Job | None], overrides: Sequence[str]) -> list[str]:
     """Options of the runs that a multirun's jobs use, for the names of the jobs' directories."""
     first = loaded[0].choices if loaded[0] else []
     shared = [text for text in first if all(run is not None and text in run.choices for run in loaded)]
-    chosen = [text for text in shared if text.partition("=")[0] not in given]
-    if first and "hydra.sweep.subdir" not in given and any(run and run.choices != first for run in loaded):
+    chosen = [text for text in shared if text.partition("=")[0] not in overrides]
+    if first and "hydra.sweep.subdir" not in overrides and any(run and run.choices != first for run in loaded):
         chosen.append(SUBDIR if any(text.startswith("task=") for text in chosen) else NUMBERED)
     return chosen
 
 
 def _check_names(overrides: Sequence[Override]) -> None:
     """Refuse a path that cannot exist, such as one that is too long for the file system."""
-    names = [(one.key_or_group, one.value()) for one in overrides if not one.is_sweep_override()]
+    names = [(setting.key_or_group, setting.value()) for setting in overrides if not setting.is_sweep_override()]
     for key, value in [*names, ("DATA_ROOT", os.environ.get("DATA_ROOT"))]:
         if isinstance(value, str | QuotedString) and key in PATHS:
             text = str(getattr(value, "text", value))
@@ -210,20 +210,20 @@ def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
         )
     for name in ("devices", "num_nodes"):
         if len(values := {str(job.hardware[name]): None for job in jobs}) > 1:
-            said = " and ".join(values)
-            raise ConfigError(f"hardware.{name}={said}: the jobs of one array have the same; start a multirun for each")
+            numbers = " and ".join(values)
+            raise ConfigError(f"hardware.{name}={numbers}: expected one value for all jobs of a multirun on SLURM")
     if not isinstance(hydra.launcher.gpus_per_node, int | None):
         raise ConfigError(f"hardware.devices={jobs[0].hardware.devices}: SLURM is told a number, that of a node's GPUs")
 
 
-def _check_folder(job: DictConfig, composed: DictConfig, given: Sequence[str]) -> None:
+def _check_folder(job: DictConfig, composed: DictConfig, overrides: Sequence[str]) -> None:
     """Refuse a folder of tasks that a file names, a run's or one of --config-dir: only the command line may.
 
     Besides `!function`, which names a file beside that of the task, prompts are templates that can reach all of Python.
     """
     folder = OmegaConf.select(job, FOLDER)
     searched = OmegaConf.select(composed, "hydra.sweeper.params") or {}
-    named = folder is not None and FOLDER not in given
+    named = folder is not None and FOLDER not in overrides
     if job.mode == "evaluate" and (named or any(str(key).lstrip("+") == FOLDER for key in searched)):
         raise ConfigError(
             f"{FOLDER}={folder}: a file of the configuration names this folder, and tasks can bring code; if the "
@@ -262,7 +262,7 @@ def _check_keys(cfg: DictConfig, composer: Composer) -> None:
         parent, path, _ = walk(plain, key.rpartition(".")[0]) if "." in key else (plain, "", [])
         name = key.rpartition(".")[2]
         is_open = isinstance(parent, dict) and (path == "task" or not owner(parent, path) or not path)
-        if is_open and not declared(parent, path, name) and all(walk(one, key)[2] for one in [*files, groups]):
+        if is_open and not declared(parent, path, name) and all(walk(known, key)[2] for known in [*files, groups]):
             raise ConfigError(f"{key}: no such key{nearest(name, [*parameters(owner(parent, path)), *groups])}")
 
 
@@ -379,8 +379,8 @@ def _check_checkpoint(value: str) -> None:
 def _check_task(cfg: DictConfig, composer: Composer) -> None:
     """Refuse groups that the task does not use, and a scale for which it has no recipe."""
     choices = cfg.hydra.runtime.choices
-    own = choices.recipe == f"{choices.task}_{choices.scale}"
-    if own and choices.scale not in (scales := composer.scales(choices.task)):
+    follows = choices.recipe == f"{choices.task}_{choices.scale}"
+    if follows and choices.scale not in (scales := composer.scales(choices.task)):
         raise ConfigError(f"task={choices.task} has no scale={choices.scale}{nearest(choices.scale, scales)}")
     if choices.attention is not None and "attention_heads" not in cfg.task:
         raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")

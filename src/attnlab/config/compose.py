@@ -263,8 +263,8 @@ def _read(file: Path) -> tuple[str, dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except (yaml.YAMLError, RecursionError) as error:
-        said = f"{file}: not YAML: {one_line(error)}"
-        raise ConfigError(said.replace('in "<unicode string>", ', "")) from error
+        message = f"{file}: not YAML: {one_line(error)}"
+        raise ConfigError(message.replace('in "<unicode string>", ', "")) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: expected keys and values, found {type(content).__name__}")
     return text, content
@@ -353,8 +353,8 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
         if not adding:
             raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
         return
-    if said := advice(key, target.rpartition(".")[2]):
-        raise ConfigError(said)
+    if message := advice(key, target.rpartition(".")[2]):
+        raise ConfigError(message)
     if target and adding:
         raise ConfigError(f"{key}: {target} has no parameter {rest[0]!r}{nearest(rest[0], known)}")
     kind = "key or group" if not path and len(rest) == 1 else "key"
@@ -373,9 +373,9 @@ def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) ->
         same_end += matches(key, groups)
     beside = matches(rest[0], node, 0.7) if isinstance(node, dict) and len(rest) == 1 else []
     alike = matches(key, [name for name in every if name.count(".") == key.count(".")], 0.8)
-    found = [*same_end, *(f"{path}.{name}" if path else name for name in beside), *alike]
-    if found:
-        return f"; nearest: {', '.join(list(dict.fromkeys(found))[:3])}"
+    names = [*same_end, *(f"{path}.{name}" if path else name for name in beside), *alike]
+    if names:
+        return f"; nearest: {', '.join(list(dict.fromkeys(names))[:3])}"
     if path in config.LISTS and rest and not (isinstance(node, dict) and rest[0] in node):
         return f"; {path}={rest[0]} is not chosen"
     if isinstance(node, dict):

@@ -44,8 +44,8 @@ def _ampere(accelerator: str, devices: int | str | ListConfig | list[int]) -> bo
     """Whether all devices of a run are CUDA devices with bfloat16 and TF32, or a GPU is asked for and none is here."""
     if accelerator not in ("auto", "gpu", "cuda"):
         return False
-    if found := capabilities(devices):
-        return min(found) >= BFLOAT16
+    if versions := capabilities(devices):
+        return min(versions) >= BFLOAT16
     return accelerator == "cuda" or (accelerator == "gpu" and sys.platform != "darwin")
 
 

@@ -104,10 +104,10 @@ def _timm(part: str) -> tuple[dict[str, str], str]:
 
     Importing timm would take seconds.
     """
-    found = find_spec("timm")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("timm")
+    if spec is None or not spec.submodule_search_locations:
         return {}, ""
-    files = sorted(Path(found.submodule_search_locations[0], part).glob("*.py"))
+    files = sorted(Path(spec.submodule_search_locations[0], part).glob("*.py"))
     sources = [path.read_text(encoding="utf-8", errors="replace") for path in files]
     models = [(re.findall(r"^@register_model\s+def (\w+)", source, re.MULTILINE), source) for source in sources]
     return {name: source for names, source in models for name in names}, "\n".join(sources)

@@ -15,17 +15,17 @@ from attnlab.errors import ConfigError
 def parameters(target: str) -> Mapping[str, Any]:
     """A target's parameters; none if there is no such target, which another check reports."""
     try:
-        found = signature(target) if target else None
+        schema = signature(target) if target else None
     except LookupError:
-        found = None
-    return found.parameters if found else {}
+        schema = None
+    return schema.parameters if schema else {}
 
 
 def declared(node: Any, path: str, name: str) -> list[Any]:
     """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
     key = f"{path}.{name}" if path else name
-    own = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
-    return [*([own] if own is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
+    annotation = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
+    return [*([annotation] if annotation is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
 
 
 def require(key: str, annotation: Any, value: Any) -> None:
@@ -59,16 +59,16 @@ def _check_nodes(node: object, path: str) -> None:
 def _check_node(node: dict[str, object], path: str) -> None:
     target = owner(node, path)
     try:
-        found = signature(target)
+        schema = signature(target)
     except LookupError as error:
         raise ConfigError(f"{path}._target_={target}: no such class{nearest(target, siblings(target))}") from error
-    if found is None:
+    if schema is None:
         return
-    is_open = SCHEMAS.get(path) in OPEN or found.open
+    is_open = SCHEMAS.get(path) in OPEN or schema.open
     for key in (key for key in node if key not in ("_target_", "_partial_")):
         value, here = node[key], f"{path}.{key}" if path else key
-        if key not in found.parameters and not is_open:
-            hint = nearest(key, found.parameters)
+        if key not in schema.parameters and not is_open:
+            hint = nearest(key, schema.parameters)
             raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
         if isinstance(value, dict) and "_target_" in value:
             continue

@@ -70,10 +70,10 @@ def _global_batch(config: MutableMapping[str, Any]) -> None:
             data["repeats"] = 0
     elif "max_frames" in data:
         encoder = str(task.get("model", {}).get("encoder", {}).get("_target_", ""))
-        whole = encoder.rpartition(".")[2] == "ConformerEncoder"
-        train["batch"] = {"frames": data["max_frames"] * batches, "bucket": data["max_frames"], "split": not whole}
+        conformer = encoder.rpartition(".")[2] == "ConformerEncoder"
+        train["batch"] = {"frames": data["max_frames"] * batches, "bucket": data["max_frames"], "split": not conformer}
         data |= {"update_frames": train["batch"]["frames"], "bucket_frames": data["max_frames"]}
-        data["split_buckets"] = not whole
+        data["split_buckets"] = not conformer
 
 
 def _pretrained_weights(plain: MutableMapping[str, Any]) -> None:

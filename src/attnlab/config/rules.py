@@ -1,4 +1,4 @@
-"""What signatures cannot say: bounds of other libraries' arguments, and how keys must relate to each other."""
+"""Checks that type annotations cannot express: bounds of other libraries' arguments, and relations between keys."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -80,35 +80,23 @@ SYNTHESIZER = "espeakng_loader"  # the module of the extra `samples`
 EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # loggers: the package, and the extra that has it
 
 
-def check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Refuse the arguments of Lightning's Trainer that attnlab sets itself.
-
-    Raises:
-        ConfigError: names the key that sets the argument.
-    """
+def _check_trainer(arguments: Mapping[str, Any]) -> None:
+    """Refuse the arguments of Lightning's Trainer that attnlab sets itself."""
     for name in arguments:
         if name in TRAINER:
             key = TRAINER[name]
             raise ConfigError(f"trainer.{name}: attnlab sets it itself{f'; give {key}' if key else ''}")
 
 
-def check_loggers(names: Iterable[str]) -> None:
-    """Refuse loggers whose package is not installed.
-
-    Raises:
-        ConfigError: names the extra to install.
-    """
+def _check_loggers(names: Iterable[str]) -> None:
+    """Refuse loggers whose package is not installed."""
     for name in names:
         if name in EXTRAS and not find_spec(name):
             raise ConfigError(f"logger={name} needs the package {name}: pip install 'attnlab[{EXTRAS[name]}]'")
 
 
-def check_sample(cfg: DictConfig) -> None:
-    """Refuse a run on a spoken sample corpus where the package that speaks it is not installed.
-
-    Raises:
-        ConfigError: names the extra to install.
-    """
+def _check_sample(cfg: DictConfig) -> None:
+    """Refuse a run on a spoken sample corpus where the package that speaks it is not installed."""
     spoken = OmegaConf.select(cfg, "task.data.features._target_") in SPEECH
     if spoken and cfg.data_root is None and cfg.mode in ("train", "test") and not find_spec(SYNTHESIZER):
         raise ConfigError(
@@ -118,11 +106,7 @@ def check_sample(cfg: DictConfig) -> None:
 
 
 def check_augmentation(policy: str | None) -> None:
-    """Refuse what timm does not know as `auto_augment`.
-
-    Raises:
-        ConfigError: names the part that is wrong.
-    """
+    """Refuse what timm does not know as `auto_augment`."""
     if policy is None:
         return
     kind, *parts = policy.split("-")
@@ -136,11 +120,7 @@ def check_augmentation(policy: str | None) -> None:
 
 
 def check_heads(node: Any, path: str) -> None:
-    """Refuse key-value heads that do not divide the heads.
-
-    Raises:
-        ConfigError: names both keys.
-    """
+    """Refuse key-value heads that do not divide the heads."""
     if not isinstance(node, Mapping):
         return
     heads, groups = node.get("num_heads"), node.get("num_kv_heads")
@@ -150,12 +130,8 @@ def check_heads(node: Any, path: str) -> None:
         check_heads(inner, f"{path}.mechanisms.{name}")
 
 
-def check_names(cfg: DictConfig) -> None:
-    """Refuse names of metrics, models and optimizers that there are not.
-
-    Raises:
-        ConfigError: names the key.
-    """
+def _check_names(cfg: DictConfig) -> None:
+    """Refuse names of metrics, models and optimizers that there are not."""
     metrics = sorted(names_in("attnlab.metrics"))
     for key in ("task.score", "task.train.validate_score"):
         name = OmegaConf.select(cfg, key)
@@ -167,12 +143,8 @@ def check_names(cfg: DictConfig) -> None:
         check_optimizer(optimizer)
 
 
-def check_lengths(cfg: DictConfig) -> None:
-    """Refuse windows and continuations of a language model that is trained or scored, where they are too long.
-
-    Raises:
-        ConfigError: names the keys.
-    """
+def _check_lengths(cfg: DictConfig) -> None:
+    """Refuse windows and continuations of a language model that is trained or scored, where they are too long."""
 
     def get(key: str) -> Any:
         return OmegaConf.select(cfg, key)
@@ -191,21 +163,17 @@ def check_lengths(cfg: DictConfig) -> None:
 
 
 def check_relations(cfg: DictConfig) -> None:
-    """Check the keys of a resolved configuration that depend on each other.
-
-    Raises:
-        ConfigError: names both keys and what is expected of them.
-    """
-    check_trainer(cfg.trainer)
-    check_loggers(cfg.logger)
-    check_sample(cfg)
-    check_callbacks(cfg)
-    check_names(cfg)
-    check_lengths(cfg)
-    check_hardware(cfg)
+    """Check the keys of a resolved configuration that depend on each other."""
+    _check_trainer(cfg.trainer)
+    _check_loggers(cfg.logger)
+    _check_sample(cfg)
+    _check_callbacks(cfg)
+    _check_names(cfg)
+    _check_lengths(cfg)
+    _check_hardware(cfg)
     check_augmentation(OmegaConf.select(cfg, "task.data.auto_augment"))
     check_heads(cfg.get("attention"), "attention")
-    check_decoding(cfg)
+    _check_decoding(cfg)
     for key, of in DIVISORS.items():
         value, multiple = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of)
         if isinstance(value, int) and isinstance(multiple, int) and multiple % value:
@@ -215,12 +183,8 @@ def check_relations(cfg: DictConfig) -> None:
         raise ConfigError(f"task.data.image_size={size}: expected a multiple of task.model.patch_size={patch}")
 
 
-def check_callbacks(cfg: DictConfig) -> None:
-    """Refuse a watched metric of unknown direction, and several averages of the weights.
-
-    Raises:
-        ConfigError: names the callback.
-    """
+def _check_callbacks(cfg: DictConfig) -> None:
+    """Refuse a watched metric of unknown direction, and several averages of the weights."""
     targets = {name: str(node.get("_target_")) for name, node in cfg.callbacks.items()}
     for name, node in cfg.callbacks.items():
         if "monitor" in node and "mode" not in node and "EarlyStopping" in targets[name]:
@@ -241,12 +205,8 @@ def check_callbacks(cfg: DictConfig) -> None:
         )
 
 
-def check_hardware(cfg: DictConfig) -> None:
-    """Refuse hardware that the task cannot use.
-
-    Raises:
-        ConfigError: names the key.
-    """
+def _check_hardware(cfg: DictConfig) -> None:
+    """Refuse hardware that the task cannot use."""
     kind = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
     if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
         raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
@@ -263,12 +223,8 @@ def check_hardware(cfg: DictConfig) -> None:
         raise ConfigError(f"hardware.devices={devices}: expected each device once")
 
 
-def check_decoding(cfg: DictConfig) -> None:
-    """Refuse a search whose texts would all be empty, or shorter than they must be.
-
-    Raises:
-        ConfigError: names the key.
-    """
+def _check_decoding(cfg: DictConfig) -> None:
+    """Refuse a search whose texts would all be empty, or shorter than they must be."""
     decode = cfg.task.get("decode")
     if decode is not None and not decode.get("max_len_a") and decode.get("min_len", 0) > decode.get("max_len_b", 0):
         raise ConfigError(

@@ -67,17 +67,17 @@ def signature(target: str) -> Signature | None:
     Raises LookupError if there is no such module, or a module of this package without such a name.
     """
     module, path = _split(target)
-    found = _locate(target)
-    if not path or not module or (found is None and module.partition(".")[0] == "attnlab"):
+    defined = _locate(target)
+    if not path or not module or (defined is None and module.partition(".")[0] == "attnlab"):
         raise LookupError(target)
-    return _signature_of(found) if found else None
+    return _signature_of(defined) if defined else None
 
 
 def definition(target: str) -> tuple[str, str] | None:
     """The module that defines what `target` leads to, and its name there; None if the source does not tell."""
     module, path = _split(target)
-    found = _find(module, path[0]) if module and path else None
-    return (found.module, ".".join([found.node.name, *path[1:]])) if found else None
+    defined = _find(module, path[0]) if module and path else None
+    return (defined.module, ".".join([defined.node.name, *path[1:]])) if defined else None
 
 
 def ancestors(target: str) -> set[str]:
@@ -87,19 +87,19 @@ def ancestors(target: str) -> set[str]:
     """
     names, waiting = set(), [_locate(target)]
     while waiting:
-        found = waiting.pop()
+        defined = waiting.pop()
         if (
-            found
-            and isinstance(found.node, ast.ClassDef)
-            and (name := f"{found.module}.{found.node.name}") not in names
+            defined
+            and isinstance(defined.node, ast.ClassDef)
+            and (name := f"{defined.module}.{defined.node.name}") not in names
         ):
             names.add(name)
-            waiting += [_follow(found.module, base) for base in found.node.bases]
+            waiting += [_follow(defined.module, base) for base in defined.node.bases]
     return names
 
 
-def _name(found: _Definition) -> str:
-    return f"{found.module}.{found.node.name}"
+def _name(defined: _Definition) -> str:
+    return f"{defined.module}.{defined.node.name}"
 
 
 def classes_of(target: str, parameter: str) -> list[str]:
@@ -107,15 +107,15 @@ def classes_of(target: str, parameter: str) -> list[str]:
 
     `Callable[..., Encoder]` names Encoder, `dict[str, Step] | None` names Step.
     """
-    found = signature(target)
-    return list(_classes(found.parameters.get(parameter))) if found else []
+    defined = signature(target)
+    return list(_classes(defined.parameters.get(parameter))) if defined else []
 
 
 def _classes(annotation: Any) -> Iterator[str]:
     if isinstance(annotation, type) and issubclass(annotation, Named):
-        found = _follow(annotation.module, ast.parse(annotation.name, mode="eval").body)
-        if found and isinstance(found.node, ast.ClassDef):
-            yield _name(found)
+        defined = _follow(annotation.module, ast.parse(annotation.name, mode="eval").body)
+        if defined and isinstance(defined.node, ast.ClassDef):
+            yield _name(defined)
     elif (origin := get_origin(annotation)) is not Literal:
         parts = get_args(annotation)
         for part in parts if origin is Union else parts[:1] if origin in (Annotated, tuple) else parts[-1:]:
@@ -171,7 +171,7 @@ def siblings(target: str) -> list[str]:
 
 @lru_cache
 def _file(module: str) -> Path | None:
-    """The source file of a module, found without importing its parents."""
+    """The source file of a module, defined without importing its parents."""
     top, *rest = module.split(".")
     if top == "attnlab":
         folders = [ROOT / "attnlab"]
@@ -256,18 +256,18 @@ def _find(module: str, name: str, seen: _Seen = frozenset()) -> _Definition | No
         return None
     seen |= {(module, name)}
     for node in reversed(_bindings(module).get(name, ())):  # the last one counts, as when the module runs
-        found = None
+        defined = None
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 return _Definition(module, node)
             case ast.ImportFrom():
-                found = _locate(_imported(module, node, name), seen)
+                defined = _locate(_imported(module, node, name), seen)
             case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-                found = _follow(module, value, seen)
-        if found:
-            return found
+                defined = _follow(module, value, seen)
+        if defined:
+            return defined
     stars = [node for node in _bindings(module).get("*", ()) if isinstance(node, ast.ImportFrom)]
-    return next((found for node in stars if (found := _find(_source(module, node), name, seen))), None)
+    return next((defined for node in stars if (defined := _find(_source(module, node), name, seen))), None)
 
 
 def _follow(module: str, expression: ast.expr, seen: _Seen = frozenset()) -> _Definition | None:
@@ -280,28 +280,28 @@ def _follow(module: str, expression: ast.expr, seen: _Seen = frozenset()) -> _De
     if not rest:
         return _find(module, first, seen) if first else None
     prefixes = [_imported(module, node, first) for node in reversed(_bindings(module).get(first, ()))]
-    return next((found for prefix in prefixes if prefix and (found := _locate(f"{prefix}.{rest}", seen))), None)
+    return next((defined for prefix in prefixes if prefix and (defined := _locate(f"{prefix}.{rest}", seen))), None)
 
 
-def _constructor(found: _Definition) -> _Definition | None:
+def _constructor(defined: _Definition) -> _Definition | None:
     """The `__init__` of a class, its own or inherited; of a function the function."""
-    if not isinstance(found.node, ast.ClassDef):
-        return found
-    for node in reversed(found.node.body):
+    if not isinstance(defined.node, ast.ClassDef):
+        return defined
+    for node in reversed(defined.node.body):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            return _Definition(found.module, node)
-    parents = [_follow(found.module, base) for base in found.node.bases]
+            return _Definition(defined.module, node)
+    parents = [_follow(defined.module, base) for base in defined.node.bases]
     return next((init for parent in parents if parent and (init := _constructor(parent))), None)
 
 
 # --- signatures and annotations ---------------------------------------------------------------------------------
 
 
-def _signature_of(found: _Definition) -> Signature | None:
-    is_class = isinstance(found.node, ast.ClassDef)
-    if is_class and any(_last(decorator) == "dataclass" for decorator in found.node.decorator_list):
-        return Signature(_fields(found))
-    function = _constructor(found)
+def _signature_of(defined: _Definition) -> Signature | None:
+    is_class = isinstance(defined.node, ast.ClassDef)
+    if is_class and any(_last(decorator) == "dataclass" for decorator in defined.node.decorator_list):
+        return Signature(_fields(defined))
+    function = _constructor(defined)
     if function is None or isinstance(function.node, ast.ClassDef):
         return None
     arguments = function.node.args
@@ -315,17 +315,17 @@ def _signature_of(found: _Definition) -> Signature | None:
     return Signature(annotations, open=arguments.kwarg is not None)
 
 
-def _fields(found: _Definition) -> dict[str, Any]:
+def _fields(defined: _Definition) -> dict[str, Any]:
     """A dataclass's fields with their annotations, its bases' first."""
     fields: dict[str, Any] = {}
-    assert isinstance(found.node, ast.ClassDef)
-    for base in reversed(found.node.bases):
-        parent = _follow(found.module, base)
+    assert isinstance(defined.node, ast.ClassDef)
+    for base in reversed(defined.node.bases):
+        parent = _follow(defined.module, base)
         fields |= _fields(parent) if parent and isinstance(parent.node, ast.ClassDef) else {}
-    for node in found.node.body:
+    for node in defined.node.body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if _last(annotation) != "ClassVar":
-                fields[name] = _annotation(found.module, annotation)
+                fields[name] = _annotation(defined.module, annotation)
     return fields
 
 

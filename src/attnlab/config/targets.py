@@ -151,7 +151,7 @@ def check_target(target: str, key: str, place: Place | None) -> None:
         raise ConfigError(f"{key}={target}: expected {place}{hint}")
 
 
-def require_target(found: Any, target: str, path: str, outer: tuple[str, str] = ("", "")) -> None:
+def require_target(imported: Any, target: str, path: str, outer: tuple[str, str] = ("", "")) -> None:
     """Check what a `_target_` has led to, once it is imported: a reference may have hidden it from `check_target`.
 
     Args:
@@ -163,12 +163,12 @@ def require_target(found: Any, target: str, path: str, outer: tuple[str, str] = 
     """
     place = place_of(path) or annotated(*outer)
     if place is None:
-        fits = isinstance(found, type) and not outer[0]
-    elif isinstance(found, type):  # a base that is not loaded can be no base of `found`, which is
+        fits = isinstance(imported, type) and not outer[0]
+    elif isinstance(imported, type):  # a base that is not loaded can be no base of one that is
         bases = [_loaded(name) for name in place.bases]
-        fits = any(isinstance(base, type) and issubclass(found, base) for base in bases)
+        fits = any(isinstance(base, type) and issubclass(imported, base) for base in bases)
     else:
-        fits = any(found is _loaded(name) for name in place.functions)
+        fits = any(imported is _loaded(name) for name in place.functions)
     if not fits:
         raise ConfigError(f"{path}._target_={target}: expected {place or 'nothing that is built'}")
 
@@ -182,8 +182,8 @@ def _loaded(name: str) -> Any:
 @lru_cache
 def canonical(name: str) -> str:
     """A dotted name by the module that defines it."""
-    found = definition(name)
-    return ".".join(found) if found else name
+    defined = definition(name)
+    return ".".join(defined) if defined else name
 
 
 # --- Hydra's own node -------------------------------------------------------------------------------------------
@@ -198,11 +198,11 @@ _PLUGINS = ("hydra", "hydra_plugins", "optuna")  # top-level packages of Hydra, 
 _COMMANDS = ("setup", "srun_args", "python", "additional_parameters")  # of submitit's launcher: run by a shell
 
 
-def check_hydra(cfg: DictConfig, given: Sequence[str]) -> None:
+def check_hydra(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Check what files of --config-dir make of Hydra's own node, of which Hydra builds objects and runs commands.
 
     Args:
-        given: the keys that the command line sets.
+        overrides: the keys that the command line sets.
 
     Raises:
         ConfigError: names the key and what is expected.
@@ -219,10 +219,10 @@ def check_hydra(cfg: DictConfig, given: Sequence[str]) -> None:
                 raise ConfigError(f"{path}._target_={target}: expected {place or 'no _target_'}, of a plugin of Hydra")
             check_target(target, f"{path}._target_", place)
         for command in _COMMANDS if name == "launcher" else ():
-            if node.get(command) and not any(f"{key}.{command}".startswith(one) for one in given):
+            if node.get(command) and not any(f"{key}.{command}".startswith(override) for override in overrides):
                 raise ConfigError(f"{key}.{command}: a file cannot bring commands; give it on the command line")
-        searched = [str(one).lstrip("+~") for one in node.get("params") or ()]
-        if node.get("custom_search_space") or any(one.startswith("hydra") for one in searched):
+        searched = [str(key).lstrip("+~") for key in node.get("params") or ()]
+        if node.get("custom_search_space") or any(key.startswith("hydra") for key in searched):
             raise ConfigError(f"{key}: a search space has keys of a run only; give it on the command line")
     if cfg.hydra.callbacks:
         raise ConfigError("hydra.callbacks: not supported; callbacks=... are those of Lightning")
