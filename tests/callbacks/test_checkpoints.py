@@ -1,18 +1,18 @@
-"""Checkpoints on a disk that is full."""
+"""Checkpoints on a disk that is full, and where the data of a resumed run begin."""
 
 import errno
-import io
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO
+from attnlab.callbacks.checkpoints import AtomicCheckpointIO, Resume
 from attnlab.errors import WriteError
 
 SMALL, LARGE = {"a": torch.zeros(8)}, {"a": torch.zeros(1 << 16)}
@@ -37,19 +37,36 @@ def test_the_old_checkpoint_stays_where_the_new_one_cannot_be_written(tmp_path: 
     with files_of_at_most(1 << 14), pytest.raises(WriteError) as caught:
         store.save_checkpoint(LARGE, path)
     assert caught.value.errno == errno.EFBIG and str(path) in str(caught.value)
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["SHA256SUMS", "last.ckpt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["SHA256SUMS", "last.ckpt"]
     assert torch.load(path, weights_only=True)["a"].shape == (8,)
 
 
-def test_a_full_disk_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.BytesIO):
-        def write(self, data: Any) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+def checkpoint(updates: int, batches: int, last: bool) -> dict[str, Any]:
+    counts = {"ready": updates * batches, "started": updates * batches, "processed": updates * batches}
+    counts["completed"] = updates * batches
+    progress = {"total": {**counts}, "current": {**counts}, "is_last_batch": last}
+    loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}
+    return {"epoch": 3, "loops": loops, "batches_per_update": batches}
 
-    def opened(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        return Full() if mode == "wb" else real(self, mode, *rest, **more)
 
-    real = Path.open
-    monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(WriteError, match=r"last\.ckpt: cannot be written \(No space left on device\); disk full"):
-        AtomicCheckpointIO().save_checkpoint(LARGE, tmp_path / "last.ckpt")
+@pytest.mark.parametrize(("before", "now"), [(4, 4), (4, 1), (4, 2), (1, 8), (3, 2)])
+def test_an_update_stays_an_update(before: int, now: int) -> None:
+    data: Any = SimpleNamespace(resume_at=(0, 0))
+    state = checkpoint(5, before, last=False)
+    trainer: Any = SimpleNamespace(accumulate_grad_batches=now)
+    Resume(data).on_load_checkpoint(trainer, None, state)  # type: ignore[arg-type]
+    assert data.resume_at == (3, 5 * now)
+    progress = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]):
+        assert set(counts.values()) == {5 * now}
+
+
+@pytest.mark.parametrize(("last", "older", "begins"), [(True, False, (0, 0)), (False, True, (3, 10))])
+def test_a_complete_epoch_and_an_older_checkpoint(last: bool, older: bool, begins: tuple[int, int]) -> None:
+    """An older checkpoint has no number of batches: that of now is taken."""
+    data: Any = SimpleNamespace(resume_at=(0, 0))
+    state = checkpoint(5, 2, last)
+    if older:
+        del state["batches_per_update"]
+    Resume(data).on_load_checkpoint(SimpleNamespace(accumulate_grad_batches=2), None, state)  # type: ignore[arg-type]
+    assert data.resume_at == begins

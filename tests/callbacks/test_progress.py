@@ -47,9 +47,9 @@ def train(callback: TrainingTime, clock: Any, updates: int, seconds: float, tota
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: found.now))
-    return found
+    state = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: state.now))
+    return state
 
 
 def test_a_long_training_says_how_long(clock: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,11 +112,11 @@ def test_each_pass_over_the_test_set_has_a_name() -> None:
 def test_one_point_of_a_curve_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures: list[Any] = []
 
-    def kept(picture: Any) -> bytes:
+    def png(picture: Any) -> bytes:
         pictures.append(picture)
         return b""
 
-    monkeypatch.setattr(curves.figure, "png", kept)
+    monkeypatch.setattr(curves.figure, "png", png)
     (tmp_path / "curves").mkdir()
     rows = "".join(f"{i},0,3.0,{'0.5' if i == 9 else ''}\n" for i in range(20))
     (tmp_path / "curves" / "metrics.csv").write_text(f"step,epoch,loss,val_accuracy\n{rows}")
@@ -141,5 +141,5 @@ def test_a_long_document_is_shortened(tmp_path: Path, capsys: pytest.CaptureFixt
     record = new(compose("mode=describe"), "test")
     record["parameters"] = {"total": 3, "attention": 1, "trainable": 3}
     show(record, tmp_path)
-    said = capsys.readouterr().out
-    assert "word …" in said and said.count("word") < LONGEST / 5 + 1 and "also short" in said
+    text = capsys.readouterr().out
+    assert "word …" in text and text.count("word") < LONGEST / 5 + 1 and "also short" in text

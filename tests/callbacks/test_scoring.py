@@ -42,9 +42,9 @@ class Echo(LightningModule):
         index = [int(i) for i in batch]
         if dataloader_idx == 1:
             return Scored(torch.tensor(index), {"nats": torch.ones(len(index)), "counts": torch.ones(len(index))})
-        found = [TEXTS[i].rpartition(" ")[0] for i in index]
-        rows = [(f"id{i}", "source", TEXTS[i], text) for i, text in zip(index, found, strict=True)]
-        update = {"hypotheses": found, "references": [TEXTS[i] for i in index], "others": None}
+        hypotheses = [TEXTS[i].rpartition(" ")[0] for i in index]
+        rows = [(f"id{i}", "source", TEXTS[i], text) for i, text in zip(index, hypotheses, strict=True)]
+        update = {"hypotheses": hypotheses, "references": [TEXTS[i] for i in index], "others": None}
         size = 10 * len(index) + min(index)
         return Scored(torch.tensor(index), update, rows, seconds=0.5, units=3, cache_bytes=(size, size + 1))
 
@@ -119,14 +119,14 @@ def test_training_and_scoring_are_measured_apart(tmp_path: Path, monkeypatch: py
     module, loader = Echo(), DataLoader[Any](range(5), batch_size=2)  # type: ignore[arg-type]
     assert contributions(callbacks) == {}
     trainer.fit(module, loader)
-    found = contributions(callbacks)
-    assert set(found) == {"training"} and found["training"]["peak_memory_mib"] > 0
-    assert (found["training"]["seconds"], found["training"]["tokens_per_second"]) == (4.0, 3.0)
+    sections = contributions(callbacks)
+    assert set(sections) == {"training"} and sections["training"]["peak_memory_mib"] > 0
+    assert (sections["training"]["seconds"], sections["training"]["tokens_per_second"]) == (4.0, 3.0)
     trainer.test(module, [loader, loader], verbose=False)
-    found = contributions(callbacks)
-    assert found["inference"]["peak_memory_mib"] > 0
-    assert found["quality"]["sliding_perplexity"] == 2.7183 and found["quality"]["words"] == 8
-    assert "tokens" not in found["quality"]  # of further metrics the first value alone
+    sections = contributions(callbacks)
+    assert sections["inference"]["peak_memory_mib"] > 0
+    assert sections["quality"]["sliding_perplexity"] == 2.7183 and sections["quality"]["words"] == 8
+    assert "tokens" not in sections["quality"]  # of further metrics the first value alone
 
 
 def test_a_value_contributed_twice_is_an_error() -> None:

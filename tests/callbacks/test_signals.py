@@ -84,14 +84,14 @@ def train(directory: Path, module: Walk, resume: bool = False) -> tuple[Walk, Be
         plugins=[AtomicCheckpointIO()], callbacks=[best, Resume(data), EndAfterUpdate(best)],  # type: ignore[arg-type]
         default_root_dir=directory,
     )  # fmt: skip
-    said: list[str] = []
+    names: list[str] = []
     code = 0
-    with interruptible(said.append):
+    with interruptible(names.append):
         try:
             trainer.fit(module, datamodule=data, ckpt_path=directory / "last.ckpt" if resume else None)
         except SystemExit:  # what Lightning makes of KeyboardInterrupt
             code = 1
-    assert said == ["SIGUSR2"] * code
+    assert names == ["SIGUSR2"] * code
     return module, best, code
 
 

@@ -10,13 +10,13 @@ from attnlab.callbacks.summary import lines_of, show
 from attnlab.run.record import NOT_RUN, SECTIONS
 
 
-def blank(**found: Any) -> dict[str, Any]:
+def blank(**sections: Any) -> dict[str, Any]:
     """A record with nothing measured but `found`, by section."""
     record: dict[str, Any] = {"task": "t", "attention": "mtla", "compress": "none", "scale": "sample"}
     record |= {name: dict.fromkeys(keys.split(), NOT_RUN) for name, keys in SECTIONS.items()}
     record |= {"corpus": "sample"}
     record["parameters"] |= {"total": 1234, "attention": 200}
-    for name, values in found.items():
+    for name, values in sections.items():
         record[name] = record.get(name, {}) | values if isinstance(values, dict) else values
     return record
 
@@ -47,9 +47,9 @@ def test_a_translation() -> None:
 def test_a_speed_says_how_sure_it_is() -> None:
     """By its passes, and by what else the machine did."""
     speed = {"seconds": 0.5, "passes": 4, "tokens_per_second": 30.0, "tokens_per_second_range": [25.0, 31.0]}
-    found = dict(lines_of(blank(inference=speed | {"beam": 1, "busy_cores_before": 1.5})))
-    assert found["decoding"] == "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s"
-    assert "1.5 cores" in found["machine busy"] and "not comparable" in found["machine busy"]
+    lines = dict(lines_of(blank(inference=speed | {"beam": 1, "busy_cores_before": 1.5})))
+    assert lines["decoding"] == "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s"
+    assert "1.5 cores" in lines["machine busy"] and "not comparable" in lines["machine busy"]
     assert "machine busy" not in dict(lines_of(blank(inference=speed | {"busy_cores_before": 0.1})))
 
 
@@ -58,11 +58,11 @@ def test_a_conversion_tells_the_sizes_and_the_error_of_each_layer() -> None:
         {"rope_dim": 28, "latent_dim": 32, "output_error": 0.0051},
         {"rope_dim": 6, "latent_dim": 6, "output_error": 0.35462},
     ]
-    found = dict(lines_of(blank(conversion={"layers": layers})))
-    assert found["rope_dim + latent_dim"] == "28 + 32, 6 + 6   (of the layers, in numbers per token)"
-    assert found["output error of layers"].startswith("0.51, 35 %   (of the original output's variance")
-    found = dict(lines_of(blank(conversion={"layers": [{"output_error": 0.65}]})))  # tensor products have no latents
-    assert "rope_dim + latent_dim" not in found and found["output error of layers"].startswith("65 %")
+    lines = dict(lines_of(blank(conversion={"layers": layers})))
+    assert lines["rope_dim + latent_dim"] == "28 + 32, 6 + 6   (of the layers, in numbers per token)"
+    assert lines["output error of layers"].startswith("0.51, 35 %   (of the original output's variance")
+    lines = dict(lines_of(blank(conversion={"layers": [{"output_error": 0.65}]})))  # tensor products have no latents
+    assert "rope_dim + latent_dim" not in lines and lines["output error of layers"].startswith("65 %")
 
 
 def test_nothing_is_cut_on_a_narrow_terminal(
@@ -75,8 +75,10 @@ def test_nothing_is_cut_on_a_narrow_terminal(
     out = capsys.readouterr().out
     letters = re.sub(r"[\s│]", "", out)
     assert signature in letters and "…" not in out
-    said = [line for line in out.splitlines() if "some words" in line]
-    assert len(said) > 1 and all(line.startswith("hyp " if i == 0 else "    ") for i, line in enumerate(said))
+    hypothesis = [line for line in out.splitlines() if "some words" in line]
+    assert len(hypothesis) > 1 and all(
+        line.startswith("hyp " if i == 0 else "    ") for i, line in enumerate(hypothesis)
+    )
 
 
 def test_metrics_have_one_style() -> None:
@@ -92,7 +94,7 @@ def test_a_resumed_run_beside_its_baseline() -> None:
         "seconds": 0.4732,
         "cache_bytes": 3.5556,
     }
-    found = dict(
+    lines = dict(
         lines_of(
             blank(
                 inference={"speedup": speedup | {"tokens_per_second": 2.0, "peak_memory": 0.5}, "beam": 5},
@@ -100,11 +102,11 @@ def test_a_resumed_run_beside_its_baseline() -> None:
             )
         )
     )
-    assert found["against the baseline"] == (
+    assert lines["against the baseline"] == (
         "decoding 2.00 times as fast per token and 0.47 times as fast in all, peak memory 2.00 times larger, "
         "cache 3.56 times smaller   (against mha R7)"
     )
-    assert found["training, 1 update"] == "20.0 tokens/s, 3.0 s (since the resume)"
+    assert lines["training, 1 update"] == "20.0 tokens/s, 3.0 s (since the resume)"
 
 
 @pytest.mark.parametrize(
@@ -112,17 +114,17 @@ def test_a_resumed_run_beside_its_baseline() -> None:
     [({"window": 128}, "at most 128 tokens are kept"), ({"rank": 8}, "of fixed size, whatever the length")],
 )
 def test_a_cache_that_does_not_grow(attention: dict[str, Any], words: str) -> None:
-    found = dict(lines_of(blank(kv_cache={"elements_per_token_per_layer": 0.0}, config={"attention": attention})))
-    assert found["cache per token and layer"] == words
+    lines = dict(lines_of(blank(kv_cache={"elements_per_token_per_layer": 0.0}, config={"attention": attention})))
+    assert lines["cache per token and layer"] == words
 
 
 def test_converted_decoders_with_and_without_a_cache_that_grows() -> None:
     point = {"perplexity": 4.0, "cache_bytes_per_token": 512, "cache_bytes_measured": 8192, "tokens_per_second": 9.5}
     points = {"original": point, "converted": point | {"cache_bytes_per_token": 0.0}, "healed": NOT_RUN}
-    found = dict(lines_of(blank(conversion={"points": points})))
-    assert found["original"] == "perplexity 4.0000, 512 bytes of cache per token, 9.5 tokens/s"
-    assert found["converted"] == "perplexity 4.0000, 8,192 bytes of cache, which windows bound, 9.5 tokens/s"
-    assert "healed" not in found
+    lines = dict(lines_of(blank(conversion={"points": points})))
+    assert lines["original"] == "perplexity 4.0000, 512 bytes of cache per token, 9.5 tokens/s"
+    assert lines["converted"] == "perplexity 4.0000, 8,192 bytes of cache, which windows bound, 9.5 tokens/s"
+    assert "healed" not in lines
 
 
 def test_images() -> None:
@@ -131,7 +133,7 @@ def test_images() -> None:
     percent = {"attention_percent": 50.0, "multiply_adds_percent": 60.0, "parameters_percent": 70.0}
     attention = {"path": "blocks.0.attn", "ranks": [3, 4], "vo_ranks": [2, 1], "qk_error": 0.25}
     layers = [attention, {"path": "blocks.0.mlp"}]
-    found = dict(
+    lines = dict(
         lines_of(
             blank(
                 corpus="images",
@@ -141,7 +143,7 @@ def test_images() -> None:
             )
         )
     )
-    assert found == {
+    assert lines == {
         "corpus": "images",
         "quality, dense": "top1 80.0, top5 95.0",
         "quality, finetuned": "top1 79.0, top5 94.0",
@@ -156,10 +158,10 @@ def test_a_compressed_language_model() -> None:
     rate = {"rate": 2.2069, "parameters": 74240, "parameters_dense": 163840, "model_saving_percent": 12.4}
     quality = {"accuracy": 67.3, "accuracy_stderr": 6.5, "loss": 1.42, "loss_stderr": 0.29, "questions": 52}
     chosen = {"chosen": {"layers": [1]}, "search": [{}, {}]}
-    found = dict(lines_of(blank(compression={"quality": {"compressed": quality}, "rate": rate, **chosen})))
-    assert found["quality, compressed"] == "accuracy 67.3 ± 6.5, loss 1.42 ± 0.29, questions 52"
-    assert found["compression"] == "rate 2.21: 74,240 parameters in place of 163,840; 12.4 % of the whole model saved"
-    assert found["search"] == "{'layers': [1]}, the best of 2 by the validation split"
+    lines = dict(lines_of(blank(compression={"quality": {"compressed": quality}, "rate": rate, **chosen})))
+    assert lines["quality, compressed"] == "accuracy 67.3 ± 6.5, loss 1.42 ± 0.29, questions 52"
+    assert lines["compression"] == "rate 2.21: 74,240 parameters in place of 163,840; 12.4 % of the whole model saved"
+    assert lines["search"] == "{'layers': [1]}, the best of 2 by the validation split"
 
 
 def test_samples_are_spread_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,13 +108,11 @@ def test_a_comparison(said: Said, run: Run) -> None:
 def test_a_damaged_record_is_named_by_the_comparison(said: Said, run: Run) -> None:
     good = run("one", "task=mustc attention=mtla", corpus="x\udcff")
     record = json.loads(good.read_text())
-    for i, change in enumerate(
-        ({"config": record["config"] | {"task": "x"}}, {"config": {"attention": {"_target_": [1]}}}, {"bench": None})
-    ):
+    for i, change in enumerate(({"config": record["config"] | {"task": "x"}}, {"bench": None})):
         path = Path(f"runs/bad{i}/record.json")
         path.parent.mkdir()
         path.write_text(json.dumps(record | change))
-        with pytest.raises(DataError, match=f"runs/bad{i}/record.json: (not a record|the recipe) "):
+        with pytest.raises(DataError, match=f"runs/bad{i}/record.json: not a record "):
             main(["compare", "runs/one", f"runs/bad{i}"])
     lines, _ = said("compare", "runs/one", "runs/one")
     assert r"x\udcff" in "".join(lines)

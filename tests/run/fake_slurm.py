@@ -81,8 +81,8 @@ def install(folder: Path) -> dict[str, str]:
 
 if __name__ == "__main__":
     place = Path(os.environ["FAKE_SLURM"])
-    name, *given = sys.argv[1:]
+    name, *arguments = sys.argv[1:]
     if name in ("sbatch", "controller"):
-        sys.exit((sbatch if name == "sbatch" else controller)(place, Path(given[-1])))
+        sys.exit((sbatch if name == "sbatch" else controller)(place, Path(arguments[-1])))
     others: dict[str, Callable[..., int]] = {"srun": srun, "scontrol": scontrol, "sacct": sacct}
-    sys.exit(others[name](place, *given))
+    sys.exit(others[name](place, *arguments))

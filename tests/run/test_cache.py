@@ -47,10 +47,10 @@ def test_what_is_damaged_is_written_again(
 def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(3, 4).T, "b": torch.tensor(2.5, dtype=torch.float64)}
     for _ in range(2):
-        found, about = stored(tmp_path / "x", read_tensors, lambda folder: write_tensors(folder, tensors, {"n": [1]}))
-        assert about == {"n": [1]} and found.keys() == tensors.keys()
+        saved, about = stored(tmp_path / "x", read_tensors, lambda folder: write_tensors(folder, tensors, {"n": [1]}))
+        assert about == {"n": [1]} and saved.keys() == tensors.keys()
         assert all(
-            torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in tensors.items()
+            torch.equal(saved[name], value) and saved[name].dtype == value.dtype for name, value in tensors.items()
         )
 
 

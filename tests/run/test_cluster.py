@@ -77,11 +77,11 @@ def test_nothing_but_submitit_queues_a_job_again(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     assert cluster_environment() == []
     enter(monkeypatch, {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "mine"})
-    (found,) = cluster_environment()
-    assert isinstance(found, SLURMEnvironment) and found.auto_requeue is False
+    (environment,) = cluster_environment()
+    assert isinstance(environment, SLURMEnvironment) and environment.auto_requeue is False
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    (found,) = cluster_environment()
-    assert isinstance(found, LightningEnvironment) and not found.creates_processes_externally
+    (environment,) = cluster_environment()
+    assert isinstance(environment, LightningEnvironment) and not environment.creates_processes_externally
 
 
 def test_slurm_is_refused_where_it_could_not_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,27 +90,27 @@ def test_slurm_is_refused_where_it_could_not_submit(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="^hardware=slurm: jobs are submitted by -m, a single one too"):
         check(["hardware=slurm", *LINES])
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        one = Composer().compose(["hardware=slurm", *LINES])
-    two = copy.deepcopy(one)
+        first = Composer().compose(["hardware=slurm", *LINES])
+    second = copy.deepcopy(first)
     real = checking.find_spec
     installed = {"hydra_plugins": True, "hydra_plugins.hydra_submitit_launcher": False}
     monkeypatch.setattr(checking, "find_spec", lambda name: installed.get(name, real(name)) or None)
     with pytest.raises(ConfigError, match=r"needs hydra-submitit-launcher; pip install 'attnlab\[launch\]'$"):
-        checking._check_cluster([one], True)
+        checking._check_cluster([first], True)
     installed["hydra_plugins.hydra_submitit_launcher"] = True
-    two.hydra.runtime.choices.hardware = "mine"
+    second.hydra.runtime.choices.hardware = "mine"
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: this machine has no sbatch; start the command on a"):
-        checking._check_cluster([two], True)
+        checking._check_cluster([second], True)
     (tmp_path / "sbatch").touch(mode=0o755)
-    checking._check_cluster([one, two], True)
-    two.hardware.num_nodes = 2
+    checking._check_cluster([first, second], True)
+    second.hardware.num_nodes = 2
     with pytest.raises(ConfigError, match="^hardware.num_nodes=1 and 2: expected one value"):
-        checking._check_cluster([one, two], True)
-    one.hardware.devices = "auto"
+        checking._check_cluster([first, second], True)
+    first.hardware.devices = "auto"
     with pytest.raises(ConfigError, match="^hardware.devices=auto: SLURM is told a number"):
-        checking._check_cluster([one], True)
+        checking._check_cluster([first], True)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    checking._check_cluster([one], False)  # a job that has started
+    checking._check_cluster([first], False)  # a job that has started
 
 
 @pytest.mark.slow
@@ -196,20 +196,20 @@ def test_a_failed_run_of_another_node_ends_the_job(tmp_path: Path, monkeypatch: 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> Any:
     deadline = time.monotonic() + 900
-    while not (found := condition()):
+    while not (result := condition()):
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.1)
-    return found
+    return result
 
 
 def start(folder: Path, environment: dict[str, str], *words: str) -> tuple[subprocess.Popen[bytes], Path]:
     """A sweep of small jobs that last for a while."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
     root, log = corpus("wmt16", folder / "corpus"), folder / "log.txt"
-    given = [*TINY.split(), f"data_root='{root}'", f"cache_dir='{folder}/cache'", "task.train.max_epochs=25", *words]
+    settings = [*TINY.split(), f"data_root='{root}'", f"cache_dir='{folder}/cache'", "task.train.max_epochs=25", *words]
     inherited = {name: value for name, value in os.environ.items() if name not in ("ATTNLAB_STAMP", "DATA_ROOT")}
     with log.open("wb") as file:
-        command = [sys.executable, "-m", "attnlab", "-m", *given]
+        command = [sys.executable, "-m", "attnlab", "-m", *settings]
         environment = inherited | environment | {"OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file), log
 
@@ -245,8 +245,8 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
         job = fake_slurm.JOB + json.loads((run / "record.json").read_text())["seed"] - 1
         for path in sorted((tmp_path / "slurm" / "pids").glob(f"{job}.*"), reverse=True):
             task = psutil.Process(int(path.read_text()))
-            for one in [*task.children(recursive=True), task] if everything else [task]:
-                one.send_signal(signal.SIGUSR2)
+            for member in [*task.children(recursive=True), task] if everything else [task]:
+                member.send_signal(signal.SIGUSR2)
         assert process.wait(1200) == 0, log.read_text()[-3000:]
     finally:
         process.kill()
@@ -254,9 +254,9 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
     number = len(seeds.split(","))
     assert number == 1 or f"--array=0-{number - 1}%{number}" in script  # submitit makes no array of one
     assert f"--nodes={nodes}" in script and "--signal=USR2@300" in script and "--partition=tiny" in script
-    found = [records.read(path.parent) for path in sorted(tmp_path.glob("outputs/**/record.json"))]
-    assert [record["status"] for record in found] == ["finished"] * number  # one directory each
-    assert [record["training"]["resumed"] for record in found].count(True) == 1
+    ended = [records.read(path.parent) for path in sorted(tmp_path.glob("outputs/**/record.json"))]
+    assert [record["status"] for record in ended] == ["finished"] * number  # one directory each
+    assert [record["training"]["resumed"] for record in ended].count(True) == 1
     assert (tmp_path / "slurm" / "requeued").read_text().split() == [
         f"{fake_slurm.JOB}_{job - fake_slurm.JOB}" if number > 1 else str(job)
     ]

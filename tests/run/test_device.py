@@ -22,13 +22,13 @@ OLD, NEW = (7, 5), (9, 0)  # compute capabilities: T4, H100
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """The CUDA devices of this machine, as far as attnlab asks torch about them; empty: a CPU torch."""
-    found: list[tuple[int, int]] = []
+    devices: list[tuple[int, int]] = []
     monkeypatch.setattr(hardware, "has_driver", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(found))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: found[i])
-    yield found
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: devices[i])
+    yield devices
     torch.set_float32_matmul_precision("highest")
 
 
@@ -70,8 +70,8 @@ def test_products_in_tf32_count_where_they_are(cuda: list[tuple[int, int]]) -> N
 
 
 def test_a_run_that_is_used_on_another_device_has_a_precision_too(cuda: list[tuple[int, int]], tmp_path: Path) -> None:
-    own = compose("hardware=cpu")
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(own))
+    on_cpu = compose("hardware=cpu")
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(on_cpu))
     cuda.append(NEW)
     assert loading.configuration(tmp_path).hardware.precision == "32-true"  # that of the run
     assert loading.configuration(tmp_path, "hardware=gpu").hardware.precision == "bf16-mixed"
@@ -123,8 +123,8 @@ def test_tf32_on_cuda_alone(cuda: list[tuple[int, int]], caplog: pytest.LogCaptu
     cuda.append(NEW)
     assert prepared(compose("hardware=gpu"))["float32_products"] == "TF32"
     assert torch.get_float32_matmul_precision() == "high"
-    said = "cuda: X, precision bf16-mixed; products of float32 matrices round their factors to TF32"
-    assert said in caplog.messages[0] and len(caplog.messages) == 1
+    line = "cuda: X, precision bf16-mixed; products of float32 matrices round their factors to TF32"
+    assert line in caplog.messages[0] and len(caplog.messages) == 1
     assert prepared(compose("hardware=gpu", "hardware.tf32=false"))["float32_products"] == "float32"
     assert torch.get_float32_matmul_precision() == "highest"
     cuda[0] = OLD

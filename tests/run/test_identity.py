@@ -67,11 +67,11 @@ def test_the_weights_with_which_an_encoder_begins_count(tmp_path: Path) -> None:
 def test_random_starts_of_a_decomposition_follow_the_seed() -> None:
     """Two seeds are one recipe, unless the starts have a seed of their own; older runs had none."""
     words = (*IMAGES, "rank=9", "compress.start=random")
-    one, two = (compose(*words, f"seed={seed}") for seed in (1, 2))
-    assert two.compress.start_seed == 2 and recipe(one) == recipe(two)
+    first, second = (compose(*words, f"seed={seed}") for seed in (1, 2))
+    assert second.compress.start_seed == 2 and recipe(first) == recipe(second)
     for key, value in (("start_seed", 7), ("restarts", 2), ("start", "cp")):
-        assert recipe(changed(one, **{f"compress__{key}": value})) != recipe(one)
-    today = changed(two, compress__start="cp")
+        assert recipe(changed(first, **{f"compress__{key}": value})) != recipe(first)
+    today = changed(second, compress__start="cp")
     older = changed(today)
     for key in ("start_seed", "restarts", "vo", "keep_of"):
         del older.compress[key]
@@ -120,8 +120,8 @@ def test_training_and_testing_one_model(tmp_path: Path, mtla: DictConfig) -> Non
 def test_seed_and_mode_make_another_run_of_one_recipe(mtla: DictConfig) -> None:
     seeds = [mtla, compose("attention=mtla", "seed=2")]
     assert len({recipe(cfg) for cfg in seeds}) == 1 and len({run(cfg, "c") for cfg in seeds}) == 2
-    own = changed(mtla, task__data__seed=7)  # not a copy of the root's
-    assert recipe(own) != recipe(mtla)
+    another = changed(mtla, task__data__seed=7)  # not a copy of the root's
+    assert recipe(another) != recipe(mtla)
     assert run(mtla, "c") != run(compose("attention=mtla", "mode=describe"), "c")
 
 
@@ -142,9 +142,15 @@ def test_any_other_key_counts(mtla: DictConfig) -> None:
     names = {key.rpartition(".")[2] for key in LEFT_OUT} | {"seed", "mode", "bench"}
     keys = [f"{node}.{name}" for name in names for node in ("task.model", "attention", "task.optimizer")]
     keys += ["new", "hardware.new", "task.new", "task.data.new", "task.train.new", "trainer.new"]
-    before = canonical(mtla)
+    before, plain = canonical(mtla), OmegaConf.to_container(mtla, resolve=True)
     for key in keys:
-        assert canonical(changed(mtla, **{key: "x"})) != before, key
+        copied: Any = copy.deepcopy(plain)
+        *path, last = key.split(".")
+        node = copied
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = "x"
+        assert canonical(copied) != before, key
     assert recipe(changed(mtla, task__train__clip=10)) == recipe(changed(mtla, task__train__clip=10.0))
     assert recipe(changed(mtla, task__train__clip=10)) != recipe(changed(mtla, task__train__clip="10"))
 
@@ -306,9 +312,9 @@ def test_an_old_checkpoint_has_the_identity_of_today(mtla: DictConfig) -> None:
     node = OmegaConf.to_container(mtla.attention)
     assert isinstance(node, dict)
     old = {"mechanism": node | {"_target_": "attnlab.attention.mtla.MTLA", "dropout": 0.5}, "vocabulary": "abc"}
-    found, wanted = identity.of_checkpoint(old), identity.architecture(mtla)
-    assert found["mechanism"] == wanted["mechanism"] and found["vocabulary"] == "abc"
-    assert identity.of_checkpoint(found) == found
+    today, wanted = identity.of_checkpoint(old), identity.architecture(mtla)
+    assert today["mechanism"] == wanted["mechanism"] and today["vocabulary"] == "abc"
+    assert identity.of_checkpoint(today) == today
     prompt = {"mechanism": {"_target_": "attnlab.attention.RelativeMultiLinear", "reads_prompt": True}}
     assert identity.of_checkpoint(prompt) == {"mechanism": {"_target_": "RelativeMultiLinear", "reads_prefix": True}}
     assert identity.architecture(compose("attention=mha"))["mechanism"] != wanted["mechanism"]
@@ -350,13 +356,13 @@ def test_a_file_that_is_overwritten_in_place_changes_the_corpus(
     files = [folder / name for name in ("x.wav", "large.txt", "small.txt")]
     for file in files:
         file.write_bytes(b"1234" if file.name != "small.txt" else b"1")
-    found = [fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache")]
-    assert found == ["sha256:7141a2e10a2d6b2191a3c2ad3966ef8f340d3ee8c29851968f7ea977caba7368"]  # stored in records
+    digests = [fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache")]
+    assert digests == ["sha256:7141a2e10a2d6b2191a3c2ad3966ef8f340d3ee8c29851968f7ea977caba7368"]  # stored in records
     before = folder.stat().st_mtime_ns
     for file in files:
         file.write_bytes(file.read_bytes() + b"5")
-        found.append(fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache"))
-    assert folder.stat().st_mtime_ns == before and len(set(found)) == 4
+        digests.append(fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache"))
+    assert folder.stat().st_mtime_ns == before and len(set(digests)) == 4
 
 
 def test_what_is_unchanged_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,10 +50,10 @@ def test_one_interrupt_ends_a_phase(phase: str, tmp_path: Path) -> None:
     arguments, pattern, seconds = PHASES[phase]
     if "{pairs}" in " ".join(arguments):
         write_pairs(tmp_path / "pairs")
-    given = [text.format(pairs=tmp_path / "pairs") for text in arguments]
-    where = f"hydra.{'sweep' if '-m' in given else 'run'}.dir={tmp_path / 'run'}"
+    settings = [text.format(pairs=tmp_path / "pairs") for text in arguments]
+    where = f"hydra.{'sweep' if '-m' in settings else 'run'}.dir={tmp_path / 'run'}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "attnlab", *given, where, f"cache_dir={tmp_path / 'cache'}"],
+        [sys.executable, "-m", "attnlab", *settings, where, f"cache_dir={tmp_path / 'cache'}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip

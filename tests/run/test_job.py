@@ -280,7 +280,7 @@ def test_a_directory_that_is_in_use_is_left_as_it_is(
 def test_a_reader_that_has_gone(
     cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def mode(*given: Any) -> None:
+    def mode(*arguments: Any) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from attnlab.run.lock import held
+from attnlab.run.lock import holder_of
 from tests.golden.runs import corpus
 
 KILLS, SEED, JOBS = (
@@ -67,10 +67,10 @@ class Sweep:
         """The sweep's process, its job and that job's ranks."""
         try:
             parent = psutil.Process(self.process.pid)
-            children = [one for one in parent.children(recursive=True) if "attnlab" in " ".join(one.cmdline())]
+            children = [child for child in parent.children(recursive=True) if "attnlab" in " ".join(child.cmdline())]
         except psutil.NoSuchProcess:
             return []
-        self.seen |= {one.pid: one for one in children}
+        self.seen |= {child.pid: child for child in children}
         return [parent, *children]
 
     def finish(self) -> int:
@@ -86,10 +86,10 @@ class Sweep:
 
     def finished(self) -> dict[int, tuple[Path, dict[str, Any]]]:
         """The finished run of each seed. None is repeated."""
-        found = [(run, record) for run, record in self.records() if record["status"] == "finished"]
-        seeds = [record["seed"] for _, record in found]
+        runs = [(run, record) for run, record in self.records() if record["status"] == "finished"]
+        seeds = [record["seed"] for _, record in runs]
         assert len(set(seeds)) == len(seeds), f"repeated: {seeds}"
-        return dict(zip(seeds, found, strict=True))
+        return dict(zip(seeds, runs, strict=True))
 
 
 @pytest.mark.slow
@@ -133,16 +133,16 @@ def test_a_killed_sweep_ends_as_one_that_was_left_alone(hardware: str, tmp_path:
     assert not left, f"left behind {time.monotonic() - ended:.0f} s after the last signal: {left}"
 
     assert killed.finish() == 0, killed.log.read_text()[-3000:]
-    expected, found = alone.finished(), killed.finished()
-    assert sorted(found) == sorted(expected) == list(range(1, jobs + 1))
+    expected, repeated = alone.finished(), killed.finished()
+    assert sorted(repeated) == sorted(expected) == list(range(1, jobs + 1))
     for seed, (run, record) in expected.items():
-        other, again = found[seed]
+        other, again = repeated[seed]
         assert record["quality"] == again["quality"] and record["training"]["steps"] == again["training"]["steps"]
         for name in ("predictions.tsv", "checkpoints/averaged.safetensors"):
             assert (other / name).read_bytes() == (run / name).read_bytes(), f"seed {seed}: {name}"
         assert not list(other.rglob(".*.partial"))
-    assert all(held(run) is None for run, _ in killed.records())
-    resumed = sum(record["training"]["resumed"] for _, record in found.values())
+    assert all(holder_of(run) is None for run, _ in killed.records())
+    resumed = sum(record["training"]["resumed"] for _, record in repeated.values())
     print(f"{done} kills; {jobs} jobs finished, {resumed} of them continued from a checkpoint")
     assert killed.finish() == 0  # and then there is nothing left to do
-    assert {run for run, _ in killed.finished().values()} == {run for run, _ in found.values()}
+    assert {run for run, _ in killed.finished().values()} == {run for run, _ in repeated.values()}

@@ -272,8 +272,8 @@ def test_only_the_command_line_names_a_folder_of_tasks(run: Path, tmp_path: Path
     with pytest.raises(ConfigError, match=message):
         use(run, "mode=evaluate")
     assert use(run).mode == "test"  # which reads no tasks
-    given = f"task.evaluation.folder='{tmp_path}'"
-    assert use(run, "mode=evaluate", given).task.evaluation.folder == str(tmp_path)
+    folder = f"task.evaluation.folder='{tmp_path}'"
+    assert use(run, "mode=evaluate", folder).task.evaluation.folder == str(tmp_path)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from attnlab.config.check import compose
 from attnlab.errors import LockedError, WriteError
 from attnlab.run import job
-from attnlab.run.lock import NAME, alive, held, locked
+from attnlab.run.lock import NAME, alive, holder_of, locked
 
 HOLD = """
 import sys
@@ -64,22 +64,22 @@ def processes(directory: Path, number: int = 1) -> Iterator[list[subprocess.Pope
 
 
 def test_a_directory_belongs_to_its_process_until_that_is_killed(tmp_path: Path) -> None:
-    assert held(tmp_path) is None and held(tmp_path / "missing") is None
+    assert holder_of(tmp_path) is None and holder_of(tmp_path / "missing") is None
     with processes(tmp_path) as (process,):
         holder = f"process {process.pid} on {socket.gethostname()} since 2"
-        assert str(held(tmp_path)).startswith(holder)
+        assert str(holder_of(tmp_path)).startswith(holder)
         assert alive({"status": "running"}, tmp_path) and not alive({"status": "finished"}, tmp_path)
         with pytest.raises(LockedError) as refused, locked(tmp_path):
             pass
         assert str(tmp_path) in str(refused.value) and holder in str(refused.value)
         shutil.copytree(tmp_path, tmp_path.parent / "copy")
-        assert held(tmp_path.parent / "copy") is None
+        assert holder_of(tmp_path.parent / "copy") is None
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert (tmp_path / NAME).is_file()  # it could not remove it
-        assert held(tmp_path) is None and not alive({"status": "running"}, tmp_path)
+        assert holder_of(tmp_path) is None and not alive({"status": "running"}, tmp_path)
         with locked(tmp_path):
-            assert str(os.getpid()) in str(held(tmp_path))
+            assert str(os.getpid()) in str(holder_of(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +107,7 @@ def test_a_forked_process_does_not_keep_it(tmp_path: Path) -> None:
                 os._exit(0)
             os.rename(tmp_path / NAME, tmp_path / "kept")
         os.rename(tmp_path / "kept", tmp_path / NAME)
-        assert held(tmp_path) is None
+        assert holder_of(tmp_path) is None
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -123,7 +123,7 @@ def test_who_wants_it_waits_for_a_run_that_is_about_to_end(tmp_path: Path) -> No
             pass
         subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {process.pid}"])
         with locked(tmp_path):
-            assert str(os.getpid()) in str(held(tmp_path))
+            assert str(os.getpid()) in str(holder_of(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["same directory", "resume"])

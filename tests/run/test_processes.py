@@ -15,7 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from attnlab.run.ledger import Ledger
-from attnlab.run.lock import held
+from attnlab.run.lock import holder_of
 from tests.conversion.test_runs import SIZES, written
 from tests.conversion.test_runs import TINY as TINY_CONVERTED
 from tests.data.conftest import write_corpus
@@ -69,10 +69,10 @@ def test_two_processes_train_and_give_one_record_that_one_process_scores_alike(r
     words = ("hardware.accelerator=cpu", "task.train.max_epochs=2")
     done = run(root, tmp_path / "run", "hardware=ddp", *words)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = record(tmp_path / "run")
-    assert (found["status"], found["quality"]["sentences"], found["training"]["epochs"]) == ("finished", 5, 2)
+    result = record(tmp_path / "run")
+    assert (result["status"], result["quality"]["sentences"], result["training"]["epochs"]) == ("finished", 5, 2)
     assert len(list(tmp_path.rglob("record.json"))) == len(list(tmp_path.rglob("predictions.tsv"))) == 1
-    assert "shared by 2 processes" in found["inference"]["protocol"]
+    assert "shared by 2 processes" in result["inference"]["protocol"]
     assert_scored_alike(tmp_path / "run", command(root, tmp_path / "alone", "hardware=cpu", *words), tmp_path / "alone")
 
 
@@ -93,7 +93,7 @@ def test_a_killed_rank_leaves_no_other_and_a_true_record(victim: int, root: Path
         assert not psutil.wait_procs([rank], timeout=30)[1]
     finally:
         process.kill()
-    assert held(directory) is None
+    assert holder_of(directory) is None
     (entry,) = Ledger(tmp_path).runs()  # a record that says "running" without a process counts as interrupted
     assert entry.status in (("interrupted",) if victim == 0 else ("failed", "interrupted"))
 
@@ -142,15 +142,15 @@ def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
     words += ["hardware=fsdp", "hardware.accelerator=cpu", "task.train.max_steps=8"]
     longer = [f"resume='{directory}'", "task.train.max_steps=12"]
-    for given, place in ((words, directory), (longer, tmp_path / "more")):
-        arguments = [sys.executable, "-m", "attnlab", *given, f"hydra.run.dir='{place}'"]
+    for settings, place in ((words, directory), (longer, tmp_path / "more")):
+        arguments = [sys.executable, "-m", "attnlab", *settings, f"hydra.run.dir='{place}'"]
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-    found = record(tmp_path / "more")
-    assert (found["training"]["steps"], found["training"]["resumed"]) == (12, True)
-    assert found["parent"] == {"path": str(directory), "run": record(directory)["identity"]["run"]}
-    assert found["quality"]["perplexity"] < 12  # of nine words
-    assert found["quality"]["signature"].endswith(", on rank zero alone")
+    result = record(tmp_path / "more")
+    assert (result["training"]["steps"], result["training"]["resumed"]) == (12, True)
+    assert result["parent"] == {"path": str(directory), "run": record(directory)["identity"]["run"]}
+    assert result["quality"]["perplexity"] < 12  # of nine words
+    assert result["quality"]["signature"].endswith(", on rank zero alone")
 
 
 @pytest.mark.slow
@@ -161,15 +161,17 @@ def test_sharded_healing_is_that_of_one_process(tmp_path: Path) -> None:
     words = [*TINY_CONVERTED, f"model='{model}'", "convert=mla", "convert.keep=0.5", *healing, f"data_root='{root}'"]
     words += ["convert.calibration.tokens=256", "convert.calibration.window=32", f"cache_dir='{root}/cache'"]
     sharded = ["hardware=fsdp", "hardware.accelerator=cpu", "hardware.devices=2"]
-    for place, given in (("alone", []), ("fsdp", sharded)):
-        arguments = [sys.executable, "-m", "attnlab", *words, *given, f"hydra.run.dir='{tmp_path / place}'"]
+    for place, settings in (("alone", []), ("fsdp", sharded)):
+        arguments = [sys.executable, "-m", "attnlab", *words, *settings, f"hydra.run.dir='{tmp_path / place}'"]
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-    one, other = (load_file(tmp_path / place / "checkpoints" / "averaged.safetensors") for place in ("alone", "fsdp"))
-    assert one.keys() == other.keys()
-    assert max(float((other[name] - value).abs().max()) for name, value in one.items()) < 1e-5
-    one, other = (record(tmp_path / place)["conversion"] for place in ("alone", "fsdp"))
-    assert one["layers"] == other["layers"]
+    single, other = (
+        load_file(tmp_path / place / "checkpoints" / "averaged.safetensors") for place in ("alone", "fsdp")
+    )
+    assert single.keys() == other.keys()
+    assert max(float((other[name] - value).abs().max()) for name, value in single.items()) < 1e-5
+    single, other = (record(tmp_path / place)["conversion"] for place in ("alone", "fsdp"))
+    assert single["layers"] == other["layers"]
     for point in ("original", "converted", "healed"):
-        assert one["points"][point]["perplexity"] == pytest.approx(other["points"][point]["perplexity"], rel=1e-5)
-    assert one["points"]["healed"]["perplexity"] != one["points"]["converted"]["perplexity"]
+        assert single["points"][point]["perplexity"] == pytest.approx(other["points"][point]["perplexity"], rel=1e-5)
+    assert single["points"]["healed"]["perplexity"] != single["points"]["converted"]["perplexity"]

@@ -24,9 +24,9 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: found.now))
-    return found
+    state = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: state.now))
+    return state
 
 
 def test_without_a_terminal_there_is_a_line_every_thirty_seconds(clock: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,6 +84,6 @@ def test_ctrl_c_does_not_wait_for_a_library() -> None:
 def test_texts_that_are_encoded_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"the {word} one {i}" for i, word in enumerate(["red", "green", "blue"] * 5)]
     tokenizer = Tokenizer.train(texts, 26)
-    whole = tokenizer.encode_all(texts)
+    expected = tokenizer.encode_all(texts)
     monkeypatch.setattr("attnlab.data.text.tokenizer.BLOCK", 4)
-    assert tokenizer.encode_all(texts) == whole == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_all(texts) == expected == [tokenizer.encode(text) for text in texts]

@@ -47,11 +47,14 @@ def test_a_new_record_has_every_promised_key_and_no_number_yet(skeleton: dict[st
 
 
 def test_the_environment_names_what_ran(skeleton: dict[str, Any]) -> None:
-    found = records.environment("cpu")
-    assert found["torch"] == torch.__version__
-    assert found["device"].startswith("cpu: ") and found["device"] != "cpu: "
-    assert len(found["packages_hash"]) == 64 and found["packages_hash"] == records.environment("cpu")["packages_hash"]
-    assert problems(skeleton | {"environment": found}) == []
+    environment = records.environment("cpu")
+    assert environment["torch"] == torch.__version__
+    assert environment["device"].startswith("cpu: ") and environment["device"] != "cpu: "
+    assert (
+        len(environment["packages_hash"]) == 64
+        and environment["packages_hash"] == records.environment("cpu")["packages_hash"]
+    )
+    assert problems(skeleton | {"environment": environment}) == []
 
 
 def test_writing_is_atomic(skeleton: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

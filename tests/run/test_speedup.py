@@ -47,9 +47,9 @@ def test_the_ratios_name_the_run_they_are_of(this_run: dict[str, Any], tmp_path:
     place = str(write(tmp_path, BASELINE))
     baseline = read_baseline(place)
     assert baseline == read_baseline(f"{place}/record.json") == BASELINE
-    found = speedup(this_run, BASELINE, place)
-    about = found.pop("baseline")
-    assert found == {"seconds": 1.5, "tokens_per_second": 1.2, "peak_memory": 1.5, "cache_bytes": 4.0}
+    ratios = speedup(this_run, BASELINE, place)
+    about = ratios.pop("baseline")
+    assert ratios == {"seconds": 1.5, "tokens_per_second": 1.2, "peak_memory": 1.5, "cache_bytes": 4.0}
     assert (about["path"], about["run"], about["attention"], about["stride"]) == (place, "abc", "mha", None)
 
 

@@ -157,11 +157,12 @@ def test_runs_of_a_sweep_outside_outputs_are_found(cfg: DictConfig, here: Path) 
 
 
 def test_the_settings_that_go_with_resume(cfg: DictConfig) -> None:
-    given = ["--config-dir=/mine", "task=wikitext2", "stride=2", "mode=train", "hardware=cpu", "~logger", "retry=true"]
-    given += ["task.data.num_workers=${seed}", "trainer.limit_val_batches=3", "task.train.max_steps=5", "tags=[a]"]
+    settings = ["--config-dir=/mine", "task=wikitext2", "stride=2", "mode=train", "hardware=cpu", "~logger"]
+    settings += ["retry=true", "task.data.num_workers=${seed}", "trainer.limit_val_batches=3"]
+    settings += ["task.train.max_steps=5", "tags=[a]"]
     accepted = ["--config-dir=/mine", "hardware=cpu", "task.data.num_workers=0", "trainer.limit_val_batches=3"]
     data = OmegaConf.create({"num_workers": 0})
-    assert resume_settings(changed(cfg, task__data=data), given) == [*accepted, "tags=[a]"]
+    assert resume_settings(changed(cfg, task__data=data), settings) == [*accepted, "tags=[a]"]
 
 
 # --- its note and its process -------------------------------------------------------------------------------------
@@ -180,21 +181,21 @@ def test_a_job_is_noted_run_continued_and_skipped(
         ran(cfg, path, status, len(commands) == 1, training={"steps": 1, "best_val_loss": 1.5})
 
     monkeypatch.setattr(sweep, "run_process", process)
-    given = ["--config-dir=/mine", *WORDS]
+    settings = ["--config-dir=/mine", *WORDS]
     first = Path("outputs/multirun/first/0_wikitext2_mtla")
     values = []
     for name in ("first", "second", "third"):
         folder = Path("outputs/multirun") / name
         job_dir = (folder / first.name).absolute()
         job_dir.mkdir(parents=True)  # Hydra makes it
-        values.append(run_job(cfg, 0, given, job_dir, folder))
+        values.append(run_job(cfg, 0, settings, job_dir, folder))
         (job,) = listed(folder)
         assert (job.number, job.name, job.directory, list(job.settings)) == (0, first.name, first, WORDS)
         assert job_dir.exists() == (name == "first")
         assert summarize(folder, 1) == (name == "first")
     assert [str(value) for value in values] == ["nan", "1.5", "1.5"]
     resume = ["--config-dir=/mine", "hardware=cpu", f"resume='{first.absolute()}'"]
-    assert commands[0] == (given, first.absolute()) and len(commands) == 2
+    assert commands[0] == (settings, first.absolute()) and len(commands) == 2
     assert [text.replace("='outputs", f"='{here}/outputs") for text in commands[1][0]] == resume
     printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("job 0: ")]
     assert [word in line for word, line in zip(("starts", "continues", "skipped"), printed, strict=True)] == [True] * 3
@@ -244,11 +245,11 @@ def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
     deadline = time.monotonic() + 120
-    while not (found := condition()):
+    while not (result := condition()):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return result
 
 
 def status(directory: Path) -> Any:

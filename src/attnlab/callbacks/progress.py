@@ -135,9 +135,7 @@ class Bar(RichProgressBar):
 def scoring(trainer: Trainer, loader: int) -> str:
     """What is done with a test dataloader: "scoring", with the name of its windows if it is not the first.
 
-    Args:
-        trainer: its callback `Quality` names the dataloaders.
-        loader: the number of the dataloader.
+    The callback `Quality` of the trainer names the dataloaders.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
     names = next(([*callback.metrics] for callback in callbacks if isinstance(callback, Quality)), [])

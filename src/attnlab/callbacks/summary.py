@@ -29,13 +29,7 @@ LABELS = {  # of metrics; others are named as in the record, with spaces
 
 
 def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
-    """Prints a table of the record's numbers, sample predictions, and where the record lies.
-
-    Args:
-        record: of any task.
-        directory: of the run; sample predictions are read from its predictions.tsv.
-        samples: number of predictions, evenly spread over the file.
-    """
+    """Print a table of the record's numbers, some lines of predictions.tsv evenly spread, and where the record lies."""
     console = Screen(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     names = (record["task"], record["attention"], record["compress"], record["scale"])
     table = Table(title=" · ".join(name for name in names if name not in (None, "none")), show_header=False)

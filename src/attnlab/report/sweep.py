@@ -22,7 +22,7 @@ from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
 from attnlab.run.console import Screen
 from attnlab.run.files import write_text
-from attnlab.run.lock import held
+from attnlab.run.lock import holder_of
 from attnlab.run.record import BUSY, NOT_RUN
 from attnlab.run.store import SavedRecord, collect
 from attnlab.run.sweep import listed
@@ -206,7 +206,7 @@ def unfinished(
     grid = Grid("Not finished", ["Job", "Mechanism", *varied, *more, "Seed", *place, "Status", "Error"])
     for _, job in jobs[jobs["Status"] != FINISHED].iterrows():
         record, directory = job["saved"].record, job["saved"].path.parent
-        holder = held(directory) if job["Status"] == "running" else None
+        holder = holder_of(directory) if job["Status"] == "running" else None
         error = f"in progress elsewhere ({holder}), left to it" if holder else str(record.get("error") or "")
         settings = _settings(job["saved"])
         cells = [job["Job"], job["Mechanism"], *(settings.get(key, "") for key in [*varied, *more]), job["Seed"]]

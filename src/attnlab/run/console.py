@@ -54,7 +54,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         if isinstance(arguments := record.args, tuple):
             record = copy.copy(record)
             texts = str, Path, BaseException
-            record.args = tuple(printable(str(one)) if isinstance(one, texts) else one for one in arguments)
+            record.args = tuple(printable(str(value)) if isinstance(value, texts) else value for value in arguments)
         return printable(super().format(record), keep="\n")
 
 

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from attnlab.config.schema import definition, definitions
 from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
 
-OURS = re.compile(r"attnlab(\.[A-Za-z_]\w*)+")  # a function given by its dotted path
+DOTTED = re.compile(r"attnlab(\.[A-Za-z_]\w*)+")  # a class or function of this package, by its path
+MISSING = object()
 
 # All keys are exact paths from the root: a key of the same name elsewhere counts, and so does every key not listed.
 LEFT_OUT = (
@@ -185,18 +186,18 @@ def renamed(plain: dict[str, Any]) -> dict[str, Any]:
     """
     for rewrite in RENAMES.rewrite:
         rewrite(plain)
-    plain = _stable(plain)
+    plain = _changed(plain, lambda value: stable_name(value) if isinstance(value, str) else value)
     for old, new in RENAMES.keys.items():
-        for node in _owners(plain, old):
-            if _has(node, _inner(old)):
-                _set(node, _inner(new), _pop(node, _inner(old)))
-    for key in RENAMES.removed:
-        for node in _owners(plain, key):
-            _pop(node, _inner(key))
-    for key, meant in RENAMES.absent.items():
-        for node in _owners(plain, key):
-            if _has(node, _inner(key)) and _get(node, _inner(key)) == meant:
-                _pop(node, _inner(key))
+        for node, key in _owners(plain, old):
+            if (value := _pop(node, key)) is not MISSING:
+                _set(node, new.removeprefix(f"{node.get('_target_')}."), value)
+    for removed in RENAMES.removed:
+        for node, key in _owners(plain, removed):
+            _pop(node, key)
+    for absent, meant in RENAMES.absent.items():
+        for node, key in _owners(plain, absent):
+            if _get(node, key, MISSING) == meant:
+                _pop(node, key)
     if isinstance(pattern := _get(plain, PATTERN), list):
         lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
         _set(plain, PATTERN, pattern[: next(lengths, len(pattern))])
@@ -206,9 +207,9 @@ def renamed(plain: dict[str, Any]) -> dict[str, Any]:
 def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
-    for key, meant in RENAMES.absent.items():
-        for node in _owners(plain, key):
-            parent, last = _parent(node, _inner(key))
+    for absent, meant in RENAMES.absent.items():
+        for node, key in _owners(plain, absent):
+            parent, last = _parent(node, key)
             if isinstance(parent, dict):
                 parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
     for node in _nodes(plain):
@@ -226,17 +227,14 @@ def _remove_copied_seeds(plain: dict[str, Any]) -> None:
 def stable_name(target: str) -> str:
     """The name of a class or function that survives its move to another module: `MTLA` for attnlab.attention.MTLA.
 
-    What is defined outside this package keeps its dotted path.
-
-    Args:
-        target: the dotted path of a `_target_`.
+    What is defined outside this package keeps its dotted path. Any other text is returned as it is.
 
     Raises:
         ConfigError: another module of this package defines the same name, so that it would not tell them apart.
     """
-    package, *words = target.split(".")
-    if target in RENAMES.classes or package != "attnlab" or not words:
+    if target in RENAMES.classes or not DOTTED.fullmatch(target):
         return RENAMES.classes.get(target, target)
+    words = target.split(".")[1:]
     defined = definition(target)
     if defined is None:  # of an older tree
         first = next((i for i, word in enumerate(words) if word[:1].isupper()), len(words) - 1)
@@ -254,29 +252,26 @@ def stable_name(target: str) -> str:
     return RENAMES.classes.get(name, name)
 
 
-def _stable(node: Any) -> Any:
-    """Class paths, as `_target_` and as plain values, by their stable names."""
-    if isinstance(node, dict):
-        return {str(key): stable_name(value) if key == "_target_" else _stable(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_stable(value) for value in node]
-    if isinstance(node, str) and (node in RENAMES.classes or OURS.fullmatch(node)):
-        return stable_name(node)
-    return node
+def _changed(node: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested mappings and lists as plain ones, with every value changed."""
+    if isinstance(node, Mapping):
+        return {str(key): _changed(value, change) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_changed(value, change) for value in node]
+    return change(node)
 
 
-def _owners(plain: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
-    """The nodes that a key of the tables belongs to: the root, or every node of its class."""
-    first = key.partition(".")[0]
+def _normal(node: Any) -> Any:
+    """Numbers in one form: 1.0 and 1 are written alike."""
+    return _changed(node, lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def _owners(plain: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
+    """The nodes that a key of the tables belongs to: the root, or every node of its class. With the key in the node."""
+    first, _, rest = key.partition(".")
     if first[0].isupper():
-        yield from [node for node in _nodes(plain) if node.get("_target_") == first]
-    else:
-        yield plain
-
-
-def _inner(key: str) -> str:
-    """A key of the tables, seen from the node that it belongs to."""
-    return key.partition(".")[2] if key[0].isupper() else key
+        return [(node, rest) for node in _nodes(plain) if node.get("_target_") == first]
+    return [(plain, key)]
 
 
 def _nodes(node: Any) -> Iterator[dict[str, Any]]:
@@ -286,15 +281,6 @@ def _nodes(node: Any) -> Iterator[dict[str, Any]]:
         yield from _nodes(child)
 
 
-def _normal(value: Any) -> Any:
-    """Numbers in one form: 1.0 and 1 are written alike."""
-    if isinstance(value, dict):
-        return {key: _normal(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_normal(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _without_dropout(node: Any) -> Any:
     if isinstance(node, dict):
         return {key: _without_dropout(value) for key, value in node.items() if "dropout" not in key}
@@ -302,9 +288,9 @@ def _without_dropout(node: Any) -> Any:
 
 
 def _plain(cfg: Config) -> dict[str, Any]:
-    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else copy.deepcopy(dict(cfg))
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    """A copy of plain values."""
+    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
+    return dict(_changed(plain, lambda value: value))
 
 
 def _parent(plain: Any, key: str) -> tuple[Any, str]:
@@ -314,19 +300,15 @@ def _parent(plain: Any, key: str) -> tuple[Any, str]:
     return plain, last
 
 
-def _has(plain: dict[str, Any], key: str) -> bool:
+def _get(plain: dict[str, Any], key: str, default: Any = None) -> Any:
     parent, last = _parent(plain, key)
-    return isinstance(parent, dict) and last in parent
-
-
-def _get(plain: dict[str, Any], key: str) -> Any:
-    parent, last = _parent(plain, key)
-    return parent.get(last) if isinstance(parent, dict) else None
+    return parent.get(last, default) if isinstance(parent, dict) else default
 
 
 def _pop(plain: dict[str, Any], key: str) -> Any:
+    """Remove a key. The value that it had, or MISSING."""
     parent, last = _parent(plain, key)
-    return parent.pop(last, None) if isinstance(parent, dict) else None
+    return parent.pop(last, MISSING) if isinstance(parent, dict) else MISSING
 
 
 def _set(plain: dict[str, Any], key: str, value: Any) -> None:

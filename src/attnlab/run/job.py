@@ -26,7 +26,7 @@ from attnlab.run.directory import refuse_foreign
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.lock import NAME as LOCK
-from attnlab.run.lock import held, locked, refuse_live
+from attnlab.run.lock import holder_of, locked, refuse_live
 from attnlab.run.loggers import close_loggers
 from attnlab.run.processes import Interrupted, interruptible
 
@@ -84,7 +84,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = F
 @contextlib.contextmanager
 def _locked(cfg: DictConfig, directory: Path) -> Iterator[None]:
     """Lock a run directory inside the block, unless the run may not write there."""
-    if not _continues(cfg, directory) and held(directory) is None:
+    if not _continues(cfg, directory) and holder_of(directory) is None:
         refuse_foreign(directory)
     with locked(directory):
         if not cfg.resume:

@@ -87,11 +87,7 @@ class LedgerEntry:
 
 
 class Ledger:
-    """The runs below a folder.
-
-    Args:
-        root: the folder; it need not exist.
-    """
+    """The runs below a folder, which need not exist."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -106,11 +102,7 @@ class Ledger:
         return self._present(entry for _, _, entry in self._refreshed().values())
 
     def alike(self, key: str, mode: str, seed: int, task: str) -> list[LedgerEntry]:
-        """Bring the index up to date, and return the runs of a job, whatever corpus they read; the oldest first.
-
-        Args:
-            key: of the job, see :func:`key_of`.
-        """
+        """Bring the index up to date, and return the runs of a job, whatever corpus they read; the oldest first."""
         rows, changed, alike = self._refreshed(), False, []
         for path, (mtime, size, entry) in rows.items():
             if (entry.mode, entry.seed, entry.task) != (mode, seed, task):
@@ -129,7 +121,7 @@ class Ledger:
         present = []
         for entry in sorted(entries, key=lambda entry: (entry.started, entry.directory)):
             entry = replace(entry, directory=self.root / entry.directory)
-            if entry.status == "running" and lock.held(entry.directory) is None:
+            if entry.status == "running" and lock.holder_of(entry.directory) is None:
                 entry = replace(entry, status="interrupted", error="its process is gone")
             present.append(entry)
         return present
@@ -190,14 +182,7 @@ def key_of(
     device: str | None = None,
     threads: int | None = None,
 ) -> str:
-    """What a job is, from its configuration alone: the identity of its run but for the corpus.
-
-    Args:
-        config: resolved.
-        weights: the content of pretrained weights, see :func:`attnlab.run.identity.contents`; None: computed.
-        device: what mode=bench measures on; other modes ignore it.
-        threads: the threads of mode=bench; other modes ignore them.
-    """
+    """What a job is, from its configuration alone: :func:`attnlab.run.identity.run` but for the corpus."""
     return identity.run(config, "", weights, device, threads)
 
 

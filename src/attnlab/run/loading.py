@@ -6,7 +6,7 @@ may name only classes of this package and what a YAML file of the configuration 
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,6 @@ def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
 
     Args:
         composer: inside its `hydra`.
-        overrides: of one job.
 
     Raises:
         ConfigError: the run has no readable configuration, or an override sets what only another run can have.
@@ -160,7 +159,7 @@ class _Loading:
             if group == "experiment" and name != self.saved["choices"].get(group):
                 overlays |= self._overlay(str(name))
             elif override not in elsewhere:
-                self._agree(group, name, self.saved["choices"].get)
+                self._agree(group, name, self.saved["choices"].get(group))
         cfg = self._with_today(elsewhere)
         changed = self._change(cfg, overlays, values)
         fixed = self._frozen(cfg)
@@ -191,18 +190,14 @@ class _Loading:
         for key, value in config.leaves(saved):
             if isinstance(value, str) and "${" in value:
                 raise ConfigError(f"{self.path}: {key} is a reference ({value}); the configuration of a run has none")
-        self._check_targets(saved)
-        return saved
-
-    def _check_targets(self, saved: Mapping[str, Any]) -> None:
-        """Refuse code that only the run names; `check_fixed` then asks for the base that each place expects."""
-        for path, target, _ in nodes(saved):
+        for path, target, _ in nodes(saved):  # `check_fixed` then asks for the base that each place expects
             if not self._is_known(target):
                 raise ConfigError(
                     f"{self.path}: {path}._target_={target} is no class of attnlab or of its configuration, and a run "
                     "directory cannot bring code; if it is yours, give --config-dir=<the directory whose YAML file "
                     "names it>"
                 )
+        return saved
 
     def _is_known(self, target: str) -> bool:
         source = definition(target)
@@ -217,8 +212,7 @@ class _Loading:
     def _named(self) -> set[str]:
         """What the YAML files name, by stable names."""
         files = [file for directory in self.composer.directories for file in directory.rglob("*.yaml")]
-        found = {name for file in files for name in re.findall(r"_target_: *([\w.]+)", file.read_text())}
-        return {stable_name(name) for name in found}
+        return {stable_name(name) for file in files for name in re.findall(r"_target_: *([\w.]+)", file.read_text())}
 
     # --- what the command adds ----------------------------------------------------------------------------------
 
@@ -269,7 +263,7 @@ class _Loading:
             for group, option in entry.items() if isinstance(entry, Mapping) else ():
                 group = group.rpartition("/")[2]
                 if not (any_task and group == "task"):
-                    self._agree(group, option, self.saved["choices"].get)
+                    self._agree(group, option, self.saved["choices"].get(group))
         return settings
 
     def _change(self, cfg: DictConfig, overlays: Mapping[str, Any], overrides: Sequence[Override]) -> list[str]:
@@ -289,10 +283,8 @@ class _Loading:
                     if not walk(plain, other)[2] and OmegaConf.select(cfg, other) == before:
                         OmegaConf.update(cfg, other, value)
                 changed += [key] if key in LIMITS and before != value else []
-            elif rest:
-                self._refuse(key, value, None)
             else:
-                self._agree(key, value, lambda key: walk(plain, key)[0])
+                self._agree(key, value, None if rest else before, known=not rest)
         if self.key == "checkpoint" and not cfg.mode:
             raise ConfigError(f"checkpoint={self.run}: say what to do with the run, for instance mode=test")
         return changed
@@ -321,12 +313,11 @@ class _Loading:
             return False
         return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *more))
 
-    def _agree(self, key: str, value: Any, of_the_run: Callable[[str], Any]) -> None:
-        if of_the_run(key) != value:
-            self._refuse(key, value, of_the_run(key))
-
-    def _refuse(self, key: str, value: Any, of_the_run: Any) -> None:
-        value_there = "null" if of_the_run is None else of_the_run
+    def _agree(self, key: str, value: Any, before: Any, known: bool = True) -> None:
+        """Refuse a value that is not the run's, which is `before`. `known`: the run has the key."""
+        if known and value == before:
+            return
+        value_there = "null" if before is None else before
         may = "decoding, paths, hardware, bench and logger"
         may += ", and task.train.max_steps, max_epochs or max_minutes," if self.key == "resume" else ""
         raise ConfigError(

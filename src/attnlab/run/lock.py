@@ -24,7 +24,7 @@ NAME = ".lock"
 ENDING = 60.0  # seconds that a run may take to end once its record says that it does not go on
 
 
-def held(directory: Path) -> str | None:
+def holder_of(directory: Path) -> str | None:
     """The live process that uses a run directory, for people; None: there is none."""
     with contextlib.suppress(OSError), (directory / NAME).open(encoding="utf-8", errors="replace") as file:
         try:
@@ -36,7 +36,7 @@ def held(directory: Path) -> str | None:
 
 def alive(record: Mapping[str, Any], directory: Path) -> bool:
     """Whether a run is in progress. A record that says "running" and whose process is gone is that of a dead run."""
-    return record.get("status") == "running" and held(directory) is not None
+    return record.get("status") == "running" and holder_of(directory) is not None
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def locked(directory: Path, wait: float = ENDING) -> Iterator[Path]:
                 break
             except Timeout:
                 if time.monotonic() - began > wait or not _ending(directory):
-                    raise _refusal(directory, held(directory)) from None
+                    raise _refusal(directory, holder_of(directory)) from None
     try:
         with writing(path):
             since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -80,7 +80,7 @@ def refuse_live(directory: Path) -> None:
     Raises:
         LockedError: a live process uses the directory.
     """
-    if holder := held(directory):
+    if holder := holder_of(directory):
         raise _refusal(directory, holder)
 
 

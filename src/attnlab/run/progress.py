@@ -56,12 +56,7 @@ _shown: list[Progress] = []  # at most one bar: two on one terminal would overwr
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Pass]:
-    """Yield a :class:`Pass`. Inside another pass, a line is added to the bar that is shown.
-
-    Args:
-        what: is being done.
-        total: rows; None: not known.
-    """
+    """Yield a :class:`Pass`. Inside another pass, a line is added to the bar that is shown."""
     if _shown or not sys.stderr.isatty():
         nested = Pass(_shown[0] if _shown else None, what, total)
         try:
@@ -79,11 +74,7 @@ def progress(what: str, total: int | None) -> Iterator[Pass]:
 
 
 def each(what: str, rows: Iterable[Value]) -> Iterator[Value]:
-    """Iterate over rows, and show how far that is.
-
-    Args:
-        rows: their number is shown where it is known.
-    """
+    """Iterate over rows, and show how far that is."""
     with progress(what, len(rows) if isinstance(rows, Sized) else None) as advance:
         for row in rows:
             yield row

@@ -47,19 +47,9 @@ SECTIONS = {
     "config": "",  # resolved: what the run worked with
     "identity": "recipe run corpus weights",  # see run/identity.py
 }
-TEXTS = {
-    "signature",
-    "dtype",
-    "protocol",
-    "torch",
-    "python",
-    "device",
-    "git",
-    "packages_hash",
-    "recipe",
-    "run",
-    "corpus",
-}
+TEXTS = frozenset(
+    ["signature", "dtype", "protocol", "torch", "python", "device", "git", "packages_hash", "recipe", "run", "corpus"]
+)
 
 
 def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -102,22 +92,13 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
 
 
 def mechanism_of(choices: Mapping[str, Any]) -> str:
-    """The name of the conversion, else of the attention. "none": the model brings its own.
-
-    Args:
-        choices: the option taken from each group.
-    """
+    """The name of the conversion, else of the attention, by the options taken. "none": the model brings its own."""
     convert = choices.get("convert")
     return str(choices["attention"] or "none") if convert in (None, "none") else str(convert)
 
 
 def identify(record: dict[str, Any], corpus: str) -> None:
-    """Complete a record's identity once its corpus is known.
-
-    Args:
-        record: the record, with its environment.
-        corpus: the corpus' fingerprint, or identity.NOTHING_READ.
-    """
+    """Complete the identity of a record with an environment. `corpus`: its fingerprint, or identity.NOTHING_READ."""
     identities, environment = record["identity"], record["environment"]
     device, threads = environment["device"], environment["threads"]
     identities["corpus"] = corpus

@@ -16,12 +16,7 @@ LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an 
 
 
 def refusal(directory: Path, root: Path) -> str:
-    """Why a directory is not removed; empty: it may be.
-
-    Args:
-        directory: below `root`.
-        root: the folder that the user has named.
-    """
+    """Why a directory below `root`, the folder that the user has named, is not removed; empty: it may be."""
     if os.path.realpath(directory) == os.path.realpath(root):
         return "it is the folder that was named; name the one above it"
     parts = directory.relative_to(root).parts
@@ -37,20 +32,13 @@ def refusal(directory: Path, root: Path) -> str:
 
 
 def remove(directory: Path, root: Path, what: Collection[str]) -> None:
-    """Remove a run directory while its lock is held. Links in it are removed, not what they lead to.
-
-    Args:
-        directory: below `root`.
-        root: the folder that the user has named.
-        what: the statuses of runs that are removed.
+    """Remove a run directory of one of the statuses `what`. Links in it are removed, not what they lead to.
 
     Raises:
         LockedError: a process uses it.
         DataError: it is not to be removed (see :func:`refusal`), or is of another status now.
         OSError: a file cannot be removed; what is left is still a run.
     """
-    if why := refusal(directory, root):
-        raise DataError(why)
     with lock.locked(directory, wait=0):
         status = status_of(directory)
         status = "interrupted" if status == "running" else status  # the lock is ours
@@ -68,13 +56,9 @@ def remove(directory: Path, root: Path, what: Collection[str]) -> None:
 
 
 def users(directories: Iterable[Path], runs: Iterable[LedgerEntry], root: Path) -> dict[Path, Path]:
-    """Which of these directories the configurations of other runs name, each with one such run.
+    """Which of these run directories the configurations of other runs name, with the first such run.
 
-    Args:
-        directories: of runs.
-        runs: those whose configurations are read.
-        root: the folder of the runs; relative paths in configurations count from the working directory, and from the
-            folder above it.
+    Relative paths in configurations count from the working directory and from the folder above `root`.
     """
     wanted = {os.path.realpath(path): path for path in directories}
     names, users = {os.path.basename(path) for path in wanted}, dict[Path, Path]()

@@ -61,8 +61,6 @@ def require_same_protocol(record: Mapping[str, Any], baseline: Mapping[str, Any]
     """Refuse a comparison of unlike measurements.
 
     Args:
-        record: of this run.
-        baseline: of the other run.
         measured: True: everything must be known and equal. False: before scoring, what is not known yet is passed over.
 
     Raises:
@@ -79,11 +77,6 @@ def require_same_protocol(record: Mapping[str, Any], baseline: Mapping[str, Any]
 
 def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The section `inference.speedup`: which run this one is compared with, and ratios, above 1 if this one is better.
-
-    Args:
-        record: of this run, which has scored its test set.
-        baseline: of the other run.
-        place: where the baseline was found.
 
     Raises:
         DataError: the protocols differ.

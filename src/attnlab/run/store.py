@@ -25,12 +25,7 @@ WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which
 
 @dataclass(frozen=True)
 class SavedRecord:
-    """A record and its file.
-
-    Args:
-        path: the file.
-        record: its content, of the present schema.
-    """
+    """A record of the present schema and its file."""
 
     path: Path
     record: dict[str, Any]

@@ -24,14 +24,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.errors import AttnlabError, DataError, WriteError, printable
+from attnlab.errors import AttnlabError, DataError, printable
 from attnlab.run import cluster, fingerprint, identity
 from attnlab.run import record as records
 from attnlab.run.directory import RECORD
-from attnlab.run.files import write_text
+from attnlab.run.files import write_text, writing
 from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry, key_of
 from attnlab.run.loading import ELSEWHERE, FREE
-from attnlab.run.lock import held, locked
+from attnlab.run.lock import holder_of, locked
 from attnlab.run.processes import end_with_parent, handling
 
 JOBS = "jobs"  # the folder of the notes
@@ -89,10 +89,8 @@ def begun(sweep: Path) -> Iterator[None]:
         LockedError: another sweep is in progress there.
         WriteError: nothing can be written there.
     """
-    try:
+    with writing(sweep):
         sweep.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WriteError(error.errno, error.strerror or str(error), str(sweep)) from error
     os.environ.setdefault("SLURM_KILL_BAD_EXIT", "1")  # jobs inherit it
     with locked(sweep):
         for path in (sweep / JOBS).glob("*.json"):
@@ -136,7 +134,6 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
     Args:
         cfg: the job's configuration; `retry` and `rerun` count.
         job_dir: the directory that Hydra gives the job, which may hold an earlier run.
-        sweep: the sweep's directory.
 
     Raises:
         ConfigError, DataError: the job has no identity (see :mod:`attnlab.run.identity`).
@@ -148,7 +145,7 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
     if done := [run for run in runs if run.status == "finished"]:
         return Decision("skip", done[-1].directory, f"finished before, skipped: {_near_with_commit(done[-1])}")
     for run in runs:
-        if run.status == "running" and (holder := held(run.directory)):
+        if run.status == "running" and (holder := holder_of(run.directory)):
             message = f"in progress elsewhere ({holder}), left to it: {_near(run.directory)}"
             return Decision("leave", run.directory, message)
     failed = [run for run in runs if run.status == "failed"]
@@ -349,11 +346,7 @@ def best(record: Mapping[str, Any]) -> float:
 
 
 def summarize(sweep: Path, jobs: int | None) -> int:
-    """Print to stderr how many jobs have finished, as their records have it.
-
-    Args:
-        sweep: the sweep's directory.
-        jobs: how many jobs there were; None: as many as have a record.
+    """Print to stderr how many of `jobs` have finished, by their records. None: of as many as have a record.
 
     Returns:
         The exit code: 0 if all have finished, else 1.
