@@ -55,7 +55,11 @@ def srun(folder: Path, *arguments: str) -> int:
     return max([abs(task.wait()) for task in tasks])
 
 
-def scontrol(folder: Path, what: str, job: str) -> int:
+def scontrol(folder: Path, what: str, *arguments: str) -> int:
+    if what == "show":
+        print("localhost")
+        return 0
+    (job,) = arguments
     (folder / "requeue" / job).touch()
     with (folder / "requeued").open("a") as file:
         file.write(f"{job}\n")

@@ -38,34 +38,18 @@ SECOND = JOB | {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_PROCID":
 LINES = ("task=wmt16", "attention=mha")
 
 
-@pytest.mark.parametrize(
-    ("names", "first"),
-    [
-        ("gpu7", "gpu7"),
-        ("gpu7,gpu9", "gpu7"),
-        ("gpu[07-09,12],cpu1", "gpu07"),
-        ("rack1-gpu[3,5]", "rack1-gpu3"),
-        ("n[1-2]-ib", "n1-ib"),
-    ],
-)
-def test_the_first_of_several_nodes(names: str, first: str) -> None:
-    assert cluster.first_name(names) == first
-    with pytest.raises(ConfigError, match=r"SLURM_JOB_NODELIST=\[3\]"):
-        cluster.first_name("[3]")
-
-
 def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     monkeypatch.delenv("MASTER_PORT", raising=False)  # Lightning leaves it behind in this process
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
 
-def test_how_the_nodes_of_a_job_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_the_nodes_of_a_job_find_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cluster.rendezvous() == {} and cluster.first_node() and not cluster.inside()
     enter(monkeypatch, JOB | {"SLURM_JOB_NUM_NODES": "1"})
     assert cluster.rendezvous() == {} and cluster.first_node() and cluster.inside()
-    enter(monkeypatch, SECOND)
-    assert cluster.rendezvous() == {"MASTER_ADDR": "gpu3", "MASTER_PORT": "18456", "NODE_RANK": "1"}
+    enter(monkeypatch, SECOND | fake_slurm.install(tmp_path / "slurm"))
+    assert cluster.rendezvous() == {"MASTER_ADDR": "localhost", "MASTER_PORT": "18456", "NODE_RANK": "1"}
     assert not cluster.first_node()
     before = cluster.start_number()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -189,6 +173,7 @@ def test_a_job_that_got_the_signal_is_queued_again_unless_it_has_finished(
 
 def test_a_failed_run_of_another_node_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, SECOND)
+    monkeypatch.setattr(cluster, "rendezvous", dict)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SystemExit, match="1"):
         sweep.run_process(LINES, tmp_path)

@@ -6,11 +6,9 @@ limit every task gets SIGUSR2, passes it on and waits for the end of the run. Th
 """
 
 import os
-import re
 import signal
+import subprocess
 import sys
-
-from attnlab.errors import ConfigError
 
 FIRST_PORT, PORTS = 15000, 10000
 
@@ -40,23 +38,13 @@ def rendezvous() -> dict[str, str]:
     if nodes() == 1:
         return {}
     port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % PORTS
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return {
-        "MASTER_ADDR": first_name(os.environ["SLURM_JOB_NODELIST"]),
+        "MASTER_ADDR": names[0],
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(port)),
         "NODE_RANK": os.environ["SLURM_NODEID"],
     }
-
-
-def first_name(names: str) -> str:
-    """The first name of SLURM's short form of several: gpu07 of `gpu[07-09,12],cpu1`.
-
-    Raises:
-        ConfigError: it is no such list.
-    """
-    match = re.match(r"([^,\[\]]+)(?:\[(\w+)[^\]]*\]([^,\[\]]*))?(?:,|$)", names)
-    if match is None:
-        raise ConfigError(f"SLURM_JOB_NODELIST={names}: not a list of nodes")
-    return "".join(part for part in match.groups() if part)
 
 
 def queue_again() -> None:

@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -53,16 +52,13 @@ def locked(directory: Path, wait: float = ENDING) -> Iterator[Path]:
         LockedError: another process uses the directory.
         WriteError: the lock file cannot be written.
     """
-    path, began = directory / NAME, time.monotonic()
+    path = directory / NAME
     lock = FileLock(path)
     with writing(path):
-        while True:
-            try:
-                lock.acquire(timeout=0.5, poll_interval=0.05)
-                break
-            except Timeout:
-                if time.monotonic() - began > wait or not _ending(directory):
-                    raise _refusal(directory, holder_of(directory)) from None
+        try:
+            lock.acquire(timeout=wait if _ending(directory) else 0.5, poll_interval=0.05)
+        except Timeout:
+            raise _refusal(directory, holder_of(directory)) from None
     try:
         with writing(path):
             since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
