@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from attnlab.config.check import compose
 from attnlab.errors import LockedError, WriteError
 from attnlab.run import job
-from attnlab.run.lock import NAME, alive, holder_of, locked
+from attnlab.run.lock import NAME, holder_of, locked
 
 HOLD = """
 import sys
@@ -68,7 +68,6 @@ def test_a_directory_belongs_to_its_process_until_that_is_killed(tmp_path: Path)
     with processes(tmp_path) as (process,):
         holder = f"process {process.pid} on {socket.gethostname()} since 2"
         assert str(holder_of(tmp_path)).startswith(holder)
-        assert alive({"status": "running"}, tmp_path) and not alive({"status": "finished"}, tmp_path)
         with pytest.raises(LockedError) as refused, locked(tmp_path):
             pass
         assert str(tmp_path) in str(refused.value) and holder in str(refused.value)
@@ -77,7 +76,7 @@ def test_a_directory_belongs_to_its_process_until_that_is_killed(tmp_path: Path)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert (tmp_path / NAME).is_file()  # it could not remove it
-        assert holder_of(tmp_path) is None and not alive({"status": "running"}, tmp_path)
+        assert holder_of(tmp_path) is None
         with locked(tmp_path):
             assert str(os.getpid()) in str(holder_of(tmp_path))
     assert list(tmp_path.iterdir()) == []
@@ -121,7 +120,7 @@ def test_who_wants_it_waits_for_a_run_that_is_about_to_end(tmp_path: Path) -> No
         (tmp_path / "record.json").write_text('{"status": "interrupted"}')
         with pytest.raises(LockedError), locked(tmp_path, wait=0):
             pass
-        subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {process.pid}"])
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {process.pid}"])
         with locked(tmp_path):
             assert str(os.getpid()) in str(holder_of(tmp_path))
 

@@ -47,9 +47,6 @@ class StderrHandler(logging.StreamHandler[TextIO]):
     def stream(self) -> Any:  # type: ignore[override]
         return sys.stderr
 
-    def setStream(self, stream: TextIO) -> None:
-        raise TypeError("this handler writes to sys.stderr")
-
     def format(self, record: logging.LogRecord) -> str:
         if isinstance(arguments := record.args, tuple):
             record = copy.copy(record)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
@@ -162,17 +162,22 @@ class _Loading:
                 self._agree(group, name, self.saved["choices"].get(group))
         cfg = self._with_today(elsewhere)
         changed = self._change(cfg, overlays, values)
-        fixed = self._frozen(cfg)
-        check_mode(fixed, fixed.choices.task)
+        for key in config.PATHS:
+            if cfg.get(key) is not None:
+                cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
+        settle(cfg)
+        OmegaConf.set_struct(cfg, True)
+        OmegaConf.set_readonly(cfg, True)
+        check_mode(cfg, cfg.choices.task)
         if self.key == "resume":
-            self._check_continues(fixed, changed)
+            self._check_continues(cfg, changed)
         try:
-            check_nodes(config.written(fixed))  # what the command sets was checked as it was set
+            check_nodes(config.written(cfg))  # what the command sets was checked as it was set
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from error
-        check_fixed(fixed)
-        groups = {group: name for group, name in fixed.choices.items() if name is not None and group != "recipe"}
-        return Job(fixed, [f"{group}={name}" for group, name in groups.items()], self._directory(fixed, changed))
+        check_fixed(cfg)
+        groups = {group: name for group, name in cfg.choices.items() if name is not None and group != "recipe"}
+        return Job(cfg, [f"{group}={name}" for group, name in groups.items()], self._directory(cfg, changed))
 
     # --- the run's configuration --------------------------------------------------------------------------------
 
@@ -324,16 +329,6 @@ class _Loading:
             f"{key}={value}: {self.key}= takes the configuration of its run, which has {key}={value_there}; "
             f"leave {key}= out, or train another run ({may} may be given)"
         )
-
-    def _frozen(self, cfg: DictConfig) -> DictConfig:
-        with open_dict(cfg):
-            for key in config.PATHS:
-                if cfg.get(key) is not None:
-                    cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
-        settle(cfg)
-        OmegaConf.set_struct(cfg, True)
-        OmegaConf.set_readonly(cfg, True)
-        return cfg
 
     def _directory(self, cfg: DictConfig, changed: list[str]) -> str:
         """Where the job writes: a run that continues as it was, into its own directory; any other into a new one."""

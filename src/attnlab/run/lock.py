@@ -9,10 +9,9 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -31,11 +30,6 @@ def holder_of(directory: Path) -> str | None:
         except BlockingIOError:
             return file.read(200) or "another process"
     return None
-
-
-def alive(record: Mapping[str, Any], directory: Path) -> bool:
-    """Whether a run is in progress. A record that says "running" and whose process is gone is that of a dead run."""
-    return record.get("status") == "running" and holder_of(directory) is not None
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -228,10 +229,8 @@ def reached(directory: Path) -> Mapping[str, Any]:
 
 def upgraded(record: dict[str, Any]) -> dict[str, Any]:
     """A record in today's words: the speed of an older training on images has its right name."""
-    training, node = record.get("training"), record.get("config")
-    for key in ("task", "train", "batch"):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    images = isinstance(node, Mapping) and "images" in node
+    training, batch = record.get("training"), _node(record, "config.task.train.batch")
+    images = isinstance(batch, Mapping) and "images" in batch
     if not images or not isinstance(training, Mapping) or "images_per_second" in training:
         return record
     speed = {"images_per_second": training.get("tokens_per_second", NOT_RUN), "tokens_per_second": NOT_RUN}
@@ -267,7 +266,11 @@ def problems(record: Mapping[str, Any]) -> list[str]:
             if key in keys and (expected := _unexpected(section, key, value))
         ]
     if isinstance(config := record.get("config"), Mapping):
-        wrong += [f"config.{key}: expected a mapping" for key in MAPPINGS if not _is_mapping_or_absent(config, key)]
+        wrong += [
+            f"config.{key}: expected a mapping"
+            for key in MAPPINGS
+            if not isinstance(_node(config, key), Mapping | NoneType)
+        ]
     return wrong
 
 
@@ -280,9 +283,8 @@ def _unexpected(section: str, key: str, value: Any) -> str:
     return "" if number or key in TEXTS or value in (NOT_RUN, "nan", "inf", "-inf") else f"a number or {NOT_RUN!r}"
 
 
-def _is_mapping_or_absent(config: Mapping[str, Any], key: str) -> bool:
-    """Whether a dotted key of a configuration, whose parents are mappings, is a mapping, null or not there."""
-    node: Any = config
+def _node(config: Any, key: str) -> Any:
+    """What a dotted key of a configuration names; None: there is no such key."""
     for part in key.split("."):
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node is None or isinstance(node, Mapping)
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config

@@ -170,7 +170,7 @@ def _shown(saved: SavedRecord, name: str, in_its_directory: bool) -> Shown:
     """`in_its_directory`: the record has curves and predictions beside it."""
     record, directory = saved.record, saved.path.parent
     status, error = record["status"], " ".join(str(record.get("error") or "").split())
-    if status == "running" and not lock.alive(record, directory):
+    if status == "running" and lock.holder_of(directory) is None:
         status, error = "interrupted", "its process is gone"
     metric = sweep.metric(saved) or ""
     numbers = {column: saved.number(key) for column, (key, _) in sweep.NUMBERS.items()}
