@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnlab.callbacks.summary import show
 from attnlab.decoding import BeamSearch
-from attnlab.errors import ConfigError, DataError, TrainingError
+from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
 from attnlab.run.job import FOREIGN
 from attnlab.run.record import write
@@ -97,7 +97,7 @@ def watched(
 
 def resumable(buckets: int) -> list[str]:
     frames = ["task.train.batch.bucket=250", f"task.train.batch.frames={250 * buckets}"]
-    return [*frames, "task.model.decoder.dropout=0.3", "task.train.max_epochs=2", "task.decode.beam=2"]
+    return [*frames, "task.model.decoder.dropout=0.3", "task.train.max_epochs=2"]
 
 
 DECODED = [
@@ -165,23 +165,6 @@ def test_gradients_are_per_token_of_the_whole_update(start: Start, tmp_path: Pat
         after[name] = weights(tmp_path / name)
     for key, value in after["together"].items():
         torch.testing.assert_close(after["accumulated"][key], value, rtol=1e-4, atol=1e-5)
-
-
-def test_a_loss_that_is_not_a_number_stops_the_run(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    losses = SequenceToText.losses
-
-    def broken(self: SequenceToText, batch: Any) -> tuple[Tensor, ...]:
-        loss, *rest = losses(self, batch)
-        return loss * (float("nan") if self.training and self.current_epoch == 1 else 1), *rest
-
-    monkeypatch.setattr(SequenceToText, "losses", broken)
-    cfg, record = start()
-    with pytest.raises(TrainingError, match=r"the loss became nan at update \d+, epoch 2, batch 1 \(first: ted_"):
-        train.run(cfg, record, tmp_path)
-    last, _ = read_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
-    assert all(torch.isfinite(value).all() for value in last.values())
 
 
 @pytest.mark.parametrize(
@@ -318,9 +301,9 @@ def test_a_run_is_compared_with_its_baseline(start: Start, tmp_path: Path, train
     seconds = [run["inference"]["seconds"] for run in (trained[1], record)]
     assert speedup["seconds"] == pytest.approx(seconds[0] / seconds[1], rel=1e-3)
     assert speedup["baseline"]["path"] == str(trained[0]) and speedup["cache_bytes"] == 1.0
-    cfg, record = start(*settings, "task.decode.beam=2")
+    cfg, record = start(*settings, "task.decode.beam=3")
     record["environment"] |= {"device": "cpu", "threads": 1}
     (tmp_path / "other").mkdir()
-    with pytest.raises(DataError, match="baseline: inference.beam differs.*this run has 2, the baseline 5"):
+    with pytest.raises(DataError, match="baseline: inference.beam differs.*this run has 3, the baseline 2"):
         test.run(cfg, record, tmp_path / "other")
     assert not list((tmp_path / "other").iterdir())

@@ -28,7 +28,8 @@ TINY = [
     "task.train.batch.frames=250",
     "task.train.max_epochs=3",
     "task.schedule.warmup_steps=2",
-    "task.decode.max_len_b=8",
+    "task.decode.beam=2",
+    "task.decode.max_len_b=4",
 ]
 
 Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
