@@ -103,7 +103,6 @@ MANY = {  # tests of many cases that take the same path: two of three cases are 
     "test_tables_made_in_inference_serve_training",
     "test_the_correction_never_costs_more",
     "test_the_factors_compute_what_their_matrices_do",
-    "test_the_host_reads_once_in_log_every_updates",
     "test_the_loop_is_the_layer",
     "test_totals_of_the_other_tasks",
     "test_what_cannot_be_shared_is_refused_early",

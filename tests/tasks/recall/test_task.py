@@ -141,7 +141,7 @@ def test_only_answers_have_gradients() -> None:
 
 @pytest.mark.parametrize("problem", ["selective_copying", "needle"])
 def test_the_other_problems(problem: str, tmp_path: Path) -> None:
-    cfg = compose(*words(problem, "attention=mla"))
+    cfg = compose(*words(problem, "attention=mla", "task.train.max_steps=1", "task.train.validate_every=1"))
     record = new(cfg, "test")
     train.run(cfg, record, tmp_path)
     assert list(record["quality"]["cells"]) == NAMES[problem]
