@@ -15,7 +15,7 @@ from attnlab.data import Kaldi, StoredFeatures
 from attnlab.data.speech.extract import extract, main, pretrained
 from attnlab.data.speech.features import Array
 from attnlab.errors import DataError
-from tests.data.test_readers import audio, write
+from tests.data.layouts import audio, write
 
 
 def halves(samples: Array) -> Array:

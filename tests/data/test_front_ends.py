@@ -9,7 +9,7 @@ from attnlab.data import AMI, SLURP, FilterBank, Parallel, SourceText, SpecAugme
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.data.speech.features import change_speed, read_waveform
 from attnlab.errors import ConfigError, DataError
-from tests.data.test_readers import audio, prompt, write
+from tests.data.layouts import audio, prompt, write
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)
 

@@ -69,7 +69,13 @@ def test_an_image_that_does_not_decode_is_named(workers: int, root: Path, tmp_pa
     file.write_bytes(file.read_bytes()[:150])
     with pytest.raises(DataError) as caught:
         list(data(root, tmp_path, num_workers=workers).train_dataloader())
-    assert str(caught.value) == f"{file}: cannot be decoded as an image; replace or remove it"
+    assert str(caught.value).startswith(f"{file}: cannot be decoded (") and "\n" not in str(caught.value)
+
+
+def test_an_image_that_is_too_large_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"0\.JPEG: too large to be decoded"):
+        data(root, tmp_path).sets["train"][0]
 
 
 def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> None:
@@ -88,7 +94,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> 
     for place in sorted((root / "val").rglob("*"), reverse=True):
         place.unlink() if place.is_file() else place.rmdir()
     Image.new("RGB", (9, 9)).save(root / "val" / "ILSVRC2012_val_00000001.JPEG")
-    assert "there are no class folders" in error(root)
+    assert "no class folders" in error(root)
 
 
 def test_a_resumed_epoch_is_the_epoch_that_was_left(root: Path, tmp_path: Path) -> None:
@@ -154,16 +160,14 @@ def test_a_copy_of_an_image_is_augmented_anew(root: Path, tmp_path: Path) -> Non
 
 
 def test_fewer_images_than_a_batch_are_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="images=7: the 6 training images are less than one update; expected at most 6"
-    ):
+    with pytest.raises(ConfigError, match="images=7: expected at most 6"):
         data(root, tmp_path, update_images=7).train_dataloader()
 
 
 def test_more_processes_than_held_out_images_are_refused(root: Path, tmp_path: Path) -> None:
     found = data(root, tmp_path)
     found.check_held_out(6, None)
-    with pytest.raises(ConfigError, match="7 processes cannot share the val split, which has 6 items; use at most 6 p"):
+    with pytest.raises(ConfigError, match="7 processes cannot share the val split, which has 6 items; use at most 6,"):
         found.check_held_out(7, "test")
 
 

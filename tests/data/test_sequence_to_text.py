@@ -94,8 +94,8 @@ def test_length_filters_are_for_training_and_counted(
     data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=limit)
     data.setup()
     assert ids(data.train_dataloader()) == ["ted_1_0"]  # of 88 and 108 frames
-    said = [message.partition("left out: ")[2] for message in caplog.messages if "left out: " in message]
-    assert said[:2] == [
+    reasons = [message.partition("left out: ")[2] for message in caplog.messages if "left out: " in message]
+    assert reasons[:2] == [
         "fewer than 20 frames; task.data.min_input_frames lowers it",
         "more than 140 frames (1.4 s); task.data.max_input_frames raises it",
     ]
@@ -116,7 +116,7 @@ def test_a_batch_too_small_for_an_utterance(make: Callable[..., SequenceToTextDa
     for key, settings in {"data.max_frames": {"max_frames": 150}, "train.batch.bucket": {"update_frames": 150}}.items():
         data = make(**settings)
         data.setup()
-        with pytest.raises(ConfigError, match=rf"{key}=150 is less than the longest utterance \(198 frames\)"):
+        with pytest.raises(ConfigError, match=rf"{key}=150: the longest utterance has 198 frames"):
             data.train_dataloader()
     with pytest.raises(ValueError, match="max_sentences=0"):
         make(max_sentences=0)

@@ -98,35 +98,6 @@ def test_a_manifest(tmp_path: Path) -> None:
     assert (example.source, example.target) == ("hello", "hallo")
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"train.jsonl": '{"source": "a"}\n'}, "train.jsonl: the column 'target' is missing .*reader"),
-        (
-            {"train.jsonl": '{"source": "a", "target": 3}\n'},
-            "line 1: 'target' is 3; expected str",
-        ),
-        ({"train.jsonl": '{"source": "a", "target": "b"}\n{bad\n'}, "train.jsonl line 2: malformed JSON"),
-        ({"train.csv": ""}, "train.csv: an empty file; expected a header"),
-        ({"train.csv": "source,target\na\n"}, "train.csv line 2: expected 2 columns"),
-        ({"train.csv": "source,target\n"}, "train.csv: no examples"),
-        ({"train.csv": "source,target\na,b\n", "train.jsonl": "{}"}, "both train.jsonl and train.csv"),
-        ({"train.csv": "source,target\na,\n"}, "train.csv line 2: empty text"),
-        ({"train.csv": "source,target,source\na,b,c\n"}, "train.csv: the header has the column 'source' twice"),
-        (
-            {"train.jsonl": '{"source": "a\\ud800", "target": "b"}\n'},
-            "line 1: invalid Unicode: lone surrogate",
-        ),
-        ({"other.csv": "source,target\n"}, "train.jsonl is missing .*data_root must hold train"),
-    ],
-)
-def test_wrong_tables(files: dict[str, str], message: str, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=message):
-        split(Table(), tmp_path, "train")
-
-
 def test_a_named_column_of_ids_must_be_there(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", pairs(3))
     with pytest.raises(DataError, match="train.jsonl line 1: 'nope' is missing"):

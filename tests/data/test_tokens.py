@@ -93,32 +93,28 @@ def test_a_shard_may_have_no_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "magic"),
     [
-        ({"version": 2}, "has version 2, 3 ids; expected version 1 and 3 ids"),
-        ({"count": 4}, "has version 1, 4 ids; expected version 1 and 3 ids"),
-        ({"magic": 20240801}, "uint32 ids of the Llama 3 vocabulary"),
-        ({"magic": int(np.int32(MAGIC).byteswap())}, "another byte order"),
-        ({"magic": 1234}, f"header of magic 1234, version 1, 3 ids; expected uint16 ids after magic {MAGIC}"),
-        ({"ids": []}, "holds no ids"),
+        ({"version": 2}, MAGIC),
+        ({"count": 4}, MAGIC),
+        ({"magic": 20240801}, 20240801),  # uint32 ids of the Llama 3 vocabulary
+        ({"magic": int(np.int32(MAGIC).byteswap())}, int(np.int32(MAGIC).byteswap())),  # another byte order
+        ({"ids": []}, MAGIC),
     ],
 )
-def test_a_shard_with_a_wrong_header(tmp_path: Path, content: dict[str, int], message: str) -> None:
+def test_a_shard_with_a_wrong_header(tmp_path: Path, content: dict[str, int], magic: int) -> None:
     path = write_shard(tmp_path / "a.bin", **{"ids": [1, 2, 3], **content})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"a.bin: the header is \[{magic}, .*; expected .* \[{MAGIC}, 1, "):
         open_shard(path, 10)
 
 
-def test_a_shard_of_odd_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("length", "message"), [(1029, "1029 bytes"), (200, f"the header is .{MAGIC}"), (0, "0 bytes; expected uint16")]
+)
+def test_a_shard_that_is_cut(tmp_path: Path, length: int, message: str) -> None:
     path = write_shard(tmp_path / "a.bin", [1, 2, 3])
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"a.bin: 1029 bytes are not a multiple of 2"):
-        open_shard(path, 10)
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(DataError, match="expected version 1"):
-        open_shard(path, 10)
-    path.write_bytes(b"")
-    with pytest.raises(DataError, match="empty"):
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(DataError, match=rf"a.bin: {message}"):
         open_shard(path, 10)
 
 

@@ -17,11 +17,11 @@ def test_top_accuracy_is_torchmetrics() -> None:
     metric = TopAccuracy(97, classes=11)
     metric.update(range(40), logits[:40], labels[:40])
     metric.update(range(40, 97), logits[40:], labels[40:])
-    found = metric.compute()
+    score = metric.compute()
     for k in (1, 5):
-        theirs = MulticlassAccuracy(num_classes=11, top_k=k, average="micro")
-        assert found[f"top{k}"] == pytest.approx(100 * float(theirs(logits, labels)), abs=6e-4)
-    assert found["images"] == 97
+        reference = MulticlassAccuracy(num_classes=11, top_k=k, average="micro")
+        assert score[f"top{k}"] == pytest.approx(100 * float(reference(logits, labels)), abs=6e-4)
+    assert score["images"] == 97
 
 
 def test_top_five_of_three_classes() -> None:
@@ -37,10 +37,10 @@ def test_perplexity_is_torchmetrics() -> None:
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=-1, reduction="none")
     metric = Perplexity(6, words_per_token=0.5)
     metric.update(range(6), losses.double().sum(-1), (targets != -1).sum(-1))
-    theirs = TorchmetricsPerplexity(ignore_index=-1)
-    found = metric.compute()
-    assert found["perplexity"] == pytest.approx(float(theirs(logits, targets)), rel=1e-5)
-    assert found["perplexity_per_word"] == pytest.approx(found["perplexity"] ** 2, rel=1e-5) and found["tokens"] == 49
+    reference = TorchmetricsPerplexity(ignore_index=-1)
+    score = metric.compute()
+    assert score["perplexity"] == pytest.approx(float(reference(logits, targets)), rel=1e-5)
+    assert score["perplexity_per_word"] == pytest.approx(score["perplexity"] ** 2, rel=1e-5) and score["tokens"] == 49
 
 
 def test_perplexity_sums_in_float64() -> None:

@@ -29,7 +29,7 @@ def corpus() -> list[dict[str, Any]]:
             "references": text(9) + " end",
             "others": tuple(text(5) for _ in range(i % 3)),
             "labels": "ab"[i % 2],
-            "found": "abc"[i % 3],
+            "free": "abc"[i % 3],
             "constrained": "b",
             "rows": (str(i), text(4), text(4), text(4)),
             "logits": torch.randn(7, generator=draw).tolist(),
@@ -48,7 +48,7 @@ def scores(rank: int, world: int, shares: list[list[int]]) -> dict[str, Any]:
         "bleu": (BLEU(SIZE), ("hypotheses", "references")),
         "rouge": (ROUGE(SIZE), ("hypotheses", "references", "others")),
         "wer": (WER(SIZE, punctuation=True), ("hypotheses", "references")),
-        "intent": (IntentAccuracy(SIZE), ("labels", "found", "constrained", "hypotheses", "references")),
+        "intent": (IntentAccuracy(SIZE), ("labels", "free", "constrained", "hypotheses", "references")),
         "rows": (Predictions(SIZE), ("rows",)),
     }
     perplexity, top = Perplexity(SIZE, words_per_token=0.7), TopAccuracy(SIZE, classes=7)
@@ -75,8 +75,8 @@ def test_two_and_three_processes_score_as_one(tmp_path: Path) -> None:
         "3, the first has nothing": [[], [0], [*range(1, 13)]],
     }
     for name, share in shares.items():
-        for found in in_processes(len(share), tmp_path / name, scores, share):
-            assert found == alone, name
+        for result in in_processes(len(share), tmp_path / name, scores, share):
+            assert result == alone, name
 
 
 def not_finite(rank: int, world: int) -> str:
@@ -91,8 +91,8 @@ def not_finite(rank: int, world: int) -> str:
 
 
 def test_images_with_logits_that_are_not_finite_are_an_error_on_every_process(tmp_path: Path) -> None:
-    for found in in_processes(2, tmp_path, not_finite):
-        assert found == "the model's logits are NaN or infinite for 1 of 4 images (the first is number 3)"
+    for result in in_processes(2, tmp_path, not_finite):
+        assert result == "the model's logits are NaN or infinite for 1 of 4 images (the first is number 3)"
 
 
 def missing(rank: int, world: int) -> str:
@@ -104,8 +104,8 @@ def missing(rank: int, world: int) -> str:
 
 
 def test_items_without_a_score_are_an_error_on_every_process(tmp_path: Path) -> None:
-    for found in in_processes(2, tmp_path, missing):
-        assert found.startswith("WER: 3 of 5 items were not scored (the first is number 2)")
+    for result in in_processes(2, tmp_path, missing):
+        assert result.startswith("WER: 3 of 5 items were not scored (the first is number 2)")
 
 
 def test_an_index_outside_the_corpus_is_an_error() -> None:

@@ -49,9 +49,9 @@ def folder(corpora: Path, name: str) -> Path:
 
 def test_bleu_of_known_counts() -> None:
     """Precisions 7/7, 4/6, 2/5, 1/4 without a brevity penalty: their geometric mean."""
-    found = bleu(["the cat sat down on the mat"], ["the cat sat quietly on the mat"])
-    assert found["bleu"] == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 8) ** 0.25, abs=0.01)  # smoothing: 1/2
-    assert found["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+    score = bleu(["the cat sat down on the mat"], ["the cat sat quietly on the mat"])
+    assert score["bleu"] == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 8) ** 0.25, abs=0.01)  # smoothing: 1/2
+    assert score["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
     assert bleu(["Das Haus ist alt."], ["Das Haus ist alt."])["bleu"] == 100
     assert bleu(["das haus ist alt."], ["Das Haus ist alt."])["bleu"] < 100
 
@@ -67,14 +67,14 @@ def test_bleu_of_all_of_wmt17(corpora: Path) -> None:
 # --- WER -----------------------------------------------------------------------------------------------------------
 
 
-def counts(found: dict[str, Any]) -> tuple[int, ...]:
-    hits = found["words"] - found["substitutions"] - found["deletions"]
-    return (hits, found["substitutions"], found["deletions"], found["insertions"])
+def counts(score: dict[str, Any]) -> tuple[int, ...]:
+    hits = score["words"] - score["substitutions"] - score["deletions"]
+    return (hits, score["substitutions"], score["deletions"], score["insertions"])
 
 
 def test_word_errors_by_kind() -> None:
-    found = wer(["the cat sat down there", "yes"], ["The cat, sat on it", "Yes we can."])
-    assert counts(found) == (4, 2, 2, 0) and found["wer"] == pytest.approx(100 * 4 / 8)
+    score = wer(["the cat sat down there", "yes"], ["The cat, sat on it", "Yes we can."])
+    assert counts(score) == (4, 2, 2, 0) and score["wer"] == pytest.approx(100 * 4 / 8)
     assert counts(wer(["a b c"], ["a c"])) == (2, 0, 0, 1)
     assert counts(wer([""], ["a c"])) == (0, 0, 2, 0)
     assert wer(["a b c d"], ["x"])["wer"] == 400  # not bounded by 100
@@ -91,8 +91,8 @@ def test_the_text_that_words_are_counted_in() -> None:
     ("hypothesis", "errors"), [("most fidelity's fell", 0), ("most fidelity fell", 0), ("most funds fell", 1)]
 )
 def test_alternations(hypothesis: str, errors: int) -> None:
-    found = wer([hypothesis], ["MOST { FIDELITY'S / FIDELITY } FELL"], punctuation=True)
-    assert counts(found) == (3 - errors, errors, 0, 0)
+    score = wer([hypothesis], ["MOST { FIDELITY'S / FIDELITY } FELL"], punctuation=True)
+    assert counts(score) == (3 - errors, errors, 0, 0)
     assert wer(["for an investor"], ["for { @ / an } investor"])["words"] == 3
     assert wer(["for investor"], ["for { @ / an } investor"])["words"] == 2
 
@@ -102,18 +102,18 @@ def test_word_errors_of_sclite(corpora: Path) -> None:
     root = folder(corpora, "metric_wer_sclite")
 
     def texts(name: str) -> dict[str, str]:
-        found = re.findall(r"^(.*)\((\S+)\)\s*$", (root / name).read_text(), re.MULTILINE)
-        return {id.lower(): text for text, id in found}
+        score = re.findall(r"^(.*)\((\S+)\)\s*$", (root / name).read_text(), re.MULTILINE)
+        return {id.lower(): text for text, id in score}
 
     references, hypotheses = texts("csrnab.ref"), texts("csrnab.hyp")
     rows = [line.split("\t") for line in (root / "expected_per_utt.tsv").read_text().splitlines()[1:]]
     assert len(rows) == 51
     other = []
     for id, *numbers, _ in rows:
-        found = counts(wer([hypotheses[id]], [references[id]], punctuation=True))
+        score = counts(wer([hypotheses[id]], [references[id]], punctuation=True))
         expected = tuple(map(int, numbers))
-        assert sum(found[1:]) == sum(expected[1:]) and found[0] + found[1] + found[2] == sum(expected[:3]), id
-        other += [id] if found != expected else []
+        assert sum(score[1:]) == sum(expected[1:]) and score[0] + score[1] + score[2] == sum(expected[:3]), id
+        other += [id] if score != expected else []
     assert other == ["4t0c0207"]  # as many errors in another of its best alignments: sclite's substitution costs more
     ids = [row[0] for row in rows]
     total = wer([hypotheses[id] for id in ids], [references[id] for id in ids], punctuation=True)
@@ -128,8 +128,8 @@ def test_word_errors_of_sclite(corpora: Path) -> None:
 
 def test_rouge_of_known_overlaps(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    found = rouge(["testing one"], ["testing one two"])
-    assert (found["rouge1"], found["rouge2"], found["rougeL"]) == (80.0, 66.67, 80.0)
+    score = rouge(["testing one"], ["testing one two"])
+    assert (score["rouge1"], score["rouge2"], score["rougeL"]) == (80.0, 66.67, 80.0)
     assert rouge(["Testing; one TWO"], ["testing one two"])["rougeL"] == 100
     assert rouge(["he walked"], ["he walks"])["rouge1"] == 100  # stems
     assert rouge(["", "a b"], ["a b", "a b"])["rouge2"] == 50
@@ -161,18 +161,18 @@ def test_rouge_of_xsum_systems(corpora: Path, system: str) -> None:
     """The XSum authors' own (ROUGE-1.5.5 on other tokens than ours): to 0.75 on a ninth, to 0.5 on all."""
     expected, output, gold = xsum(corpora, system)
     assert len(gold) == len(output) == 11334
-    found = rouge(output[::9], gold[::9])
+    score = rouge(output[::9], gold[::9])
     for key in ("rouge1", "rouge2", "rougeL"):
-        assert found[key] == pytest.approx(expected[key], abs=0.75)
+        assert score[key] == pytest.approx(expected[key], abs=0.75)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["topic-convs2s", "convs2s", "ptgen", "ext-oracle", "lead"])
 def test_rouge_of_xsum_systems_in_full(corpora: Path, system: str) -> None:
     expected, output, gold = xsum(corpora, system)
-    found = rouge(output, gold)
+    score = rouge(output, gold)
     for key in ("rouge1", "rouge2", "rougeL"):
-        assert found[key] == pytest.approx(expected[key], abs=0.5)
+        assert score[key] == pytest.approx(expected[key], abs=0.5)
 
 
 # --- accuracy ------------------------------------------------------------------------------------------------------
@@ -181,21 +181,21 @@ def test_rouge_of_xsum_systems_in_full(corpora: Path, system: str) -> None:
 def test_intent_accuracy() -> None:
     metric = IntentAccuracy(4)
     metric.update(range(4), list("abcb"), ["a", "b", "", "a"], list("abcd"), [""] * 4, [""] * 4)
-    found = metric.compute()
-    assert (found["accuracy"], found["accuracy_constrained"]) == (50, 75) and "wer" not in found
+    score = metric.compute()
+    assert (score["accuracy"], score["accuracy_constrained"]) == (50, 75) and "wer" not in score
     metric = IntentAccuracy(2)
     metric.update([1, 0], ["a", "b"], ["a", "a"], ["a", "b"], ["x y", ""], ["x z", ""])
-    found = metric.compute()
-    assert (found["accuracy"], found["wer"], found["words"]) == (50, 50, 2)
+    score = metric.compute()
+    assert (score["accuracy"], score["wer"], score["words"]) == (50, 50, 2)
 
 
-def test_scores_are_found_by_name() -> None:
+def test_scores_have_names() -> None:
     """What `task.score` may name, and what a validation then logs."""
-    found = text_metrics()
-    assert set(found) == {"bleu", "rouge", "wer", "wer_as_written", "intent"}
-    batch = {"hypotheses": ["a"], "references": ["a b"], "labels": ["x"], "found": ["x"], "constrained": ["y"]}
-    for metric in (make(1) for make in found.values()):
+    classes = text_metrics()
+    assert set(classes) == {"bleu", "rouge", "wer", "wer_as_written", "intent"}
+    batch = {"hypotheses": ["a"], "references": ["a b"], "labels": ["x"], "free": ["x"], "constrained": ["y"]}
+    for metric in (make(1) for make in classes.values()):
         taken = inspect.signature(metric.update).parameters
         metric.update([0], **{name: value for name, value in batch.items() if name in taken})
         assert metric.logged.keys() <= metric.compute().keys()
-    assert found["wer_as_written"](1).punctuation and not found["wer"](1).punctuation
+    assert classes["wer_as_written"](1).punctuation and not classes["wer"](1).punctuation

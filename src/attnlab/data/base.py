@@ -13,6 +13,7 @@ from annotated_types import Ge, Le
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from attnlab.config.batch import counted
 from attnlab.errors import ConfigError, DataError
 
 T = TypeVar("T")
@@ -76,11 +77,8 @@ class Data(LightningDataModule):
         """
         for split, size in self.held_out_sizes(stage).items():
             if size < processes:
-                raise ConfigError(
-                    f"hardware.devices: {processes} processes cannot share the {split} split, which has {size} "
-                    f"{'item' if size == 1 else 'items'}; use at most {size} {'process' if size == 1 else 'processes'} "
-                    "or a larger split"
-                )
+                has = f"{processes} processes cannot share the {split} split, which has {counted(size, 'item')}"
+                raise ConfigError(f"hardware.devices: {has}; use at most {size}, or a larger split")
 
     def same_batches(self, processes: int) -> bool:
         """Whether an update is divided into the same batches on any number of processes, as BatchNorm needs it."""

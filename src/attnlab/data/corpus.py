@@ -185,10 +185,8 @@ def excerpt(
     """
     rate, length = header
     if first >= min(last, length) or last > length + tolerance * rate:
-        raise DataError(
-            f"{where}: a segment from {first / rate:.3f} to {last / rate:.3f} s; expected a part of the "
-            f"{length / rate:.3f} s of {audio.name}, at least a sample long"
-        )
+        times = f"a segment from {first / rate:.3f} to {last / rate:.3f} s"
+        raise DataError(f"{where}: {times}; expected a part of the {length / rate:.3f} s of {audio.name}")
     return {"audio": audio, "rate": rate, "start": first, "num_samples": min(last, length) - first}
 
 
@@ -198,17 +196,10 @@ def recording(audio: Path, where: str) -> dict[str, Any]:
     return excerpt(audio, (rate, length), 0, length, where)
 
 
-def refuse_empty(text: str, where: str, drop_empty: bool, what: str = "text") -> None:
-    """Raise DataError where a text is empty and may not be left out.
-
-    Args:
-        text: what the corpus has.
-        where: its file and line, for the error.
-        drop_empty: whether such utterances are left out.
-        what: what is empty, for the error.
-    """
+def refuse_empty(text: str, where: str, drop_empty: bool) -> None:
+    """Raise DataError where a text, read from the file and line `where`, is empty and may not be left out."""
     if not text and not drop_empty:
-        raise DataError(f"{where}: empty {what}; task.data.drop_empty=true leaves such utterances out")
+        raise DataError(f"{where}: empty text; task.data.drop_empty=true leaves such utterances out")
 
 
 def held_out(items: Iterable[Item], split: str, missing: Sequence[str], every: int) -> Iterator[Item]:

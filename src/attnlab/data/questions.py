@@ -273,9 +273,7 @@ def _profession(row: Row) -> str:
         return PROFESSIONS[value]
     name = str(value).replace("_", " ").strip().lower()
     if name not in PROFESSIONS:
-        raise DataError(
-            f"{row.where}: 'profession' is {value!r:.40}; expected 0 to {len(PROFESSIONS) - 1}, or its name"
-        )
+        raise DataError(f"{row.where}: 'profession' is {value!r:.40}; expected 0 to {len(PROFESSIONS) - 1}, or a name")
     return name
 
 

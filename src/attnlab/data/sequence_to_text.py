@@ -27,6 +27,7 @@ from attnlab.errors import ConfigError, DataError
 log = logging.getLogger(__name__)
 
 LAYOUT = "attnlab.data.corpus.check_layout"  # checks the files of data_root without torch
+FRONT_ENDS = {"audio": FilterBank, "stored": StoredFeatures, "text": SourceText}
 
 
 class Inputs(Protocol):
@@ -148,7 +149,7 @@ class SequenceToTextData(Data):
         bucket_frames = bucket_frames or update_frames
         max_frames = max_frames or bucket_frames
         if features.kind not in reader.kinds:
-            names = " or ".join(FRONT_ENDS[kind] for kind in reader.kinds)
+            names = " or ".join(f"attnlab.data.{FRONT_ENDS[kind].__name__}" for kind in reader.kinds)
             raise ConfigError(f"task.data.features: {reader.name} gives no {features.kind} inputs; use {names}")
         if features.kind == "text" and (augment is not None or ctc_vocab_size is not None):
             raise ConfigError("task.data: text has neither augment nor ctc_vocab_size; set both to null")
@@ -218,10 +219,8 @@ class SequenceToTextData(Data):
         longest = int(data.lengths.max())
         for key, most in (("train.batch.bucket", self.bucket_frames), ("data.max_frames", self.max_frames)):
             if longest > most:
-                raise ConfigError(
-                    f"task.{key}={most} is less than the longest utterance ({longest} frames): raise it, or lower "
-                    f"task.data.max_input_frames ({self.max_input_frames})"
-                )
+                frames = f"the longest utterance has {longest} frames"
+                raise ConfigError(f"task.{key}={most}: {frames}; raise it, or lower task.data.max_input_frames")
         order = self.order()
         data = replace(data, augment=self.augment, seed=self.seed, epoch=order["epoch"])
         share = self._share(order["world_size"])
@@ -280,10 +279,7 @@ class SequenceToTextData(Data):
         """The utterances of each split: all texts, the headers of all recordings."""
         if self.root is None:
             if self.front.kind == "stored":
-                raise ConfigError(
-                    "data_root=null: task.data.features reads stored features, and the sample corpora have none; give "
-                    "the directory that holds them"
-                )
+                raise ConfigError("data_root=null: the sample corpora have no stored features; set data_root")
             log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
             self.root = self.reader.sample(self.cache_dir)
         utterances = {name: self._read_split(name) for name in self.reader.splits}
@@ -305,10 +301,8 @@ class SequenceToTextData(Data):
         for name in self.reader.splits[1:]:
             strange = [x for x in utterances[name] if x.label and x.label not in known]
             if strange and not self.unknown_labels:
-                raise DataError(
-                    f"{self.root}: {strange[0].id} of {name} has the class {strange[0].label!r}, which training "
-                    f"lacks (and {len(strange) - 1} more); task.data.unknown_labels=true counts them as errors"
-                )
+                first = f"{strange[0].id} of {name} has the class {strange[0].label!r}, which training lacks"
+                raise DataError(f"{self.root}: {first}; task.data.unknown_labels=true counts such classes as errors")
             if strange:
                 log.warning("%s: %d utterances of classes that training lacks", name, len(strange))
                 self.filtered[f"unknown class in {name}, kept"] = len(strange)
@@ -324,7 +318,7 @@ class SequenceToTextData(Data):
         except ConfigError as error:
             raise ConfigError(f"task.data.{prefix}{error}") from error
         if tokenizer.size < size:
-            log.info("%svocab_size: %d pieces, the most that this text gives (asked: %d)", prefix, tokenizer.size, size)
+            log.info("%svocab_size: the text gives %d pieces of %d", prefix, tokenizer.size, size)
         return tokenizer
 
     def _read_split(self, name: str) -> list[Utterance]:
@@ -390,10 +384,3 @@ class SequenceToTextData(Data):
         if not len(chosen):
             raise DataError(f"{self.root}: the length filters leave nothing of {name} ({self.filtered})")
         return chosen
-
-
-FRONT_ENDS = {
-    "audio": "attnlab.data.FilterBank",
-    "stored": "attnlab.data.StoredFeatures",
-    "text": "attnlab.data.SourceText",
-}

@@ -71,10 +71,8 @@ class Table(Reader):
             row = next(rows(path), None) if path.is_file() else None
             for key, column in columns.items():
                 if row and column and column not in row.values:
-                    raise DataError(
-                        f"{path}: the column {column!r} is missing (found: {', '.join(row.values)}); "
-                        f"task.data.reader.{key} names it"
-                    )
+                    missing = f"the column {column!r} is missing (found: {', '.join(row.values)})"
+                    raise DataError(f"{path}: {missing}; task.data.reader.{key} names it")
 
     def _places(self, root: Path) -> dict[str, Path]:
         """The table or folder of each split; of a corpus without splits, of "all".

@@ -35,6 +35,6 @@ __all__ = [
 
 def text_metrics() -> dict[str, type[TextMetric]]:
     """The metrics of this folder that score texts, by their `name`: the values of `task.score`."""
-    modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
-    classes = [found for module in modules for _, found in inspect.getmembers(module, inspect.isclass)]
-    return {found.name: found for found in classes if issubclass(found, TextMetric) and "name" in vars(found)}
+    modules = [import_module(f"{__name__}.{file.name}") for file in iter_modules(__path__)]
+    classes = [metric for module in modules for _, metric in inspect.getmembers(module, inspect.isclass)]
+    return {metric.name: metric for metric in classes if issubclass(metric, TextMetric) and "name" in vars(metric)}

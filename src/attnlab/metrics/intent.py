@@ -10,7 +10,7 @@ from attnlab.metrics.wer import word_errors
 
 
 class IntentAccuracy(TextMetric):
-    """How often an utterance's class is found: by the free search, and by a search among the classes alone.
+    """How often an utterance's class is right: by the free search, and by a search among the classes alone.
 
     Where utterances have a text besides their class, the text's word errors are counted as by `WER`.
     Args: those of `TextMetric`.
@@ -24,7 +24,7 @@ class IntentAccuracy(TextMetric):
         self,
         index: Tensor | Sequence[int],
         labels: Sequence[str],
-        found: Sequence[str],
+        free: Sequence[str],
         constrained: Sequence[str],
         hypotheses: Sequence[str],
         references: Sequence[str],
@@ -34,18 +34,18 @@ class IntentAccuracy(TextMetric):
         Args:
             index: (B,) corpus indices.
             labels: B right classes.
-            found: the classes that the best hypotheses begin with; empty where one begins with none.
-            constrained: the classes found by the search whose first token is among the classes.
+            free: the classes that the best hypotheses begin with, or empty strings.
+            constrained: the classes of the search whose first token is among the classes.
             hypotheses: the texts after the classes; empty strings where there are none.
             references: the right texts.
         """
-        self.append_texts(index, list(zip(labels, found, constrained, hypotheses, references, strict=True)))
+        self.append_texts(index, list(zip(labels, free, constrained, hypotheses, references, strict=True)))
 
     def compute(self) -> dict[str, Any]:
         """`accuracy` and `accuracy_constrained` in percent, rounded to two digits; WER's values; a `signature`."""
         rows = self.texts()
         values: dict[str, Any] = {
-            "accuracy": _share(sum(found == label for label, found, *_ in rows), len(rows)),
+            "accuracy": _share(sum(free == label for label, free, *_ in rows), len(rows)),
             "accuracy_constrained": _share(sum(forced == label for label, _, forced, *_ in rows), len(rows)),
         }
         if not any(reference for *_, reference in rows):

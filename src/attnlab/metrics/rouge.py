@@ -42,7 +42,7 @@ class ROUGE(TextMetric):
     def compute(self) -> dict[str, Any]:
         """`rouge1`, `rouge2` and `rougeL` in percent, rounded to two digits, and a `signature`."""
         scores = text_scores(self.texts())
-        means = {name: round(100 * sum(one[name] for one in scores) / max(1, len(scores)), 2) for name in NAMES}
+        means = {name: round(100 * sum(score[name] for score in scores) / max(1, len(scores)), 2) for name in NAMES}
         return means | {"signature": f"rouge-score {version('rouge-score')}, Porter stems, mean F, best reference"}
 
 
@@ -53,4 +53,4 @@ def text_scores(rows: Sequence[Sequence[str]]) -> list[dict[str, float]]:
 
     scorer = RougeScorer(NAMES, tokenizer=DefaultTokenizer(use_stemmer=True))  # without one it logs a line
     scores = [scorer.score_multi(references, hypothesis) for hypothesis, *references in rows]
-    return [{name: one[name].fmeasure for name in NAMES} for one in scores]
+    return [{name: score[name].fmeasure for name in NAMES} for score in scores]

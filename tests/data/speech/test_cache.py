@@ -54,7 +54,7 @@ def check(store: FeatureStore, segments: list[Segment]) -> None:
         np.testing.assert_allclose(store[i], expected, rtol=2**-11, atol=1e-6)
 
 
-def test_computed_once_then_found(tmp_path: Path, segments: list[Segment], computed: list[str]) -> None:
+def test_computed_once_then_read(tmp_path: Path, segments: list[Segment], computed: list[str]) -> None:
     check(open_features(tmp_path, "train", segments, BANK), segments)
     assert sorted(computed) == sorted(s.id for s in segments)
     check(open_features(tmp_path, "train", segments, BANK), segments)
@@ -79,19 +79,15 @@ def test_key_is_the_content(tmp_path: Path, segments: list[Segment], computed: l
     assert len(computed) == 19  # the audio does
 
 
-def test_a_damaged_segment_is_mended(
-    tmp_path: Path, segments: list[Segment], computed: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_segment_is_refused(tmp_path: Path, segments: list[Segment]) -> None:
     store = open_features(tmp_path, "train", segments, BANK)
     path = folder_of(tmp_path) / "features.f16"
-    good = path.read_bytes()
-    data = bytearray(good)
+    data = bytearray(path.read_bytes())
     data[int(store.lengths[0]) * 40 + 7] ^= 64  # in the second segment
     path.write_bytes(data)
-    check(open_features(tmp_path, "train", segments, BANK), segments)
-    assert computed[5:] == [segments[1].id]
-    assert f"damaged at {segments[1].id}; computing it again" in caplog.text
-    assert path.read_bytes() == good
+    assert len(store[0])
+    with pytest.raises(DataError, match=r"features\.f16: damaged; delete .* and run again"):
+        store[1]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "no index", "changed index"])
@@ -116,11 +112,11 @@ def test_features_of_something_else_under_this_name_are_stale(
     tmp_path: Path, segments: list[Segment], computed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     open_features(tmp_path, "train", segments, BANK)
-    ours = folder_of(tmp_path)
-    ours.rename(ours.with_name("aside"))
+    folder = folder_of(tmp_path)
+    folder.rename(folder.with_name("aside"))
     open_features(tmp_path, "other", segments[::-1], BANK)
     (other,) = (tmp_path / "features").glob("other-*")
-    other.rename(ours)
+    other.rename(folder)
     check(open_features(tmp_path, "train", segments, BANK), segments)
     assert "its index does not fit" in caplog.text
     assert len(computed) == 15
@@ -150,7 +146,7 @@ def test_too_little_space_is_known_before_anything_is_computed(
     tmp_path: Path, segments: list[Segment], computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
-    with pytest.raises(DataError, match="features need 0.0 MiB, 0.0 MiB are free; use another cache_dir"):
+    with pytest.raises(DataError, match="features need 0.0 MiB, 0.0 MiB are free; set cache_dir"):
         open_features(tmp_path, "train", segments, BANK)
     assert not computed
     assert leftovers(tmp_path) == []

@@ -146,8 +146,7 @@ class ImageData(Data):
         updates = ImageUpdates(len(dataset), self._share(order["world_size"]), max(1, self.repeats), **order)
         if not len(updates):
             raise ConfigError(
-                f"task.train.batch.images={self.update_images}: the {len(dataset)} training images are less than one "
-                f"update; expected at most {len(dataset)}"
+                f"task.train.batch.images={self.update_images}: expected at most {len(dataset)}, all images"
             )
         return self._loader(dataset, updates, is_training=True, **self.augment)
 
@@ -211,14 +210,9 @@ class Images(ImageDataset):
         np.random.seed(key)
         try:
             image, label = super().__getitem__(index)
-        except DecompressionBombError as error:
-            raise DataError(
-                f"{self.filename(index, absolute=True)}: too large to be decoded ({error}); scale or remove it"
-            ) from error
-        except (OSError, RuntimeError, ValueError, SyntaxError) as error:
-            name = self.filename(index, absolute=True)
-            what = "a directory" if Path(name).is_dir() else "cannot be decoded as an image"
-            raise DataError(f"{name}: {what}; replace or remove it") from error
+        except (OSError, RuntimeError, ValueError, SyntaxError, DecompressionBombError) as error:
+            what = "too large to be decoded" if isinstance(error, DecompressionBombError) else "cannot be decoded"
+            raise DataError(f"{self.filename(index, absolute=True)}: {what} ({error}); replace or remove it") from error
         finally:
             torch.set_rng_state(state[0])
             random.setstate(state[1])

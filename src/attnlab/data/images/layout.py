@@ -29,12 +29,8 @@ def place_of(root: Path, split: str) -> Path:
         raise DataError(f"{root}: there is no folder {split}; expected {split}/<class>/*.jpg below it")
     folders = sorted(path for path in place.iterdir() if path.is_dir())
     if not folders:
-        raise DataError(
-            f"{place}: there are no class folders; expected {split}/<class>/*.jpg (ImageNet's val is shipped flat)"
-        )
+        raise DataError(f"{place}: no class folders; expected {split}/<class>/*.jpg (ImageNet's val is shipped flat)")
     for folder in folders:
         if not any(path.suffix.lower() in IMAGES for path in folder.rglob("*")):
-            raise DataError(
-                f"{folder}: a class folder without images; add images, or remove the folder from train and val"
-            )
+            raise DataError(f"{folder}: a class folder without images; add images, or remove it from train and val")
     return place

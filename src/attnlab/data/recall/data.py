@@ -233,10 +233,8 @@ class RecallData(Data):
         updates = CellUpdates(sequences, self._share(order["world_size"]), **order)
         if not len(updates):
             most = max(cell.count for cell in self.cells["train"])
-            raise ConfigError(
-                f"task.train.batch.sequences={self.update_sequences}: no cell of task.data.train has as many "
-                f"sequences; expected at most {most}"
-            )
+            key = f"task.train.batch.sequences={self.update_sequences}"
+            raise ConfigError(f"{key}: expected at most {most}, the sequences of a cell of task.data.train")
         return self.loader(sequences, updates, collate=as_it_is)
 
     def val_dataloader(self) -> Loader[Window]:

@@ -71,9 +71,7 @@ class AMI(Reader):
             Kaldi().find(root, split, kind)
             return
         if kind == "stored":
-            raise DataError(
-                f"data_root={root}: stored features are read from Kaldi directories with text and feats.scp"
-            )
+            raise DataError(f"data_root={root}: stored features need Kaldi directories with text and feats.scp")
         self.need(root / "corpusResources" / "meetings.xml", folder=root / "segments")
         self.meetings(root, split)
 
@@ -188,9 +186,7 @@ class Kaldi(Reader):
             return [Stored(id=id, source=text, target=text, path=paths[id]) for id, (_, text) in texts.items()]
         for id, (where, path) in audio.items():
             if path.endswith("|"):
-                raise DataError(
-                    f"{where}: {id} is a command, and commands are not run; write the audio to a file and give its path"
-                )
+                raise DataError(f"{where}: {id} is a command, which is not run; expected the path of a recording")
         headers: dict[str, tuple[int, int]] = {}
 
         def part(id: str) -> dict[str, Any]:

@@ -47,14 +47,12 @@ class AN4(Reader):
         ids_path, text_path = self.files(root, split)
         ids, lines = ([line.strip() for line in read_lines(path)] for path in (ids_path, text_path))
         if len(ids) != len(lines):
-            raise DataError(
-                f"{text_path} has {len(lines)} lines, {ids_path.name} {len(ids)}; expected one line per utterance"
-            )
+            raise DataError(f"{text_path} has {len(lines)} lines; expected {len(ids)} as in {ids_path.name}")
         utterances: list[Utterance] = []
         for number, (id, line) in enumerate(zip(ids, lines, strict=True), 1):
             match = _LINE.fullmatch(line)
             if not match or match["id"] != Path(id).name:
-                raise DataError(f"{text_path} line {number}: expected 'WORDS ({Path(id).name})', found {line!r:.60}")
+                raise DataError(f"{text_path} line {number}: expected 'WORDS ({Path(id).name})', not {line!r:.60}")
             text = " ".join(word for word in match["text"].split() if word not in ("<s>", "</s>"))
             refuse_empty(text, f"{text_path} line {number}", drop_empty)
             utterances.append(self._utterance(root, id, text, kind, f"{ids_path} line {number}"))

@@ -1,4 +1,4 @@
-"""Features of a split on disk: computed once, found again by content, checked whenever they are read.
+"""Features of a split on disk: computed once, named by their content, checked whenever they are read.
 
 One folder per split, `<split>-<key>`: `features.f16`, the frames of all segments one after the other, and `index.json`,
 frames and CRC-32 of each segment.  The key hashes the recordings' bytes, the segments' bounds and the settings of the
@@ -39,21 +39,12 @@ _CHUNK = 256  # segments that are submitted together
 class FeatureStore:
     """Features of `segments`, read from `folder`; `lengths` (int64) counts the frames of each.
 
-    A segment whose bytes are damaged is computed again when it is read, and corrected on disk.
-
-    Args:
-        folder: a stored folder.
-        key: the content that it must have.
-        segments: what the features are of.
-        bank: how they are computed.
-
     Raises:
-        Damaged: the folder does not hold what it should.
+        Damaged: the folder does not hold the features of `key`.
     """
 
     def __init__(self, folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank) -> None:
-        self._path = folder / "features.f16"
-        self._segments, self._bank = segments, bank
+        self._path, self._bank = folder / "features.f16", bank
         index = read_index(folder)
         if index["key"] != key or len(index["frames"]) != len(segments):
             raise Damaged("its index does not fit")
@@ -68,36 +59,22 @@ class FeatureStore:
         return len(self.lengths)
 
     def __getitem__(self, i: int) -> Array:
-        """(T, num_mels) float32."""
+        """(T, num_mels) float32. DataError: the bytes are damaged."""
         with self._path.open("rb") as file:
             file.seek(self._offsets[i])
             data = file.read(int(self._offsets[i + 1] - self._offsets[i]))
         if zlib.crc32(data) != self._checks[i]:
-            data = self._correct(i)
+            raise DataError(f"{self._path}: damaged; delete {self._path.parent} and run again")
         return np.frombuffer(data, dtype=_DTYPE).reshape(-1, self._bank.num_mels).astype(np.float32)
-
-    def _correct(self, i: int) -> bytes:
-        log.warning("%s: damaged at %s; computing it again from the audio", self._path, self._segments[i].id)
-        data = _compute(self._segments[i], self._bank)
-        try:
-            with self._path.open("r+b") as file:
-                file.seek(self._offsets[i])
-                file.write(data)
-        except OSError as error:
-            log.warning("%s: cannot be corrected (%s)", self._path, error.strerror)
-        return data
 
 
 def open_features(
     cache_dir: Path, split: str, segments: Sequence[Segment], bank: FilterBank, workers: int | None = None
 ) -> FeatureStore:
-    """The stored features of `segments`, computed first if they are not there or damaged.
+    """The stored features of `segments`, which are first computed where they are missing or damaged.
 
     Args:
-        cache_dir: the directory of the cache.
-        split: the name of the split, for the name of the folder.
-        segments: the parts of recordings.
-        bank: computes the features.
+        split: the beginning of the folder's name.
         workers: the number of threads; None: one per CPU.
 
     Raises:
@@ -113,13 +90,7 @@ def open_features(
 
 
 def content_key(cache_dir: Path, segments: Sequence[Segment], bank: FilterBank) -> str:
-    """SHA-256 of all that the features depend on: bytes of the recordings, bounds of the segments, settings.
-
-    Args:
-        cache_dir: where digests of recordings are stored.
-        segments: of all splits, in their order.
-        bank: the filter bank with its settings.
-    """
+    """SHA-256 of all that the features depend on: bytes of the recordings, bounds of the segments, settings."""
     digests = file_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
     key = hashlib.sha256(json.dumps([VERSION, bank.fingerprint()], sort_keys=True).encode())
     for segment in segments:
@@ -146,9 +117,7 @@ def _build(partial: Path, folder: Path, key: str, segments: Sequence[Segment], b
     try:
         free = shutil.disk_usage(partial).free
         if free < expected:
-            raise DataError(
-                f"{folder.parent}: features need {size}, {free / 2**20:.1f} MiB are free; use another cache_dir"
-            )
+            raise DataError(f"{folder.parent}: features need {size}, {free / 2**20:.1f} MiB are free; set cache_dir")
         with (partial / "features.f16").open("wb") as out, ThreadPoolExecutor(workers) as pool, bar as advance:
             for first in range(0, len(segments), _CHUNK):
                 for data in pool.map(lambda x: _compute(x, bank), segments[first : first + _CHUNK]):

@@ -160,16 +160,12 @@ def pretrained(name: str, layer: str, device: str) -> Model:
     try:
         network = AutoModel.from_pretrained(name, weights_only=True).eval()  # a .bin file cannot run code
     except Exception as error:  # safetensors, torch, the hub and transformers each have classes of their own
-        raise DataError(
-            f"--model={name}: cannot be read ({first_line(error)}); expected a folder with config.json and "
-            "model.safetensors (or pytorch_model.bin, tensors alone), or a name of the hub"
-        ) from error
+        expected = "a folder with config.json and model.safetensors (or pytorch_model.bin, tensors alone), or a name"
+        raise DataError(f"--model={name}: cannot be read ({first_line(error)}); expected {expected}") from error
     try:
         network = network.to(device)
     except (AssertionError, RuntimeError) as error:
-        raise DataError(
-            f"--device={device}: {first_line(error)}; expected cpu, or cuda on a machine with a GPU"
-        ) from error
+        raise DataError(f"--device={device}: {first_line(error)}; expected cpu, or cuda with a GPU") from error
     layers = int(network.config.num_hidden_layers) + 1
     if layer.isdecimal() and int(layer) >= layers:
         raise DataError(f"--layer={layer}: {name} has the layers 0 to {layers - 1}")

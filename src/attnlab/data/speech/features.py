@@ -45,10 +45,8 @@ class FilterBank:
         try:
             kaldi_native_fbank.OnlineFbank(self._options())
         except ValueError as error:
-            raise ConfigError(
-                f"task.data.features.num_mels={self.num_mels}: too many for sample_rate={self.sample_rate} Hz, where "
-                f"some filters would hold no frequency of the spectrum; the recipes take 80"
-            ) from error
+            key = f"task.data.features.num_mels={self.num_mels}"
+            raise ConfigError(f"{key}: too many for sample_rate={self.sample_rate} Hz; the recipes take 80") from error
 
     @property
     def width(self) -> int:

@@ -76,10 +76,8 @@ class MustC(Reader):
         items = _read_items(yaml_path)
         sources, targets = ([line.strip() for line in read_lines(path)] for path in paths)
         if not len(items) == len(sources) == len(targets):
-            raise DataError(
-                f"{yaml_path}: {len(items)} segments; expected one for each of the {len(sources)} lines of "
-                f"{paths[0].name} and the {len(targets)} lines of {paths[1].name}"
-            )
+            lines = f"{len(sources)} lines of {paths[0].name}, {len(targets)} lines of {paths[1].name}"
+            raise DataError(f"{yaml_path}: {len(items)} segments, but {lines}; expected equal numbers")
         if self.target == "transcript":
             paths, targets = paths[:1], sources
         for number, text in enumerate(targets, 1):
@@ -123,9 +121,7 @@ def _read_items(path: Path) -> list[_Item]:
         offset, duration = times
         if "wav" not in entry or not (0 <= offset < math.inf and 0 < duration < math.inf):
             there = ", ".join(f"{key}: {entry[key]}" for key in entry if key in ("wav", "offset", "duration"))
-            raise DataError(
-                f"{path} line {line}: expected wav, offset and duration in seconds, found {there or 'none'}"
-            )
+            raise DataError(f"{path} line {line}: expected wav, offset and duration in seconds, not {there or 'none'}")
         items.append(_Item(line, entry["wav"], offset, duration))
     return items
 

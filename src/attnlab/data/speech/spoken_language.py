@@ -87,10 +87,10 @@ class SLURP(Reader):
         if not recordings:
             raise DataError(f"{row.where}: no recordings; expected at least one")
         folder = root / "audio" / ("slurp_synth" if _synthetic(row) else "slurp_real")
-        for each in recordings:
-            if not isinstance(each, dict) or not isinstance(each.get("file"), str):
+        for entry in recordings:
+            if not isinstance(entry, dict) or not isinstance(entry.get("file"), str):
                 raise DataError(f"{row.where}: a recording has no `file`; expected the name of its file")
-            file = each["file"]
+            file = entry["file"]
             if self._taken.setdefault(file, row.where) == row.where:
                 key = file.removeprefix("audio-").removesuffix(".flac")
                 id = f"slurp_{speakers.get(file, 'unknown')}_{key}"
@@ -127,7 +127,7 @@ class Picovoice(Reader):
         for number, row in enumerate(lines, 2):
             where = f"{table} line {number}"
             if len(row) != 3 or row[2] not in ("train", "test"):
-                raise DataError(f"{where}: expected file, class, and train or test, separated by tabs; found {row}")
+                raise DataError(f"{where}: expected file, class, and train or test, separated by tabs, not {row}")
             file, named, part = row
             if (part == "test") != (split == "test"):
                 continue
@@ -149,7 +149,7 @@ def _synthetic(row: Row) -> bool:
 def _texts(row: Row, drop_empty: bool) -> dict[str, Any]:
     """Transcript and class of a prompt."""
     text = clean(row.value("sentence", str), _synthetic(row))
-    refuse_empty(text, row.where, drop_empty, "sentence")
+    refuse_empty(text, row.where, drop_empty)
     scenario, action = row.value("scenario", str), row.value("action", str)
     if not scenario.strip() or not action.strip():
         raise DataError(f"{row.where}: empty {'action' if scenario.strip() else 'scenario'}; expected the class")

@@ -43,15 +43,10 @@ class StoredFeatures:
 
     def __post_init__(self) -> None:
         if self.width % (1 + self.deltas):
-            raise ConfigError(
-                f"task.data.features: width={self.width}, deltas={self.deltas}: expected width = (1 + deltas) x file "
-                "columns"
-            )
+            settings = f"width={self.width}, deltas={self.deltas}"
+            raise ConfigError(f"task.data.features: {settings}: expected width = (1 + deltas) x file columns")
         if self.layers is not None and (self.deltas or self.normalize):
-            raise ConfigError(
-                f"task.data.features.layers={self.layers}: expected deltas=0 and normalize=false; the encoder that "
-                "mixes the layers normalizes them"
-            )
+            raise ConfigError(f"task.data.features.layers={self.layers}: expected deltas=0 and normalize=false")
 
     @property
     def columns(self) -> int:
@@ -112,10 +107,8 @@ def frames(path: Path, columns: int, layers: int | None = None) -> int:
     shape = shape_of(path, columns)
     if shape[1:] != wanted or not shape:
         key = "layers" if len(shape) == 3 or layers else "width"
-        raise DataError(
-            f"{path}: features of shape {tuple(shape)}, expected ({', '.join(map(str, ('frames', *wanted)))}): see "
-            f"task.data.features.{key}"
-        )
+        expected = ", ".join(map(str, ("frames", *wanted)))
+        raise DataError(f"{path}: features of shape {shape}, expected ({expected}): see task.data.features.{key}")
     if shape[0] < 1:
         raise DataError(f"{path}: no frames")
     return int(shape[0])
@@ -151,7 +144,7 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
             raise ValueError("it does not begin as a .npy file does")
     array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.dtype.kind not in "fiu":
-        raise ValueError(f"expected an array of numbers, found {array.dtype}")
+        raise ValueError(f"expected an array of numbers, not {array.dtype}")
     return array
 
 

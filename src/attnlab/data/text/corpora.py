@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge
@@ -22,6 +22,7 @@ from attnlab.errors import DataError
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 STEMS = {"train": "train", "validation": "valid", "test": "test"}  # in the names of published files
+SHARDS = "fineweb_train_*.bin and fineweb_val_*.bin, or train.bin and val.bin"
 
 
 class TextCorpus(ABC):
@@ -65,43 +66,50 @@ def check_layout(root: Path, data: DictConfig) -> None:
     corpus.check(root)
 
 
-def _write_parts(root: Path, name: str, source: Source) -> None:
-    """One file for each split; `{}` in `name` is the split."""
-    for split, stem in STEMS.items():
-        write_lines(root / name.format(stem), (f" {line} " for line in source.lines(split)))
+class SplitFiles(TextCorpus):
+    """A file for each split, with a text on each line.
 
+    Attributes:
+        folders: where the files may be below the root.
+        names: of a file, where `{}` is the split; the first is that of the sample corpus.
+    """
 
-class PennTreebank(TextCorpus):
-    """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence per line, 10,000 words."""
+    folders: ClassVar[tuple[str, ...]]
+    names: ClassVar[tuple[str, ...]]
 
-    def __init__(self, name: str = "Penn Treebank") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
 
     def files(self, root: Path, split: Split) -> list[Path]:
-        folders = ("", "data/", "simple-examples/data/")
-        names = [f"{folder}{prefix}{STEMS[split]}.txt" for prefix in ("ptb.", "") for folder in folders]
-        return [first_of(root, names, f"the {split} sentences of the Penn Treebank, Mikolov's files")]
-
-    def write_sample(self, root: Path, source: Source) -> None:
-        _write_parts(root, "ptb.{}.txt", source)
-
-
-class WikiText(TextCorpus):
-    """WikiText-2 or -103: wiki.{train,valid,test}.tokens, each line a paragraph, a heading or empty."""
-
-    def __init__(self, name: str = "WikiText-2") -> None:
-        self.name = name
-
-    def files(self, root: Path, split: Split) -> list[Path]:
-        folders, stem = ("", "wikitext-2/", "wikitext-103/"), STEMS[split]
-        names = [f"{folder}{name}" for name in (f"wiki.{stem}.tokens", f"{stem}.txt") for folder in folders]
+        names = [f"{folder}{name.format(STEMS[split])}" for name in self.names for folder in self.folders]
         return [first_of(root, names, f"the {split} part of {self.name}")]
 
     def write_sample(self, root: Path, source: Source) -> None:
-        _write_parts(root, "wiki.{}.tokens", source)
+        for split, stem in STEMS.items():
+            write_lines(root / self.names[0].format(stem), (f" {line} " for line in source.lines(split)))
 
 
-class WikiTextRaw(TextCorpus):
+class PennTreebank(SplitFiles):
+    """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence per line, 10,000 words."""
+
+    folders = ("", "data/", "simple-examples/data/")
+    names = ("ptb.{}.txt", "{}.txt")
+
+    def __init__(self, name: str = "Penn Treebank") -> None:
+        super().__init__(name)
+
+
+class WikiText(SplitFiles):
+    """WikiText-2 or -103: wiki.{train,valid,test}.tokens, each line a paragraph, a heading or empty."""
+
+    folders = ("", "wikitext-2/", "wikitext-103/")
+    names = ("wiki.{}.tokens", "{}.txt")
+
+    def __init__(self, name: str = "WikiText-2") -> None:
+        super().__init__(name)
+
+
+class WikiTextRaw(SplitFiles):
     """WikiText-2 or -103 before words are split; each part is one text, as perplexities of models are published.
 
     Parts: wiki.{train,valid,test}.raw, or {train,validation,test}-*.parquet with the column text. Lines keep their line
@@ -109,14 +117,15 @@ class WikiTextRaw(TextCorpus):
     Hugging Face hub are joined. A part is tokenized at once.
     """
 
+    folders = ("", "wikitext-2-raw-v1/", "wikitext-2-raw/", "wikitext-103-raw-v1/", "wikitext-103-raw/")
+    names = ("wiki.{}.raw",)
+
     def __init__(self, name: str = "WikiText-2 raw") -> None:
-        self.name = name
+        super().__init__(name)
 
     def files(self, root: Path, split: Split) -> list[Path]:
-        folders = ("", "wikitext-2-raw-v1/", "wikitext-2-raw/", "wikitext-103-raw-v1/", "wikitext-103-raw/")
-        parquet = sorted(path for folder in folders for path in (root / folder).glob(f"{split}-*.parquet"))
-        names = [f"{folder}wiki.{STEMS[split]}.raw" for folder in folders]
-        return parquet or [first_of(root, names, f"the {split} part of {self.name}")]
+        parquet = sorted(path for folder in self.folders for path in (root / folder).glob(f"{split}-*.parquet"))
+        return parquet or super().files(root, split)
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
         files = self.files(root, split)
@@ -124,9 +133,6 @@ class WikiTextRaw(TextCorpus):
             yield "\n\n".join(text for path in files for text in parquet_texts(path))
         else:
             yield "\n\n".join(f"{line}\n" if line.strip() else "" for path in files for line in read_lines(path))
-
-    def write_sample(self, root: Path, source: Source) -> None:
-        _write_parts(root, "wiki.{}.raw", source)
 
 
 class BillionWords(TextCorpus):
@@ -152,10 +158,7 @@ class BillionWords(TextCorpus):
             files = [path for path in files if ("heldout-00000-of-" in path.name) == (split == "test")]
         if not files:
             shards = {"train": "training shards", "validation": "held-out shards but 00000", "test": "shard 00000"}
-            raise DataError(
-                f"{root / folder}/{pattern}: no {shards[split]} of the one billion word benchmark; data_root names the "
-                "directory that holds this one"
-            )
+            raise DataError(f"{root / folder}/{pattern}: no {shards[split]} of the one billion word benchmark")
         return files
 
     def write_sample(self, root: Path, source: Source) -> None:
@@ -192,17 +195,12 @@ class FineWebEdu(TextCorpus):
             validation = [path for path in shards if "_val_" in path.name or path.name == "val.bin"]
             chosen = [path for path in shards if path not in validation] if split == "train" else validation
             if not chosen:
-                raise DataError(
-                    f"{root}: no {'training' if split == 'train' else 'held-out'} shard among its .bin files; "
-                    "expected fineweb_train_*.bin and fineweb_val_*.bin, or train.bin and val.bin"
-                )
+                kind = "training" if split == "train" else "held-out"
+                raise DataError(f"{root}: no {kind} shard among its .bin files; expected {SHARDS}")
             return chosen
         files = sorted(root.rglob("*.parquet"))
         if not files:
-            raise DataError(
-                f"{root}: neither *.parquet nor *.bin here; expected Parquet files (sample/100BT/*.parquet) "
-                "or token shards (fineweb_train_*.bin, fineweb_val_*.bin)"
-            )
+            raise DataError(f"{root}: neither *.parquet nor *.bin; expected sample/100BT/*.parquet, or {SHARDS}")
         return files if split == "train" else files[:1]
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
@@ -212,10 +210,8 @@ class FineWebEdu(TextCorpus):
         for text in islice((text for path in self.files(root, split) for text in parquet_texts(path)), first, last):
             yield text
         if text is None:
-            raise DataError(
-                f"{root}: no document is left for {split}: 2 x {self.number} are held out; "
-                "lower task.data.corpus.held_out_documents"
-            )
+            lower = f"2 x {self.number} are held out; lower task.data.corpus.held_out_documents"
+            raise DataError(f"{root}: no document is left for {split}: {lower}")
 
     def shards(self, root: Path, split: Split, vocab_size: int) -> list[TokenFile]:
         files = self.files(root, split)
@@ -255,7 +251,7 @@ def as_tokens(files: list[TokenFile]) -> TokenFile:
 
 
 class TextFiles(TextCorpus):
-    """Text of one's own: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; `dev`, `val` too.
+    """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; `dev`, `val` too.
 
     Args:
         column: the column of a table with the text.
@@ -271,11 +267,8 @@ class TextFiles(TextCorpus):
     def files(self, root: Path, split: Split) -> list[Path]:
         path = self._place(root, split) or self._place(root, "train")
         if path is None:
-            raise DataError(
-                f"{root / 'train.txt'}: no such file; data_root must hold train.txt, or train.jsonl, .csv or .tsv with "
-                f"the column {self.column} (task.data.corpus.column names it), and valid and test where they are not "
-                "held out"
-            )
+            tables = f"train.jsonl, .csv or .tsv with the column {self.column} (task.data.corpus.column names it)"
+            raise DataError(f"{root / 'train.txt'}: no such file; data_root must hold train.txt, or {tables}")
         return [path]
 
     def _place(self, root: Path, split: Split) -> Path | None:

@@ -194,11 +194,9 @@ class LanguageModellingData(Data):
         batches = ShuffledBatches(len(windows), self._share(order["world_size"]), **order)
         if not batches.total:
             size = sum(map(len, self._files["train"]))
-            raise ConfigError(
-                f"task.train.batch.tokens={self.update_tokens}: the training text of {size} {self.vocabulary.unit}s "
-                f"makes {len(windows)} windows of {self.window}, less than one update; expected at most "
-                f"{len(windows) * self.window} tokens"
-            )
+            text = f"the training text of {size} {self.vocabulary.unit}s makes {len(windows)} windows of {self.window}"
+            most = f"expected at most {len(windows) * self.window} tokens"
+            raise ConfigError(f"task.train.batch.tokens={self.update_tokens}: {text}; {most}")
         return self.loader(windows, batches)
 
     def val_dataloader(self) -> Loader[Window]:

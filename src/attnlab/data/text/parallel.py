@@ -99,7 +99,7 @@ class Parallel(Reader):
         paths = list(self._all(root, nearest))
         if any(path.exists() for path in paths):
             self.missing(min((path for path in paths if not path.is_file()), key=lambda path: not path.exists()))
-        raise DataError(f"data_root={root}: no layout found; {self.layout}")
+        raise DataError(f"data_root={root}: unknown layout; {self.layout}")
 
     def _all(self, root: Path, files: Files) -> list[Path]:
         names = [name for name in (*files.train, files.dev, files.test) if name]
@@ -146,8 +146,7 @@ def _sgml(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utter
     sides = [[squeeze(html.unescape(text)) for _, text in _SEGMENT.findall(read_text(p))] for p in (source, target)]
     if not sides[0] or len(sides[0]) != len(sides[1]):
         raise DataError(f"{source} has {len(sides[0])} segments, {target.name} {len(sides[1])}; expected equal numbers")
-    places = (str(source), str(target))
     return [
-        pair(f"{name}_{i}", left, right, places, drop_empty, (f"source segment {i}", f"target segment {i}"))
+        pair(f"{name}_{i}", left, right, f"{source} segment {i}", f"{target} segment {i}", drop_empty)
         for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
     ]

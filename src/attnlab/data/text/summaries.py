@@ -20,18 +20,9 @@ SPELLINGS = {"train": ("train",), "validation": ("validation", "val", "dev"), "t
 PAIRS = ((".source", ".target"), (".raw.source", ".raw.target"), (".document", ".summary"))
 RECORDS = (".jsonl", ".json")
 SHARE_BAR = {
-    "Share this with",
-    "Email",
-    "Facebook",
-    "Messenger",
-    "Twitter",
-    "Pinterest",
-    "WhatsApp",
-    "Linkedin",
-    "LinkedIn",
-    "Copy this link",
-    "These are external links and will open in a new window",
-}
+    "Share this with", "Email", "Facebook", "Messenger", "Twitter", "Pinterest", "WhatsApp", "Linkedin", "LinkedIn",
+    "Copy this link", "These are external links and will open in a new window",
+}  # fmt: skip
 
 
 class XSum(Reader):
@@ -67,11 +58,11 @@ class XSum(Reader):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         source, target = self._files(root, split)
         if target is not None:
-            return read_pairs(source, target, split, drop_empty, ("document", "summary"))
+            return read_pairs(source, target, split, drop_empty)
         if source.name == SPLIT_FILE:
             return self._original(root, source, split, drop_empty)
         return [
-            pair(id, row.text("document"), row.text("summary"), (row.where, row.where), drop_empty)
+            pair(id, row.text("document"), row.text("summary"), row.where, row.where, drop_empty)
             for number, row in enumerate(rows(source))
             for id in [str(row.values.get("id", f"{split}_{number}"))]
         ]
@@ -80,9 +71,7 @@ class XSum(Reader):
         content = read_json(splits)
         ids = content.get(split) if isinstance(content, dict) else None
         if not isinstance(ids, list) or not all(isinstance(id, str | int) for id in ids):
-            raise DataError(
-                f"{splits}: no list of ids under {split!r}; expected {{train: [id, ...], validation: ..., test: ...}}"
-            )
+            raise DataError(f"{splits}: expected {{train: [id, ...], validation: ..., test: ...}}: no ids of {split!r}")
         utterances = []
         for id in ids:
             path = root / "bbc-summary-data" / f"{id}.summary"
@@ -90,7 +79,7 @@ class XSum(Reader):
             parts = "\n".join(lines).split("[SN]")
             if len(parts) < 9:
                 raise DataError(f"{path}: expected sections [SN]URL[SN], TITLE, FIRST-SENTENCE and RESTBODY")
-            utterances.append(pair(str(id), squeeze(parts[8]), squeeze(parts[6]), (str(path), str(path)), drop_empty))
+            utterances.append(pair(str(id), squeeze(parts[8]), squeeze(parts[6]), str(path), str(path), drop_empty))
         return utterances
 
     def sample(self, cache_dir: Path) -> Path:
@@ -116,57 +105,39 @@ class SciTLDR(Reader):
             source = squeeze(" ".join(map(str, row.value("source", list))))
             target, *others = [squeeze(str(text)) for text in row.value("target", list)] or [""]
             id = f"{split}_{row.number}_{row.values.get('paper_id', '')}"
-            utterances.append(pair(id, source, target, (row.where, row.where), drop_empty, others=tuple(others)))
+            utterances.append(pair(id, source, target, row.where, row.where, drop_empty, tuple(others)))
         return utterances
 
 
-def read_pairs(
-    source: Path, target: Path, name: str, drop_empty: bool, what: tuple[str, str] = ("source", "target")
-) -> list[Utterance]:
-    """Examples from two files of lines; line i of both is one example.
-
-    Args:
-        source, target: the files.
-        name: the prefix of the ids.
-        drop_empty: see :func:`pair`.
-        what: what the lines of both files are, for messages.
+def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
+    """Examples from two files of lines: line i of both is one example, with the id `name`_i.
 
     Raises:
         DataError: the files have unequal numbers of lines, or a line is empty.
     """
     sides = [[squeeze(line) for line in read_lines(path)] for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
-        raise DataError(
-            f"{source} has {len(sides[0])} lines, {target.name} {len(sides[1])}; expected one line per example in both"
-        )
+        raise DataError(f"{source} has {len(sides[0])} lines, {target.name} {len(sides[1])}; expected equal numbers")
     return [
-        pair(f"{name}_{i}", left, right, (f"{source} line {i}", f"{target} line {i}"), drop_empty, what)
+        pair(f"{name}_{i}", left, right, f"{source} line {i}", f"{target} line {i}", drop_empty)
         for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
     ]
 
 
 def pair(
-    id: str,
-    source: str,
-    target: str,
-    where: tuple[str, str],
-    drop_empty: bool,
-    what: tuple[str, str] = ("document", "summary"),
-    others: tuple[str, ...] = (),
+    id: str, source: str, target: str, at: str, target_at: str, drop_empty: bool, others: tuple[str, ...] = ()
 ) -> Utterance:
     """An example of two texts.
 
     Args:
         id: unique in its split.
-        source, target: the texts.
-        where: the place of each text, for the error.
+        at, target_at: the places of both texts, for the error.
         drop_empty: give an example with an empty text an empty target, to be left out, in place of an error.
-        what: what both texts are, for the error.
         others: further references.
 
     Raises:
         DataError: a text is empty.
     """
-    for text, place, name in zip((source, target), where, what, strict=True):
-        refuse_empty(text, place, drop_empty, name)
+    refuse_empty(source, at, drop_empty)
+    refuse_empty(target, target_at, drop_empty)
     return Utterance(id=id, source=source, target=target if source else "", others=others)

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,14 +13,14 @@ import sentencepiece
 
 from attnlab.data.files import reading
 from attnlab.errors import ConfigError, DataError
+from attnlab.run.cache import stored_files
 from attnlab.run.files import write_bytes
 from attnlab.run.progress import progress, waited
 
 Kind = Literal["unigram", "bpe", "char"]
 
 BLOCK = 10_000  # texts that are encoded together
-
-log = logging.getLogger(__name__)
+VOCABULARY = "vocabulary"  # the file in a stored folder
 
 _TOO_HIGH = "vocab_size={} is more than the training text allows; the largest that works is {}"
 
@@ -165,26 +164,17 @@ class Tokenizer:
         def learn() -> bytes:
             return cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit)._model
 
-        return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}.model", learn))
+        return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}", learn))
 
 
-def learned(path: Path, learn: Callable[[], bytes]) -> bytes:
-    """The bytes of a file, which is made at the first call, and again where it does not fit the SHA-256 beside it."""
-    check = path.with_suffix(".sha256")
-    if path.is_file() and check.is_file():
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() == check.read_text(errors="replace"):
-            return data
-        log.warning("%s: damaged; it is learned again", path)
-    data = learn()
-    write_bytes(path, data)
-    write_bytes(check, hashlib.sha256(data).hexdigest().encode())
-    return data
+def learned(folder: Path, learn: Callable[[], bytes]) -> bytes:
+    """The bytes of a learned vocabulary, from its stored folder."""
+    return (stored_files(folder, lambda partial: write_bytes(partial / VOCABULARY, learn())) / VOCABULARY).read_bytes()
 
 
 def _explain(message: str, vocab_size: int, type: str) -> str:
-    if found := re.search(r"too high.*<= (\d+)", message):
-        return _TOO_HIGH.format(vocab_size, found[1])
-    if found := re.search(r"required_chars. \d+ vs (\d+)", message):
-        return f"vocab_size={vocab_size} is less than the characters of the training text; expected at least {found[1]}"
+    if limit := re.search(r"too high.*<= (\d+)", message):
+        return _TOO_HIGH.format(vocab_size, limit[1])
+    if least := re.search(r"required_chars. \d+ vs (\d+)", message):
+        return f"vocab_size={vocab_size} is less than the characters of the training text; expected at least {least[1]}"
     return f"vocab_size={vocab_size}: SentencePiece cannot learn {type} pieces: {message.strip().splitlines()[-1]}"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnlab.data.files import reading
 from attnlab.errors import DataError
 from attnlab.run.cache import Damaged, read_index, stored, write_index
 from attnlab.run.progress import progress
@@ -28,7 +29,6 @@ BLOCK = 1 << 22  # bytes under one checksum
 EAGER = 1 << 28  # bytes; built files up to this size are verified when they are opened, larger ones block by block
 
 MAGIC, HEADER = 20240520, 256  # int32 words: magic, version, number of ids, zeros
-FOREIGN = {20240801: "uint32 ids of the Llama 3 vocabulary"}  # headers of other formats, which must not be read as ids
 
 
 class TokenFile:
@@ -64,9 +64,9 @@ class TokenFile:
         ids = self._ids[start:stop].astype(np.int64)
         if len(ids) and int(ids.max()) >= self._limit:
             at = int(ids.argmax())
+            place = f"id {ids[at]} at position {start + at}"
             raise DataError(
-                f"{self.path}: id {ids[at]} at position {start + at} is outside the vocabulary of {self._limit}: "
-                "the ids are of another tokenizer, or task.data.vocab_size is too small"
+                f"{self.path}: {place} is outside the vocabulary of {self._limit}; see task.data.vocab_size"
             )
         return ids
 
@@ -87,46 +87,20 @@ class TokenFile:
 def open_shard(path: Path, vocab_size: int) -> TokenFile:
     """Open a shard of uint16 ids, with the header of the T6 system or without a header (nanoGPT).
 
-    Args:
-        path: the file.
-        vocab_size: the number of ids that are allowed.
-
     Raises:
-        DataError: the file cannot be read, is empty, has an odd length, a header that does not fit its size, or the
-            header of another format.
+        DataError: the file cannot be read, is empty, has an odd length or another header.
     """
-    try:
-        size = path.stat().st_size
-        head = np.fromfile(path, dtype="<i4", count=HEADER)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    if size == 0:
-        raise DataError(f"{path}: the shard is empty; expected uint16 ids")
-    if size % 2:
-        raise DataError(
-            f"{path}: {size} bytes are not a multiple of 2, the size of a uint16 id; the shard is truncated or "
-            "has another format"
-        )
-    first = int(head[0]) if len(head) else 0
-    if first in FOREIGN or first == int(np.int32(MAGIC).byteswap()):
-        what = FOREIGN.get(first, "another byte order")
-        raise DataError(f"{path}: the header is that of {what}; expected uint16 ids after magic {MAGIC}, or no header")
-    if first != MAGIC and len(head) == HEADER and head[1] in range(1, 256) and head[2] > 0 and not head[3:].any():
-        raise DataError(
-            f"{path}: begins with a header of magic {first}, version {head[1]}, {head[2]} ids; expected uint16 ids "
-            f"after magic {MAGIC}, or no header"
-        )
-    offset = 0
-    if first == MAGIC:
-        offset = 4 * HEADER
-        if len(head) < HEADER or head[1] != 1 or int(head[2]) != (size - offset) // 2:
-            said = f"version {head[1]}, {head[2]} ids" if len(head) >= 3 else "nothing after its magic"
-            raise DataError(
-                f"{path}: the header has {said}; expected version 1 and {(size - offset) // 2} ids, which the file has"
-            )
-        if size == offset:
-            raise DataError(f"{path}: the shard holds no ids")
-    return TokenFile(path, np.memmap(path, dtype="<u2", mode="r", offset=offset), vocab_size)
+    with reading(path, "a shard of uint16 ids"):
+        size, head = path.stat().st_size, np.fromfile(path, dtype="<i4", count=HEADER)
+    if size == 0 or size % 2:
+        raise DataError(f"{path}: {size} bytes; expected uint16 ids")
+    begin = head[:3].tolist()
+    if MAGIC not in begin[:1] and (len(head) < HEADER or head[3:].any()):  # ids are rarely zero
+        return TokenFile(path, np.memmap(path, dtype="<u2", mode="r"), vocab_size)
+    expected = [MAGIC, 1, (size - 4 * HEADER) // 2]
+    if len(head) < HEADER or begin != expected or size == 4 * HEADER:
+        raise DataError(f"{path}: the header is {begin}; expected magic, version and ids {expected}, or no header")
+    return TokenFile(path, np.memmap(path, dtype="<u2", mode="r", offset=4 * HEADER), vocab_size)
 
 
 def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], vocab_size: int) -> TokenFile:

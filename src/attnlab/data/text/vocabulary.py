@@ -110,11 +110,9 @@ class WordVocabulary(Vocabulary):
             return [self._numbers[word] for word in words]
         except KeyError as error:
             examples = ", ".join([word for word in self.words if word != self.words[self.end]][:3])
-            raise DataError(
-                f"the word {error.args[0]!r} is not in the vocabulary, whose {self.size} words ({examples}, ...) lack "
-                f"{self.unknown}: a model trained with task.data.vocabulary.min_count=2 has {self.unknown} for rare "
-                "words"
-            ) from error
+            words = f"the vocabulary, whose {self.size} words ({examples}, ...) lack {self.unknown}"
+            advice = f"train with task.data.vocabulary.min_count=2 to have {self.unknown} for rare words"
+            raise DataError(f"the word {error.args[0]!r} is not in {words}; {advice}") from error
 
     def text(self, ids: Sequence[int]) -> str:
         lines = " ".join("\n" if i == self.end else self.words[i] for i in ids)
@@ -153,9 +151,7 @@ class BytePairVocabulary(Vocabulary):
         try:
             self.tokenizer.encode(UNKNOWN, add_special_tokens=False)
         except Exception as error:  # as above
-            raise ValueError(
-                f"cannot encode an unknown word ({error}); expected byte pairs or an unknown token"
-            ) from error
+            raise ValueError(f"cannot encode an unknown word ({error}); expected byte pairs") from error
         pieces, mark = self.tokenizer.get_vocab_size(), self.tokenizer.token_to_id(end)
         if mark is None:
             raise ValueError(f"the tokenizer has no {end}")
@@ -238,7 +234,7 @@ class Words:
             words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
             return WordVocabulary(words, self.end, self.unknown, self.ends, self.lower).as_json().encode()
 
-        vocabulary = _vocabulary(learned(cache_dir / "vocabularies" / f"words-{key[:24]}.json", learn).decode())
+        vocabulary = _vocabulary(learned(cache_dir / "vocabularies" / f"words-{key[:24]}", learn).decode())
         assert isinstance(vocabulary, WordVocabulary)
         return vocabulary
 
@@ -298,13 +294,11 @@ class BytePairs:
                 return BytePairVocabulary(self.file.read_text(encoding="utf-8"), vocab_size, self.ends)
         files = corpus.files(root, "train")
         if files[0].suffix == ".bin":
-            raise ConfigError(
-                f"{files[0]}: token shards need the tokenizer that they were encoded with; set "
-                "task.data.vocabulary.file=<GPT-2's tokenizer.json>"
-            )
+            key = "task.data.vocabulary.file=<GPT-2's tokenizer.json>"
+            raise ConfigError(f"{files[0]}: token shards need the tokenizer that encoded them; set {key}")
         digests = file_digests(files, cache_dir / "tokens" / "files.json")
         key = digest([1, vocab_size, self.sample, [digests[path] for path in files]])
-        path = cache_dir / "vocabularies" / f"bytes-{key[:24]}.json"
+        path = cache_dir / "vocabularies" / f"bytes-{key[:24]}"
         text = learned(path, lambda: self._learn(corpus.texts(root, "train"), vocab_size).encode())
         return BytePairVocabulary(text.decode(), vocab_size, self.ends)
 

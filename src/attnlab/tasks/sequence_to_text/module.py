@@ -197,7 +197,7 @@ class SequenceToText(Module):
                 "references": batch.references,
                 "others": batch.others,
                 "labels": batch.labels,
-                "found": classes,
+                "free": classes,
                 "constrained": constrained,
             },
             rows=list(zip(batch.ids, batch.sources, references, hypotheses, strict=True)),
