@@ -74,7 +74,7 @@ Change = None | str | bytes | tuple[str, str]
         ("slurp", SPOKEN, prompt(1, "a", "audio-12.flac") + '\n{"slurp_id": ', "train.jsonl line 2: malformed JSON"),
         ("slurp", SPOKEN, prompt(1, "a"), "train.jsonl line 1: no recordings"),
         ("slurp", SPOKEN, prompt(1, "a", "audio-99.flac"), "audio-99.flac: missing .*named in .*train.jsonl line 1"),
-        ("slurp", SPOKEN, prompt(1, "a", "audio-12.flac", scenario=None), "line 1: the column 'scenario' is None; exp"),
+        ("slurp", SPOKEN, prompt(1, "a", "audio-12.flac", scenario=None), "line 1: 'scenario' is None; exp"),
         ("slurp", SPOKEN, prompt(1, "a", "audio-12.flac", scenario=" "), "line 1: empty scenario; expected the class"),
         ("slurp", SPOKEN, prompt(1, ".,", "audio-12.flac"), "train.jsonl line 1: empty text"),
         ("slurp", "dataset/slurp/train_synthetic.jsonl", None, "train_synthetic.jsonl is missing"),
@@ -110,7 +110,7 @@ Change = None | str | bytes | tuple[str, str]
         ("xsum original", SPLIT_FILE, "[1]", f"{SPLIT_FILE}: expected .* no ids of 'train'"),
         ("xsum original", SPLIT_FILE, '{"train": "abc"}', f"{SPLIT_FILE}: expected .* no ids of 'train'"),
         ("xsum original", "bbc-summary-data/7.summary", ("Line one.\n\nShare this with\nLine two.", ""), "7.summary"),
-        ("xsum records", "train.json", '{"document": "a",\n"summary": 3}', "train.json line 1: the column 'summary'"),
+        ("xsum records", "train.json", '{"document": "a",\n"summary": 3}', "train.json line 1: 'summary'"),
         ("xsum pairs", "train.raw.target", "a\nb\n", "train.raw.source has 1 lines, train.raw.target 2"),
         ("xsum pairs", "train.raw.source", "\n", "train.raw.source line 1: empty text; task.data.drop_empty=true"),
         ("xsum pairs", "train.raw.target", None, "train.raw.target is missing"),
@@ -118,7 +118,7 @@ Change = None | str | bytes | tuple[str, str]
         ("plain text", "train.de", "one\n", "train.en has 2 lines, train.de 1"),
         ("plain text", "train.de", None, r"train\.de is missing"),
         ("table", "train.jsonl", '{"source": "a"}\n', "train.jsonl: the column 'target' is missing .*reader.target"),
-        ("table", "train.jsonl", f"{{{PAIR}3}}\n", "train.jsonl line 1: the column 'target' is 3; expected str"),
+        ("table", "train.jsonl", f"{{{PAIR}3}}\n", "train.jsonl line 1: 'target' is 3; expected str"),
         ("table", "train.jsonl", f'{{{PAIR}"b"}}\n{{bad\n', "train.jsonl line 2: malformed JSON"),
         ("table", "train.jsonl", f'{{{PAIR}"\\ud800"}}\n', "train.jsonl line 1: invalid Unicode: lone surrogate"),
         ("table", "train.csv", "", "train.csv: an empty file; expected a header"),
@@ -233,7 +233,7 @@ def test_json_objects_of_several_lines(tmp_path: Path) -> None:
     assert [row.where for row in rows(path)] == [f"{path} item 1", f"{path} item 2"]
     for wrong, message in (
         (text + '{"a": 3\n', "line 7: malformed JSON"),
-        ("3\n", "line 1: expected a JSON object, found int"),
+        ("3\n", "line 1: expected a JSON object, not int"),
         ('{"a": ' + DEEP, "line 1: JSON is nested too deeply"),
     ):
         path.write_text(wrong)

@@ -1,4 +1,4 @@
-"""Corpora, features, pieces.  What imports torch has modules of its own: a corpus is checked before torch is loaded."""
+"""Corpora, features, pieces.  No torch: a corpus is checked before it is loaded."""
 
 from attnlab.data.speech.ami import AMI, Kaldi
 from attnlab.data.speech.an4 import AN4

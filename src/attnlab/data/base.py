@@ -25,7 +25,7 @@ AHEAD = 4  # batches that each worker process prepares ahead
 class Loader(DataLoader[T]):
     """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback."""
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # batches, where torch declares its own class
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # batches, where torch declares a class
         try:
             yield from super().__iter__()
         except DataError as error:
@@ -144,5 +144,5 @@ class Data(LightningDataModule):
             num_workers=workers,
             prefetch_factor=AHEAD if workers else None,
             pin_memory=self.on_cuda,
-            generator=torch.Generator(),  # its own, so that an iterator does not advance the global one
+            generator=torch.Generator(),  # an iterator must not advance the global one
         )

@@ -1,5 +1,6 @@
 """Which items form which update and batch: pure functions of lengths, seed, epoch, rank and world size."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -15,8 +16,35 @@ LENGTH_JITTER = 1.1
 Lengths = npt.NDArray[np.int64]
 
 
-class FrameUpdates(Sampler[list[int]]):
+class EpochBatches(Sampler[list[int]]):
     """A process's batches of a training epoch.
+
+    Args:
+        updates: the number of updates.
+        accumulate: batches of an update on each process.
+        rank, world_size: of the process.
+        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+    """
+
+    def __init__(self, updates: int, accumulate: int, *, rank: int = 0, world_size: int = 1, start: int = 0) -> None:
+        self.updates, self.accumulate = updates, accumulate
+        self.rank, self.world_size, self.start = rank, world_size, start
+
+    def __len__(self) -> int:
+        return self.updates * self.accumulate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(self.start, len(self)):
+            update, place = divmod(number, self.accumulate)
+            yield self.batch(update, place * self.world_size + self.rank)
+
+    @abstractmethod
+    def batch(self, update: int, part: int) -> list[int]:
+        """One of the `accumulate` times `world_size` batches of an update."""
+
+
+class FrameUpdates(EpochBatches):
+    """Batches of sentences of similar length.
 
     An update's sentences are chosen first, from lengths, seed and epoch alone: sentences of similar length form buckets
     of at most `bucket` frames, the buckets are put into random order, and each `share.buckets` of them are an update.
@@ -28,12 +56,11 @@ class FrameUpdates(Sampler[list[int]]):
     Args:
         lengths: frames of each sentence, (n,) int64.
         bucket: frames of a bucket, padding included (the longest length times the number of sentences).  A longer
-            sentence is a bucket of its own.
+            sentence is a bucket alone.
         share: how an update is shared.
         max_sentences: the largest number of sentences in a bucket; None: no limit.
         seed, epoch: the order is a function of these two.
-        rank, world_size: of the process.
-        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+        place: arguments of :class:`EpochBatches`.
     """
 
     def __init__(
@@ -45,35 +72,23 @@ class FrameUpdates(Sampler[list[int]]):
         *,
         seed: int = 1,
         epoch: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        start: int = 0,
+        **place: int,
     ) -> None:
         random = np.random.default_rng([seed, epoch])
         order = np.argsort(-lengths * random.uniform(1.0, LENGTH_JITTER, len(lengths)), kind="stable")
         buckets = _cut(lengths, order, bucket, max_sentences)
         buckets = [buckets[i] for i in random.permutation(len(buckets))]
-        self._updates = [buckets[i : i + share.buckets] for i in range(0, len(buckets), share.buckets)]
-        self._share, self._rank, self._world, self._start = share, rank, world_size, start
+        self._buckets = [buckets[i : i + share.buckets] for i in range(0, len(buckets), share.buckets)]
+        self._parts = share.parts
+        super().__init__(len(self._buckets), share.accumulate, **place)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        first, skipped = divmod(self._start, self._share.accumulate)
-        for update in self._updates[first:]:
-            yield from self._batches(update)[skipped:]
-            skipped = 0
-
-    def __len__(self) -> int:
-        return len(self._updates) * self._share.accumulate
-
-    def _batches(self, update: list[list[int]]) -> list[list[int]]:
-        """This process's batches of an update: a contiguous run, so that BatchNorm's order is that of the ranks."""
-        parts = [
-            part for bucket in update for k in range(self._share.parts) if (part := bucket[k :: self._share.parts])
-        ]
-        count, more = divmod(len(parts), self._world)
-        first = self._rank * count + min(self._rank, more)
-        batches = parts[first : first + count + (self._rank < more)]
-        return batches + [[filler(update[0][0])]] * (self._share.accumulate - len(batches))
+    def batch(self, update: int, part: int) -> list[int]:
+        """A process has a contiguous run of an update's batches, so that BatchNorm's order is that of the ranks."""
+        buckets = self._buckets[update]
+        batches = [batch for bucket in buckets for k in range(self._parts) if (batch := bucket[k :: self._parts])]
+        count, more = divmod(len(batches), self.world_size)
+        first, place = self.rank * count + min(self.rank, more), part // self.world_size
+        return batches[first + place] if place < count + (self.rank < more) else [filler(buckets[0][0])]
 
 
 def filler(index: int) -> int:
@@ -91,7 +106,7 @@ def frame_batches(
 
     Args:
         lengths: frames of each sentence, (n,) int64.
-        max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch of its own.
+        max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch alone.
         max_sentences: the largest number of sentences in a batch; None: no limit.
         rank, world_size: of the process.
     """

@@ -148,12 +148,7 @@ def check_layout(root: Path, data: DictConfig) -> None:
 
 
 def inspect_audio(path: Path, where: str) -> tuple[int, int]:
-    """(samples per second, samples) of a recording, from its header.
-
-    Args:
-        path: of the recording.
-        where: the file and line that name it, for the error.
-    """
+    """(samples per second, samples) of a recording, from its header; `where`: the file and line that name it."""
     if not path.is_file():
         raise DataError(f"{path}: missing recording, named in {where}")
     with reading(path, f"a recording, named in {where}"):
@@ -174,9 +169,7 @@ def excerpt(
     """What a Segment needs to be samples `first` to `last` (exclusive) of a recording; it is cut at the end.
 
     Args:
-        audio: of the recording.
         header: as :func:`inspect_audio` gives it.
-        first, last: numbers of samples.
         where: the file and line of the segment, for the error.
         tolerance: seconds that a segment may end after its recording, because times are rounded.
 

@@ -22,12 +22,7 @@ Value = TypeVar("Value", bound=Hashable)
 
 @contextmanager
 def reading(path: Path, expected: str) -> Iterator[None]:
-    """Turns errors of reading a file into a DataError that names it.
-
-    Args:
-        path: the file.
-        expected: what the file should be, for the error: "a Parquet file".
-    """
+    """Turns errors of reading a file into a DataError that names it; `expected` is such as "a Parquet file"."""
     try:
         yield
     except DataError:
@@ -51,13 +46,7 @@ def contents(folder: Path) -> str:
 
 
 def first_of(root: Path, names: Iterable[str], what: str) -> Path:
-    """The first of the files `names` that exists under `root`, plain or gzipped.
-
-    Args:
-        root: the directory of the corpus.
-        names: relative to `root`, in order of preference.
-        what: the content of the file, for the error.
-    """
+    """The first of the files `names` that exists under `root`, plain or gzipped; `what` they hold, for the error."""
     names = list(names)
     for path in (root / f"{name}{suffix}" for name in names for suffix in ("", ".gz")):
         if path.is_dir():
@@ -223,12 +212,12 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
             for number, item in enumerate(value, 1) if listed else ((line, value),):
                 row = Row(item, path, number, "item" if listed else "line")
                 if not isinstance(item, dict):
-                    raise DataError(f"{row.where}: expected a JSON object, found {type(item).__name__}")
+                    raise DataError(f"{row.where}: expected a JSON object, not {type(item).__name__}")
                 yield row
 
 
 def _separated(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document may be long; the library's own limit is 131,072
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document may be long; the library's limit is 131,072
     table = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
     with reading(path, "a table"):
         if not table.fieldnames:

@@ -102,9 +102,6 @@ class QuestionSet(ABC):
     def read(self, root: Path) -> list[Question]:
         """The questions in the published order.
 
-        Args:
-            root: the folder with the set's files.
-
         Raises:
             DataError: a file is missing or malformed, or a question has no answer.
         """
@@ -341,12 +338,10 @@ class Questions:
 
     Args:
         root: the folder with the files in their published layout; None: the sample world's.
-        cache_dir: where the sample world is stored.
         questions: the name of the set.
         limit: the first so many questions are read; None: all.
         longest_answer: an answer of more tokens, special tokens included, leaves its question out; counted only in
             sets whose answers are free text. The released code counts Llama 2's tokens.
-        seed: of the sample world.
 
     Attributes:
         kind: the set.

@@ -1,4 +1,4 @@
-"""Own data: a table of examples as JSON lines, CSV or TSV, whose columns can be named, and a folder of recordings.
+"""User data: a table of examples as JSON lines, CSV or TSV, whose columns can be named, and a folder of recordings.
 
 <root>/{train,dev,test}.{jsonl,json,csv,tsv}     one example each; `valid`, `val` and `validation` mean dev
 <root>/{data,manifest}.{jsonl,json,csv,tsv}      one table: every `hold_out`-th example is tested, the next ones are dev
@@ -30,7 +30,7 @@ def table_in(root: Path, spellings: Iterable[str], suffixes: Sequence[str] = SUF
 
 
 class Table(Reader):
-    """Examples of one's own: texts, or recordings with texts.
+    """Examples of the user: texts, or recordings with texts.
 
     Args:
         source: the column with the input text; of recordings, with their transcript.
@@ -55,7 +55,7 @@ class Table(Reader):
     ) -> None:
         self.columns, self.audio, self.id, self.hold_out = (source, target), audio, id, hold_out
         self.kinds = ("audio",) if audio else ("text",)
-        self.named, self.name = name, name or "own data"
+        self.named, self.name = name, name or "data"
         names = [*self.columns, *([audio] if audio else [])]
         self.layout = "data_root must hold train, dev and test, or data, as .jsonl, .csv or .tsv with the columns "
         self.layout += ", ".join(dict.fromkeys(names))

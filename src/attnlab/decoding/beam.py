@@ -36,7 +36,7 @@ class Hypothesis:
 
     Args:
         tokens: the ids, without <s>.
-        score: log p over the length penalty of the search that found it; higher is better.
+        score: log p over the length penalty of the search; higher is better.
     """
 
     tokens: list[int]
@@ -230,7 +230,7 @@ def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor
     per_row = values.shape[-1]
     best, place = values.flatten(1).topk(min(count, values[0].numel()))
     row, at = place // per_row, place % per_row
-    tail = at - full // BLOCK  # of a token that is a block of its own
+    tail = at - full // BLOCK  # of a token that is a block alone
     start = torch.where(tail < 0, at * BLOCK, full + tail)
     tokens = start.unsqueeze(-1) + torch.arange(BLOCK, device=logp.device)
     width = torch.where(tail < 0, BLOCK, 1).unsqueeze(-1)
@@ -262,7 +262,7 @@ def stay(parents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filled(closing: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best of the rows' own scores, (A, beam) -> (A, count) and their rows; -inf where there are no more."""
+    """The best of the rows' scores, (A, beam) -> (A, count) and their rows; -inf where there are no more."""
     best, rows = closing.topk(min(count, closing.shape[1]))
     missing = (0, count - best.shape[1])
     return F.pad(best, missing, value=float("-inf")), F.pad(rows, missing)

@@ -119,7 +119,7 @@ class Sampling:
         p = logits.softmax(-1)
         if self.top_p is not None:
             ordered, order = p.sort(descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered  # the first is always kept
+            before = ordered.cumsum(-1) - ordered  # the first always stays
             p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, before >= self.top_p), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p

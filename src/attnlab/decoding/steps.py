@@ -26,7 +26,7 @@ class Steps:
     """Calls `model.step` with one token of each row, again and again.
 
     On CUDA the step is captured in a graph after `WARM_UP` calls and replayed from then on: its dozens of small
-    kernels are started at once. On a CPU a compiler fuses them, where one is given. Caches become static for both
+    kernels are started at once. On a CPU a compiler fuses them, where there is one. Caches become static for both
     (`Cache.make_static`). Where a mechanism's steps need the length on the host, or on another device, each call runs
     as it is.
 
@@ -35,7 +35,7 @@ class Steps:
 
     Args:
         model: in eval mode.
-        caches: its own, of as many rows as the tokens that follow.
+        caches: of as many rows as the tokens that follow.
         steps: how many calls there will be at most.
         graphs: False: nothing is captured.
         compiled: gives the compiled form of `model.step`, the same one for every search; it must take sizes as
@@ -122,7 +122,7 @@ class Steps:
         return self.graphs and tokens.is_cuda and self.calls > WARM_UP and self.left >= LEAST and self._can_be_static
 
     def _beside(self, tokens: Tensor) -> Tensor:
-        """The first static step, which has kernels of its own: on a side stream, as CUDA asks before a capture."""
+        """The first static step, which starts other kernels: on a side stream, as CUDA asks before a capture."""
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):

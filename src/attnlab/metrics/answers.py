@@ -45,10 +45,8 @@ class Answers(IndexedMetric):
         losses = self.column("nats")[order] / self.column("tokens")[order]
         wrong = (~losses.isfinite()).nonzero().flatten()
         if len(wrong):
-            raise DataError(
-                f"the loss of {len(wrong)} of {self.size} questions is NaN or infinite (the first is number "
-                f"{int(wrong[0])})"
-            )
+            which = f"{len(wrong)} of {self.size} questions (the first is number {int(wrong[0])})"
+            raise DataError(f"the loss is NaN or infinite for {which}")
         share = int(self.column("right")[order].sum()) / self.size
         mean = math.fsum(losses.tolist()) / self.size
         spread = math.sqrt(math.fsum((loss - mean) ** 2 for loss in losses.tolist()) / max(1, self.size - 1))

@@ -46,7 +46,7 @@ class IndexedMetric(Metric):
             getattr(self, name).append(value.detach().to(self.device, self._empty[name].dtype))
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """As in torchmetrics, whose own stand-in for a process without rows is float32 and one-dimensional."""
+        """As in torchmetrics, whose stand-in for a process without rows is float32 and one-dimensional."""
         for name, empty in self._empty.items():
             if not len(getattr(self, name)):
                 setattr(self, name, [empty.to(self.device)])
@@ -75,7 +75,7 @@ class IndexedMetric(Metric):
         if len(missing):
             raise RuntimeError(
                 f"{type(self).__name__}: {len(missing)} of {self.size} items were not scored (the first is number "
-                f"{int(missing[0])}); the processes' samplers must cover the whole corpus"
+                f"{int(missing[0])}); the processes' samplers must cover the corpus"
             )
         return first
 

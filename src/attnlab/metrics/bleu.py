@@ -8,7 +8,7 @@ from attnlab.metrics.base import PairMetric
 class BLEU(PairMetric):
     """Case-sensitive detokenised corpus BLEU with one reference, by sacrebleu (tokenizer 13a, exponential smoothing).
 
-    torchmetrics' own BLEU smooths differently and has no signature.  Args: those of `TextMetric`.
+    torchmetrics' BLEU smooths differently and has no signature.  Args: those of `TextMetric`.
     """
 
     name = "bleu"

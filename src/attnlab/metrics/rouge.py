@@ -14,7 +14,7 @@ NAMES = ("rouge1", "rouge2", "rougeL")
 class ROUGE(TextMetric):
     """Mean F of ROUGE-1, 2 and L by rouge-score: lower case, letters and digits, Porter's stems.
 
-    Where a text has several references, each score is that of its best one.  torchmetrics' own ROUGE downloads a
+    Where a text has several references, each score is that of its best one.  torchmetrics' ROUGE downloads a
     sentence splitter.  Args: those of `TextMetric`.
     """
 

@@ -48,10 +48,8 @@ class TopAccuracy(IndexedMetric):
         guesses = self.column("guesses")[order]
         wrong = (guesses[:, 0] == NOT_FINITE).nonzero().flatten()
         if len(wrong):
-            raise DataError(
-                f"the model's logits are NaN or infinite for {len(wrong)} of {self.size} images (the first is number "
-                f"{int(wrong[0])})"
-            )
+            which = f"{len(wrong)} of {self.size} images (the first is number {int(wrong[0])})"
+            raise DataError(f"the model's logits are NaN or infinite for {which}")
         hits = guesses == self.column("labels")[order, None]
         shares = {"top1": int(hits[:, 0].sum()), "top5": int(hits.any(-1).sum())}
         return {name: round(100 * right / self.size, 3) for name, right in shares.items()} | {"images": self.size}

@@ -34,7 +34,7 @@ class TiedSoftmax(nn.Module):
 
     @property
     def multiply_adds(self) -> int:
-        """Of one position: its embedding and its whole distribution."""
+        """Of one position: its embedding and its distribution."""
         return self.linear.weight.numel()
 
 
@@ -129,7 +129,7 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
 
     @property
     def multiply_adds(self) -> int:
-        """Of one position: its embedding, in every cluster, and its whole distribution."""
+        """Of one position: its embedding, in every cluster, and its distribution."""
         projections = sum(p.numel() for _, _, p in self._embeddings() if p is not None)
         matrices = [
             module.weight

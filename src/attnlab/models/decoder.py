@@ -143,7 +143,7 @@ class Decoder(LanguageModel):
         return self.embedding.weight.numel()
 
     def attended(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The output of each layer's attention on an input of its own, each (B, T, d) -> (B, T, d).
+        """The output of each layer's attention on a separate input, each (B, T, d) -> (B, T, d).
 
         Args:
             inputs: of each layer, past its norm.

@@ -1,4 +1,4 @@
-"""The interface of a language model: logits, its own loss, and the same through caches."""
+"""The interface of a language model: logits, loss, and the same through caches."""
 
 from abc import ABC
 from functools import partial

@@ -1,7 +1,7 @@
 """The loss of each token over a large vocabulary, with the logits of some tokens at a time.
 
 The logits of a chunk are computed again in the backward pass, so that neither all logits nor their gradients are ever
-there together: 24 windows of 1,024 tokens and 50,000 words are 4.6 GiB in float32. The arithmetic is that of the whole.
+there together: 24 windows of 1,024 tokens and 50,000 words are 4.6 GiB in float32. The results are the same.
 torch 2.13 has `linear_cross_entropy`, which returns the losses of bfloat16 inputs in bfloat16, smooths no labels in
 chunks, and is missing before.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-LOGITS = 2**28  # of a chunk where none is given: 1 GiB in float32
+LOGITS = 2**28  # of a chunk by default: 1 GiB in float32
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def chunk_of(configured: int | str | None, vocab_size: int) -> int | None:
     """The tokens of a chunk; None: all.
 
     Args:
-        given: the number; "auto": as many as 1 GiB of float32 logits holds; None.
+        configured: the number; "auto": as many as 1 GiB of float32 logits holds; None.
         vocab_size: V.
     """
     if configured == "auto":

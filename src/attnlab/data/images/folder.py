@@ -10,7 +10,7 @@ import copy
 import logging
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,7 @@ from torch.utils.data import Sampler
 from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batching import ordered_batches
+from attnlab.data.batching import EpochBatches, ordered_batches
 from attnlab.data.images.layout import SPLITS, place_of
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
@@ -220,43 +220,35 @@ class Images(ImageDataset):
         return (image, label, index) if self.indexed else (image, label)
 
 
-class ImageUpdates(Sampler[list[int]]):
-    """A process's batches of a training epoch.
+class ImageUpdates(EpochBatches):
+    """An update takes the next images of a random order.
 
-    An update takes the next images of a random order.  Its batches are made of pairs, the i-th image from the front
-    with the i-th from the back: Mixup mixes a batch with its reverse, so that the same images are mixed with each other
-    however the update is divided.
+    Its batches are made of pairs, the i-th image from the front with the i-th from the back: Mixup mixes a batch with
+    its reverse, so that the same images are mixed with each other however the update is divided.
 
     Args:
         images: the number of training images.
         share: how an update is shared: `share.accumulate` batches of `share.size` images on each process.
         repeats: how often an image occurs, one copy after the other.
         seed, epoch: the order is a function of these two.
-        rank, world_size: of the process.
-        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+        place: arguments of :class:`attnlab.data.batching.EpochBatches`.
     """
 
     def __init__(
-        self, images: int, share: Share, repeats: int, *, seed: int, epoch: int, rank: int, world_size: int, start: int
+        self, images: int, share: Share, repeats: int, *, seed: int, epoch: int, world_size: int, **place: int
     ) -> None:
         order = torch.randperm(images, generator=torch.Generator().manual_seed(hash((seed, epoch)) % 2**63))
         if repeats > 1:
             copies = torch.arange(repeats) * images
             order = (order[: -(-images // repeats), None] + copies).flatten()
-        self._order, self._share, self._start = order, share, start
-        self._rank, self._world = rank, world_size
-        self._updates = images // (share.size * share.accumulate * world_size)
+        self._order, self._size = order, share.size
+        updates = images // (share.size * share.accumulate * world_size)
+        super().__init__(updates, share.accumulate, world_size=world_size, **place)
 
-    def __len__(self) -> int:
-        return self._updates * self._share.accumulate
-
-    def __iter__(self) -> Iterator[list[int]]:
-        size, accumulate = self._share.size, self._share.accumulate
-        images = size * accumulate * self._world
-        for number in range(self._start, len(self)):
-            update, place = divmod(number, accumulate)
-            part = place * self._world + self._rank
-            chosen = self._order[update * images : (update + 1) * images]
-            front, back = size - size // 2, size // 2
-            first, last = part * front, images - part * back
-            yield torch.cat([chosen[first : first + front], chosen[last - back : last]]).tolist()
+    def batch(self, update: int, part: int) -> list[int]:
+        images = self._size * self.accumulate * self.world_size
+        chosen = self._order[update * images : (update + 1) * images]
+        front, back = self._size - self._size // 2, self._size // 2
+        first, last = part * front, images - part * back
+        batch: list[int] = torch.cat([chosen[first : first + front], chosen[last - back : last]]).tolist()
+        return batch

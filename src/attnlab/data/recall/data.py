@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from annotated_types import Ge, Gt, Le, MinLen
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batching import ordered_batches
+from attnlab.data.batching import EpochBatches, ordered_batches
 from attnlab.data.files import repeated
 from attnlab.data.recall.problems import ANYWHERE, POWER, PROBLEMS, AssociativeRecall
 from attnlab.data.text.windows import Window
@@ -78,42 +78,34 @@ class Sequences(Dataset[Window]):
         return tokens, targets
 
 
-class CellUpdates(Sampler[list[int]]):
-    """A process's batches of a training epoch, in an order that seed and epoch determine.
+class CellUpdates(EpochBatches):
+    """Each update takes the next sequences of one cell; the updates of all cells are mixed.
 
-    Each update takes the next sequences of one cell; the updates of all cells are mixed. Sequences that do not fill an
-    update are left out.
+    Sequences that do not fill an update are left out.
 
     Args:
         sequences: of the training split.
         share: how an update is shared: `share.accumulate` batches of `share.size` sequences on each process.
         seed, epoch: the order is a function of these two.
-        rank, world_size: of the process.
-        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+        place: arguments of :class:`attnlab.data.batching.EpochBatches`.
     """
 
     def __init__(
-        self, sequences: Sequences, share: Share, *, seed: int, epoch: int, rank: int = 0, world_size: int = 1,
-        start: int = 0,
-    ) -> None:  # fmt: skip
+        self, sequences: Sequences, share: Share, *, seed: int, epoch: int, world_size: int = 1, **place: int
+    ) -> None:
         random = np.random.default_rng([seed, epoch])
         size = share.size * share.accumulate * world_size
         updates = []
         for first, cell in zip(sequences.starts, sequences.cells, strict=False):
             order = first + random.permutation(cell.count)
             updates += [order[i : i + size] for i in range(0, cell.count - size + 1, size)]
-        self._updates = [updates[i] for i in random.permutation(len(updates))]
-        self._share, self._rank, self._world, self._start = share, rank, world_size, start
+        self._order = [updates[i] for i in random.permutation(len(updates))]
+        self._size = share.size
+        super().__init__(len(updates), share.accumulate, world_size=world_size, **place)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        size = self._share.size
-        for number in range(self._start, len(self)):
-            update, batch = divmod(number, self._share.accumulate)
-            first = (batch * self._world + self._rank) * size
-            yield self._updates[update][first : first + size].tolist()
-
-    def __len__(self) -> int:
-        return len(self._updates) * self._share.accumulate
+    def batch(self, update: int, part: int) -> list[int]:
+        sequences: list[int] = self._order[update][part * self._size : (part + 1) * self._size].tolist()
+        return sequences
 
 
 @bounded

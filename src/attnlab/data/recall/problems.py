@@ -24,8 +24,8 @@ POWER = 0.01  # Zoology's exponent a: the weight of gap g is a * g ** (a - 1)
 class Problem(ABC):
     """One kind of sequence with answers.
 
-    A cell of the grid has a length, which is the number of tokens of a sequence, and a level, whose meaning is the
-    problem's own.
+    A cell of the grid has a length, which is the number of tokens of a sequence, and a level, whose meaning
+    depends on the problem.
 
     Args:
         vocab_size: V, the tokens are 0 to V - 1.
@@ -68,7 +68,7 @@ class AssociativeRecall(Problem):
         vocab_size: V.
         power: a; 1: all places alike.
         offset: blanks before the first pair; 0: as published.
-        noise: False: 0 stands at all other places; True: random tokens of the whole vocabulary, keys among them.
+        noise: False: 0 stands at all other places; True: random tokens of the vocabulary, keys among them.
     """
 
     level = "pairs"

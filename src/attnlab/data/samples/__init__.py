@@ -15,8 +15,6 @@ def sample_corpus(cache_dir: Path, name: str, settings: Any, write: Callable[[Pa
     """The directory of a sample corpus, which is written first where it is missing or damaged.
 
     Args:
-        cache_dir: the directory that samples are stored in.
-        name: the beginning of the directory's name.
         settings: plain values, everything but the code that the bytes depend on.
         write: fills an empty directory.
 

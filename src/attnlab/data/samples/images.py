@@ -26,8 +26,6 @@ def sample_images(cache_dir: Path, seed: int, train: int = 150, val: int = 40) -
     """The directory with {train,val}/<class>/*.png, written unless it exists.
 
     Args:
-        cache_dir: the directory that samples are stored in.
-        seed: of the images.
         train, val: the number of images of each class in each split.
 
     Raises:

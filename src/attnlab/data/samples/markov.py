@@ -2,7 +2,7 @@
 
 The next word depends on the classes of the last word and of the word `order` words back.  Each such pair of classes
 allows a few words, with the same probabilities (CHOICES) for every pair.  After every word the line ends with a fixed
-probability.  Words before the start of the line have a class of their own.  So the entropy of the next word is the same
+probability.  Words before the start of the line have another class.  So the entropy of the next word is the same
 in every context.
 """
 

@@ -75,7 +75,7 @@ class Synthesizer:
     """An instance of espeak-ng in its initial state, as a context manager.
 
     espeak-ng keeps phases and flutter positions in static variables that no call resets, so its output depends on all
-    calls before. Each synthesizer therefore loads its own copy of the library: the same calls on a new synthesizer
+    calls before. Each synthesizer therefore loads another copy of the library: the same calls on a new synthesizer
     give the same samples, and synthesizers are independent. The copy also gives the voice data a short path
     (espeak-ng cuts paths at 160 bytes).
 
@@ -91,7 +91,7 @@ class Synthesizer:
         # An exception inside a callback is lost. Ctrl-C becomes one, but only in the main thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="espeak")
         self._samples = bytearray()
-        self._callback = CALLBACK(self._collect)  # kept here: the library holds only its address
+        self._callback = CALLBACK(self._collect)  # a reference: the library has only its address
         try:
             self._library, self.sample_rate = self._load(Path(self._directory.name))
         except BaseException:

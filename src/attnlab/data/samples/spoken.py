@@ -113,7 +113,7 @@ def _filled(template: str, words: Mapping[str, Sequence[str]], rng: random.Rando
 
 
 def _spoken(groups: Sequence[tuple[Key, Sequence[str]]], seed: int) -> Iterator[tuple[int, Key, Talk]]:
-    """The number from 1, the key and the speech of each group of sentences, each by a speaker of its own."""
+    """The number from 1, the key and the speech of each group of sentences, each by another speaker."""
     for number, (key, texts) in enumerate(each("synthesizing the sample speech", groups), 1):
         rng = np.random.default_rng([seed, number])
         yield number, key, speak_all(voice(number, rng), texts, rng)

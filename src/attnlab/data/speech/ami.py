@@ -1,4 +1,4 @@
-"""Readers of the AMI meeting corpus, headset audio: its own layout, and Kaldi-style directories of any corpus.
+"""Readers of the AMI meeting corpus, headset audio: the published layout, and Kaldi-style directories of any corpus.
 
 <root>/words/<MEETING>.<A..E>.words.xml          <w starttime= endtime= [punc="true"]>word</w>, among other elements
 <root>/segments/<MEETING>.<A..E>.segments.xml    <segment transcriber_start= transcriber_end=>
@@ -109,7 +109,7 @@ class AMI(Reader):
         else:
             chosen = [meeting for meeting in meetings if meeting not in partition["dev"] + partition["eval"]]
         if not chosen:
-            raise DataError(f"{root / 'words'}: no meeting of {split} (found {contents(root / 'words')})")
+            raise DataError(f"{root / 'words'}: no meeting of {split} (there: {contents(root / 'words')})")
         return chosen
 
     def _read_speaker(self, root: Path, meeting: str, agent: str, channel: int, name: str) -> Iterator[Segment]:

@@ -159,7 +159,7 @@ def pretrained(name: str, layer: str, device: str) -> Model:
         raise DataError("transformers is not installed: pip install 'attnlab[hf]'") from error
     try:
         network = AutoModel.from_pretrained(name, weights_only=True).eval()  # a .bin file cannot run code
-    except Exception as error:  # safetensors, torch, the hub and transformers each have classes of their own
+    except Exception as error:  # safetensors, torch, the hub and transformers each have other classes
         expected = "a folder with config.json and model.safetensors (or pytorch_model.bin, tensors alone), or a name"
         raise DataError(f"--model={name}: cannot be read ({first_line(error)}); expected {expected}") from error
     try:

@@ -67,7 +67,7 @@ class MustC(Reader):
             inside = [folder.parent for folder in (root, *root.parents) if folder.name == self.pair]
             below = [folder.parent for folder in sorted(root.glob(f"*/{self.pair}"))]
             hint = "".join(f"; set data_root={folder}" for folder in (inside + below)[:1])
-            raise DataError(f"data_root={root}: {self.pair} is missing (found {contents(root)}){hint}; {self.layout}")
+            raise DataError(f"data_root={root}: {self.pair} is missing (there: {contents(root)}){hint}; {self.layout}")
         files = self.files(root, split)
         self.need(*files, folder=files[0].parents[1] / "wav")
 

@@ -29,7 +29,7 @@ class SLURP(Reader):
 
     Args:
         train, devel, test: the names of the .jsonl files of each split; None: train and train_synthetic, devel, test.
-        dev_every: every `dev_every`-th line of the training files is held out as devel, whose own files are not read.
+        dev_every: every `dev_every`-th line of the training files is held out as devel, whose files are not read.
     """
 
     name = "SLURP"

@@ -29,7 +29,7 @@ class TextCorpus(ABC):
     """A corpus of texts, each a line or a document.
 
     Attributes:
-        name: the name of the corpus, for messages and records.
+        name: for messages and records.
         held_out: how the validation and test splits were chosen.
     """
 
@@ -251,7 +251,7 @@ def as_tokens(files: list[TokenFile]) -> TokenFile:
 
 
 class TextFiles(TextCorpus):
-    """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; `dev`, `val` too.
+    """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; also `dev`, `val`.
 
     Args:
         column: the column of a table with the text.
@@ -288,4 +288,4 @@ class TextFiles(TextCorpus):
         return read_lines(path) if path.suffix == ".txt" else (row.text(self.column) for row in rows(path))
 
     def write_sample(self, root: Path, source: Source) -> None:
-        raise DataError("own text has no sample corpus: set data_root")
+        raise DataError("text files have no sample corpus: set data_root")

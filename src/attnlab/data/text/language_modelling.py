@@ -110,7 +110,7 @@ class LanguageModellingData(Data):
             log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.source.name)
             self.root = write_sample(self.cache_dir, self.source)
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
-        self.source.check(self.root)  # a missing file is found before the others are encoded
+        self.source.check(self.root)  # a missing file is named before the others are encoded
         self.vocabulary = self.run_vocabulary or self.settings.build(
             self.source, self.root, self.cache_dir, self.vocab_size
         )
@@ -192,7 +192,7 @@ class LanguageModellingData(Data):
         order = self.order()
         windows = TrainingWindows(self._files["train"], self.window, self.seed, order["epoch"])
         batches = ShuffledBatches(len(windows), self._share(order["world_size"]), **order)
-        if not batches.total:
+        if not len(batches):
             size = sum(map(len, self._files["train"]))
             text = f"the training text of {size} {self.vocabulary.unit}s makes {len(windows)} windows of {self.window}"
             most = f"expected at most {len(windows) * self.window} tokens"

@@ -35,7 +35,6 @@ class TokenFile:
     """Token ids on disk.
 
     Args:
-        path: the file, for error messages.
         ids: the ids, a memory map.
         vocab_size: the number of ids that are allowed.
         texts, words: the number of texts and words that the ids encode; 0: not known.
@@ -107,7 +106,6 @@ def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], 
     """The stored ids of a corpus; they are written first where they are missing or damaged.
 
     Args:
-        folder: where they are stored.
         batches: the ids of each text of a batch, and the number of words of the batch; read only to write.
         vocab_size: the number of ids that are allowed.
 

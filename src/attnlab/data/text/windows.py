@@ -1,13 +1,14 @@
 """Windows of tokens and batches of windows, as pure functions of seed, epoch, rank and index."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from attnlab.config.batch import Share
+from attnlab.data.batching import EpochBatches
 from attnlab.data.text.tokens import Ids, TokenFile
 
 IGNORE = -1  # the target of tokens that are not scored
@@ -21,7 +22,6 @@ class Permutation:
     It is a Feistel network on the next power of four, applied again to results outside the range (cycle walking).
 
     Args:
-        size: the number of items.
         key: ints; the permutation is a function of `size` and these.
     """
 
@@ -89,7 +89,6 @@ class EvaluationWindows(Dataset[Window]):
     are those of the window before; they are ignored, and the others have that much context.  The last window is padded.
 
     Args:
-        file: the token ids of a split.
         length: tokens of a window.
         stride: tokens from one window to the next, at most `length`.
         limit: the largest number of windows, evenly spread; None: all.
@@ -116,40 +115,22 @@ class EvaluationWindows(Dataset[Window]):
         return tokens, targets
 
 
-class ShuffledBatches(Sampler[list[int]]):
-    """A process's batches of a training epoch, in an order that seed and epoch determine.
-
-    An update takes the next windows of that order, for any number of processes.  Windows that do not fill an update are
-    left out.
+class ShuffledBatches(EpochBatches):
+    """An update takes the next windows of a random order.  Windows that do not fill an update are left out.
 
     Args:
         windows: the number of windows of the epoch.
         share: how an update is shared: `share.accumulate` batches of `share.size` windows on each process.
         seed, epoch: the order is a function of these two.
-        rank, world_size: of the process.
-        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+        place: arguments of :class:`attnlab.data.batching.EpochBatches`.
     """
 
-    def __init__(
-        self,
-        windows: int,
-        share: Share,
-        *,
-        seed: int,
-        epoch: int,
-        rank: int = 0,
-        world_size: int = 1,
-        start: int = 0,
-    ) -> None:
-        self._order = Permutation(windows, seed, epoch)
-        self._share, self._rank, self._world, self._start = share, rank, world_size, start
-        self.total = windows // (share.size * share.accumulate * world_size) * share.accumulate
+    def __init__(self, windows: int, share: Share, *, seed: int, epoch: int, world_size: int = 1, **place: int) -> None:
+        self._order, self._size = Permutation(windows, seed, epoch), share.size
+        updates = windows // (share.size * share.accumulate * world_size)
+        super().__init__(updates, share.accumulate, world_size=world_size, **place)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        size = self._share.size
-        for number in range(self._start, self.total):
-            first = (number * self._world + self._rank) * size
-            yield self._order[np.arange(first, first + size)].tolist()
-
-    def __len__(self) -> int:
-        return self.total
+    def batch(self, update: int, part: int) -> list[int]:
+        first = (update * self.accumulate * self.world_size + part) * self._size
+        order: list[int] = self._order[np.arange(first, first + self._size)].tolist()
+        return order
