@@ -1,12 +1,14 @@
 """A sliding window: what is right about ours, and that a false one is caught."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.attention.ops import naive
-from tests.attention.mechanisms import error, extend_by
+from tests.attention.mechanisms import check_visibility, error, extend_by
 
 
 def draw(*shape: int) -> Tensor:
@@ -20,6 +22,34 @@ class InheritsTheForm(MHA):
 def test_an_inherited_naive_form_is_refused() -> None:
     with pytest.raises(LookupError, match=r"InheritsTheForm has no naive form \(that of MHA is not inherited\)"):
         naive.attend(InheritsTheForm(8, 2).double(), draw(3, 8))
+
+
+class SeesAll(SlidingWindow):
+    """Declares a window, and reads all of the past."""
+
+    def _forward(self, *arguments: Any) -> Tensor:
+        return MHA._forward(self, *arguments)
+
+
+class OffByOne(SlidingWindow):
+    """Declares one position less than it reads."""
+
+    def visible(self, position: int) -> range:
+        return range(max(0, position - self.window + 2), position + 1)
+
+
+class SeesTheFuture(SlidingWindow):
+    """Declares one position more than it reads, which is in the future."""
+
+    def visible(self, position: int) -> range:
+        return range(max(0, position - self.window + 1), position + 2)
+
+
+def test_a_false_window_fails_the_check_of_visibility() -> None:
+    check_visibility(SlidingWindow(8, 2, window=3).double(), 2, 7, draw(2, 2, 8))
+    for kind in (SeesAll, OffByOne, SeesTheFuture):
+        with pytest.raises(AssertionError):
+            check_visibility(kind(8, 2, window=3).double(), 2, 7, draw(2, 2, 8))
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 63, 64, 65, 100, 129, 130, 131, 500])

@@ -100,6 +100,22 @@ def test_a_layer_whose_positions_begin_later(
     assert error(extend_by(attention, x, cache, [1, 3, 1]), want) < 1e-12
 
 
+class KeysAlone(TPA):
+    """Wrong: queries are not rotated."""
+
+    def _rotate(self, token: Tensor, angles: Angles, ranks: int) -> Tensor:
+        right = super()._rotate(token, angles, ranks)
+        return torch.cat((token[..., : self.q_rank, :], right[..., self.q_rank :, :]), -2)
+
+
+def test_a_wrong_rotation_fails_the_theorem() -> None:
+    right, x = build("tpa"), random(2, LENGTH, 32)
+    wrong = KeysAlone(32, 4, 8, q_rank=4).double()
+    wrong.load_state_dict(right.state_dict())
+    assert error(logits(wrong, x, 7, 7), logits(wrong, x, 0, 0)) > 1e-2
+    assert error(logits(right, x, 7, 7), logits(right, x, 0, 0)) < 1e-12
+
+
 class RotatedValues(TPASharedB):
     """Wrong: values read the rotated factor that keys have, as if the cache held it once for both."""
 

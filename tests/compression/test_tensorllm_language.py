@@ -98,6 +98,16 @@ def test_products_of_weights_follow_a_change_that_torch_does_not_count(kind: str
     torch.testing.assert_close(logits(model, ids()), logits(fresh, ids()), rtol=0, atol=1e-5)
 
 
+@torch.no_grad()
+def test_products_after_autocast_have_the_type_of_the_model() -> None:
+    model = tiny("gptj")
+    compress(model, TensorLLM(ranks=[6, 3, 2]))
+    before = logits(model, ids())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(logits(model, ids()).float(), before)
+    assert torch.equal(logits(model, ids()), before)
+
+
 def test_a_model_of_several_types_keeps_them(tmp_path: Path) -> None:
     model = tiny("gpt2").bfloat16()
     for module in model.modules():

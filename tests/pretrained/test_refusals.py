@@ -107,6 +107,17 @@ def test_a_folder_that_cannot_be_used(
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_weights_load_with_or_without_the_prefix_of_the_base_model(prefix: str, tmp_path: Path) -> None:
+    """And beside tensors and files that transformers ignores."""
+    expected, file = saved(tmp_path, "gpt2"), tmp_path / "model.safetensors"
+    weights = {prefix + name.removeprefix("transformer."): value for name, value in load_file(file).items()}
+    weights["unused.weight"] = torch.ones(4, dtype=torch.int32)
+    save_file(weights, file, metadata={"format": "pt"})
+    (tmp_path / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    assert torch.equal(logits(huggingface.load(str(tmp_path)), ids()), logits(expected, ids()))
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
