@@ -140,6 +140,10 @@ class MTLA(MLA):
         """Running sums of gated latents: chunks (B, A, s, r), gates (A, g) or (B, A, g) -> (B, A, s, r)."""
         return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).cumsum(2).to(chunks.dtype)
 
+    def _merge_chunks(self, chunks: Tensor, gates: Tensor, exists: Tensor | None = None) -> Tensor:
+        """Slots (B, A, r) of chunks (B, A, s, r), zero where nothing exists; gates (A, g) or (B, A, g)."""
+        return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).sum(2).to(chunks.dtype)
+
     def _gate(self, latent: Tensor, gates: Tensor) -> Tensor:
         wide = torch.promote_types(latent.dtype, torch.float32)
         return (self.gate_latent(latent) * gates).sum(-1, keepdim=True, dtype=wide).sigmoid()
@@ -147,9 +151,10 @@ class MTLA(MLA):
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Whole chunks merged, and the last one as far as it goes."""
         s, size = self.stride, latent.shape[1]
-        chunks = F.pad(blank(latent, lengths), (0, 0, 0, -size % s)).unflatten(1, (-1, s))
+        parts = blank(latent, lengths), length_mask(lengths, size).unsqueeze(-1)
+        chunks, exists = (F.pad(t, (0, 0, 0, -size % s)).unflatten(1, (-1, s)) for t in parts)
         slots = chunks.shape[1]
-        merged = (self._gate(chunks, self.slot_gates(slots).unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
+        merged = self._merge_chunks(chunks, self.slot_gates(slots), exists)
         newest = (torch.arange(1, slots + 1, device=lengths.device) * s).minimum(lengths[:, None]).clamp(min=1) - 1
         return self._expand(merged, take(rotary, newest)), length_mask(-(-lengths // s), slots)
 
@@ -161,8 +166,7 @@ class MTLA(MLA):
         rotary = rotary[:, s - 1 :: s]
         latent = F.pad(blank(latent, lengths), (0, 0, 0, s - size % s))
         chunks = latent.unflatten(1, (-1, s))  # one chunk more than are finished
-        gates = self.slot_gates(finished + 1)
-        sums = (self._gate(chunks, gates.unsqueeze(-2)) * chunks).sum(2).to(latent.dtype)
+        sums = self._merge_chunks(chunks, self.slot_gates(finished + 1))
         if lengths is None:
             carry = sums[:, finished] if size % s else None
             return _Prefix(sums[:, :finished], rotary, None, size % s, finished, carry)

@@ -6,9 +6,8 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from .base import Cache, blank, length_mask
+from .base import Cache, length_mask
 from .bounds import Size, SizeOrZero
 from .mla import LatentCache, LatentOptions
 from .mtla import MTLA, Stride, take
@@ -114,21 +113,11 @@ class MTLAWindow(MTLA):
         text = text_slots(prefix_capacity, capacity, self.recent + self.first, self.stride)
         return self.raw + text, self.prefix_merged(prefix_capacity)
 
-    def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """For `encode`: whole chunks merged, and the last one as far as it goes."""
-        s, size = self.stride, latent.shape[1]
-        parts = blank(latent, lengths), length_mask(lengths, size).unsqueeze(-1)
-        chunks, counted = (F.pad(t, (0, 0, 0, -size % s)).unflatten(1, (-1, s)) for t in parts)
-        merged = self._mean(chunks, self.slot_gates(chunks.shape[1]), counted)
-        newest = (torch.arange(1, chunks.shape[1] + 1, device=lengths.device) * s).minimum(lengths[:, None])
-        packed = self._expand(merged, take(rotary, newest.clamp(min=1) - 1))
-        return packed, length_mask(-(-lengths // s), chunks.shape[1])
-
-    def _mean(self, chunks: Tensor, gates: Tensor, there: Tensor | None = None) -> Tensor:
-        """Chunks (B, A, s, r), slot gates (A, g) or (B, A, g) -> their weighted means (B, A, r)."""
+    def _merge_chunks(self, chunks: Tensor, gates: Tensor, exists: Tensor | None = None) -> Tensor:
+        """Means of the positions that exist, (B, A, s, 1) bool, weighted by their gates; None: all exist."""
         weights = self._gate(chunks, gates.unsqueeze(-2))
-        if there is not None:
-            weights = weights * there
+        if exists is not None:
+            weights = weights * exists
         total = weights.sum(2).clamp(min=torch.finfo(weights.dtype).tiny)
         return ((weights * chunks).sum(2) / total).to(chunks.dtype)
 
@@ -139,7 +128,7 @@ class MTLAWindow(MTLA):
         """
         chunks = take(entries, places.flatten(1)).unflatten(1, places.shape[1:])
         gates = self.slot_gates(bound)[numbers.clamp(min=0)]
-        latent = self._mean(chunks[..., : self.latent_dim], gates)
+        latent = self._merge_chunks(chunks[..., : self.latent_dim], gates)
         return torch.cat((latent, chunks[:, :, -1, self.latent_dim :]), -1)
 
     def _continue(
@@ -188,7 +177,7 @@ class MTLAWindow(MTLA):
             oldest = max(0, before + begin - self.recent - s + 2)
             key = base[:, None] - before + torch.arange(oldest, before + end, device=device)
             parts, seen = [early, entries[:, oldest : before + end]], [first[:1, None] <= query[..., None]]
-            seen.append(self._sees(query, key))
+            seen.append(_sees(query, key, self.first, self.recent, s))
             for stored, exists, number in groups:
                 parts.append(stored.to(new.dtype))
                 last = self.first + (number + 1) * s - 1
@@ -197,12 +186,6 @@ class MTLAWindow(MTLA):
             mask = torch.cat([mask.expand(wide, -1, -1) for mask in seen], -1)
             outs.append(self._masked(q[:, begin:end], torch.cat(parts, 1), mask, dropout))
         return torch.cat(outs, 1), merged, numbers
-
-    def _sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a position reads another unmerged, those of `first` left out: (B, n) and (B, k) -> (B, n, k)."""
-        query, key = query[..., None], key[:, None]
-        end = key + self.stride - 1 - (key - self.first) % self.stride  # the last position of the key's chunk
-        return (key <= query) & (key >= self.first) & (end > query - self.recent)
 
     def _masked(self, q: Tensor, entries: Tensor, seen: Tensor, dropout: float) -> Tensor:
         """q (B, n, H, D), [latent | rotary] (B, k, r + d_r), seen (B or 1, n, k) -> (B, n, H, d_v)."""
@@ -338,7 +321,7 @@ class MTLAWindow(MTLA):
 
     def _slot(self, chunk: Tensor, gates: Tensor) -> Tensor:
         """[latent | rotary] of one chunk, (B, s, r + d_r), and its slot's gates, (1 or B, g) -> (B, r + d_r)."""
-        latent = self._mean(chunk[:, None, :, : self.latent_dim], gates.to(chunk.dtype).unsqueeze(1))
+        latent = self._merge_chunks(chunk[:, None, :, : self.latent_dim], gates.to(chunk.dtype).unsqueeze(1))
         return torch.cat((latent[:, 0], chunk[:, -1, self.latent_dim :]), -1)
 
     def _store_ragged(self, new: Tensor, base: Tensor, cache: WindowedCache, count: int) -> Tensor:
@@ -357,20 +340,26 @@ class MTLAWindow(MTLA):
             merged = self._slot(text[rows[:, None], places].to(new.dtype), cache.gate_slot[number.clamp(min=0)])
             column = self.raw + (number - first_text).clamp(0, size - 1)
             text[rows, column] = torch.where(due[:, None], merged.to(text.dtype), text[rows, column])
-        columns = torch.arange(ring, device=text.device)
-        stored = base[:, None] - (base[:, None] - columns) % ring  # the newest position of each place of the ring
-        early = torch.arange(self.first, device=text.device) <= base[:, None]
         slots = first_text[:, None] + torch.arange(count, device=text.device)
-        return torch.cat((early, self._sees(base[:, None], stored)[:, 0], slots <= number[:, None]), -1)
+        return torch.cat((_unmerged(base, self.first, self.recent, s), slots <= number[:, None]), -1)
+
+
+def _sees(query: Tensor, key: Tensor, first: int, recent: int, stride: int) -> Tensor:
+    """Whether a position reads another unmerged, those of `first` left out: (B, n) and (B, k) -> (B, n, k)."""
+    query, key = query[..., None], key[:, None]
+    end = key + stride - 1 - (key - first) % stride  # the last position of the key's chunk
+    return (key <= query) & (key >= first) & (end > query - recent)
+
+
+def _unmerged(position: Tensor, first: int, recent: int, stride: int) -> Tensor:
+    """Which columns [first | ring] each row reads at a position, (B,) -> (B, columns) bool."""
+    position, ring = position[:, None], recent + stride
+    stored = position - (position - torch.arange(ring, device=position.device)) % ring  # newest of each place
+    early = torch.arange(first, device=position.device) <= position
+    return torch.cat((early, _sees(position, stored, first, recent, stride)[:, 0]), -1)
 
 
 @memoized(64)
 def _columns(position: int, first: int, recent: int, stride: int, device: torch.device) -> Tensor:
-    """Which columns [first | ring] a position reads, (1, columns) bool; the same in all layers."""
-    ring = recent + stride
-    columns = torch.arange(ring, device=device)
-    stored = position - (position - columns) % ring  # the newest position of each place of the ring
-    end = stored + stride - 1 - (stored - first) % stride
-    seen = (stored >= first) & (end > position - recent)
-    early = torch.arange(first, device=device) <= position
-    return torch.cat((early, seen))[None]
+    """`_unmerged` of rows at one position, (1, columns); the same in all layers."""
+    return _unmerged(torch.full((1,), position, device=device), first, recent, stride)

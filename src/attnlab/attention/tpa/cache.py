@@ -62,7 +62,7 @@ class FactorSegment(NamedTuple):
     """Cached positions that rows read: each its own text, or the prefix that it shares with others.
 
     Args:
-        held: the buffers by name, cut to these positions.
+        buffers: by name, cut to these positions.
         size: positions.
         angles: a function (first, last) -> cos and sin of these positions, counted from the segment's first.
         mask: (N or 1, size) bool, true where a position exists; None: everywhere.
@@ -96,7 +96,7 @@ def span(buffers: Buffers, first: int, last: int) -> Buffers:
     """The positions first ... last - 1.
 
     Args:
-        held: buffers by name; positions are the last axis of head factors, the third of token factors.
+        buffers: by name; positions are the last axis of head factors, the third of token factors.
     """
     return {
         name: factor[..., first:last] if name.endswith("head") else factor[:, :, first:last]

@@ -1,13 +1,25 @@
 """Factors of tensor products: how many there are, and how wide their initial values are spread."""
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from ..bounds import PositiveFloat, Rate
+
 Init = Literal["paper_merged", "paper_per_rank", "released"]
 Nonlinearity = Literal["none", "sigmoid", "softmax"]
+
+
+class FactorOptions(TypedDict, total=False):
+    """Keyword arguments of all tensor product attention; `TPA` has their meaning and defaults."""
+
+    nonlinearity: Nonlinearity
+    output_norm: bool
+    init: Init
+    dropout: Rate
+    rope_theta: PositiveFloat | None
 
 
 class Factors(NamedTuple):
@@ -19,9 +31,9 @@ class Factors(NamedTuple):
         query: queries that are not factorised and have no ranks, (B, T, h, D); None: queries have factors.
     """
 
-    head: Tensor  # (B, T, ranks, h)
-    token: Tensor  # (B, T, ranks, w), those of queries and keys rotated
-    query: Tensor | None = None  # (B, T, h, D) where queries are not factorised and have no ranks
+    head: Tensor
+    token: Tensor
+    query: Tensor | None = None
 
 
 class Block(NamedTuple):

@@ -1,11 +1,13 @@
 """Tensor product attention of which keys and values alone have factors."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
-from ..bounds import PositiveFloat, Rank, Rate, Size
+from ..bounds import Rank, Size
 from .contextual import TPA
-from .factors import Factors, Init, Nonlinearity
+from .factors import FactorOptions, Factors
 
 
 class TPAKVOnly(TPA):
@@ -26,17 +28,10 @@ class TPAKVOnly(TPA):
         rank: Rank = 2,
         third_dim: Size | None = None,
         *,
-        nonlinearity: Nonlinearity = "none",
-        output_norm: bool = False,
         bias: bool = False,
-        init: Init = "paper_merged",
-        dropout: Rate = 0.0,
-        rope_theta: PositiveFloat | None = 10000.0,
+        **options: Unpack[FactorOptions],
     ) -> None:
-        super().__init__(
-            d_model, num_heads, head_dim, rank, 0, third_dim, nonlinearity=nonlinearity, output_norm=output_norm,
-            init=init, dropout=dropout, rope_theta=rope_theta,
-        )  # fmt: skip
+        super().__init__(d_model, num_heads, head_dim, rank, 0, third_dim, **options)
         if bias:
             self.factors.bias = nn.Parameter(torch.zeros(self.factors.out_features))
         self.query = nn.Linear(d_model, num_heads * self.head_dim, bias=False)

@@ -1,12 +1,14 @@
 """Tensor product attention of which head factors (A) or token factors (B) are learned, whatever the input."""
 
+from typing import Unpack
+
 from torch import Tensor
 
-from ..bounds import PositiveFloat, Rank, Rate, Size
+from ..bounds import Rank, Size
 from ..positional import Layout
 from .cache import FactorSegment
 from .contextual import TPA
-from .factors import Block, Factors, Init, Nonlinearity, learned_factors
+from .factors import Block, FactorOptions, Factors, Init, learned_factors
 
 
 class TPANonContextualA(TPA):
@@ -59,17 +61,9 @@ class TPANonContextualB(TPA):
         head_dim: Size | None = None,
         rank: Rank = 2,
         q_rank: Rank = 6,
-        *,
-        nonlinearity: Nonlinearity = "none",
-        output_norm: bool = False,
-        init: Init = "paper_merged",
-        dropout: Rate = 0.0,
-        rope_theta: PositiveFloat | None = 10000.0,
+        **options: Unpack[FactorOptions],
     ) -> None:
-        super().__init__(
-            d_model, num_heads, head_dim, rank, q_rank, nonlinearity=nonlinearity, output_norm=output_norm, init=init,
-            dropout=dropout, rope_theta=rope_theta,
-        )  # fmt: skip
+        super().__init__(d_model, num_heads, head_dim, rank, q_rank, **options)
 
     def _token_blocks(self) -> list[Block]:
         return []

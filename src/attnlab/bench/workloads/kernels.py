@@ -16,8 +16,7 @@ from attnlab.attention.ops.backends import Backend, prefer
 from attnlab.attention.ops.decode import attend_cached
 from attnlab.attention.ops.kernels import usable
 from attnlab.attention.positional import PositionalCache
-from attnlab.attention.tpa import FactorCache
-from attnlab.attention.tpa.factors import Factors
+from attnlab.attention.tpa import FactorCache, Factors
 from attnlab.bench.exactness import TOLERANCE
 from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, lineup
