@@ -1,4 +1,4 @@
-"""Command lines and configuration files, right and wrong; all in this process, nothing heavy imported."""
+"""Right command lines, and configuration files; wrong command lines are in tests/golden/refusals.tsv."""
 
 import shlex
 import subprocess
@@ -19,7 +19,8 @@ from attnlab.config.build import CONF, instantiate
 from attnlab.config.check import check, compose
 from attnlab.config.compose import Composer
 from attnlab.config.nodes import declared
-from attnlab.config.schema import signature
+from attnlab.config.schema import ROOT, signature
+from attnlab.config.settings import MODES, modes_of_every_task
 from attnlab.errors import ConfigError, DataError
 
 SLOW = pytest.mark.slow
@@ -36,167 +37,6 @@ def error(*arguments: str) -> str:
     assert "\n" not in message and message
     assert caught.value.exit_code == 2
     return message
-
-
-WRONG = {
-    # groups
-    "experiment=zzzz": "experiment=zzzz: no such experiment; `attnlab list experiment` names all",
-    "callbacks.ema.decay=0.5": "callbacks.ema.decay: no such key; callbacks=ema is not chosen",
-    "trainer=10": "trainer is a group of keys; set one of them, for instance trainer.limit_train_batches=10",
-    "++trainer.limit_train_batches=-1": "trainer.limit_train_batches=-1: expected int >= 1",
-    "++trainer.limit_train_batches=1.5": "expected int >= 1 or float > 0 and <= 1 or null",
-    "++trainer.profiler=simpel": "trainer.profiler=simpel: expected simple or advanced or pytorch or xla",
-    "callbacks=early_stopping +callbacks.early_stopping.monitor=val_x": "+callbacks.early_stopping.mode=min or max",
-    "callbacks=early_stopping +callbacks.early_stopping.mode=low": "callbacks.early_stopping.mode=low: expected min",
-    "attention=mtlla": "attention=mtlla: no such attention; nearest: mtla, mla",
-    "attention=MTLA": "nearest: mtla",
-    "attention=": "no such attention",
-    "attention=null": "no such attention",
-    "attention='[mha,mla]'": "no such attention",
-    "attention=mha,mla": "several values need -m",
-    "attenton=mtla": "attenton: no such key or group; nearest: attention",
-    "attention/foo=3": "no such group; nearest: attention",
-    "attention@foo=mha": "'@' is not supported",
-    "+attention=mha": "without '+'",
-    "task=must": "nearest: mustc",
-    "experiment=foo": "no such experiment",
-    "experiment=mtla/tabel3": "experiment=mtla/tabel3: no such experiment; nearest: mtla/table3",
-    "experiment=base/x": "no such experiment",
-    "hydra/launcher=basicc": "hydra/launcher=basicc: no such hydra/launcher; nearest: basic",
-    "scale=huge": "scale=huge: no such scale",
-    # keys
-    "task.model.d_modle=3": "task.model.d_modle: no such key; nearest: task.model.d_model",
-    "task.modle.d_model=3": "nearest: task.model.d_model",
-    "task.model.d_modle.x=3": "no such key",
-    "d_model=3": "nearest: task.model.d_model",
-    "lr=3": "nearest: task.optimizer.lr",
-    "learning_rate=3": "the root has: mode, seed",
-    "hydra.rundir=x": "nearest: hydra.run",
-    "+foo=1": "foo: no such key",
-    "+task.train.foo=1": "task.train.foo: no such key",
-    "++task.train.foo=1": "task.train.foo: no such key",
-    "+task.model.foo=1": "attnlab.models.SpeechToText has no parameter 'foo'",
-    "++attention.strid=1": "attnlab.attention.MTLA has no parameter 'strid'; nearest: stride",
-    "+task.optimizer.epss=1": "torch.optim.Adam has no parameter 'epss'; nearest: eps",
-    "+task.model.d_model=1": "exists already; write it without '+'",
-    "task.optimizer.eps=1e-9": "torch.optim.Adam takes it; write +task.optimizer.eps=...",
-    "~task.train.clip": "nothing can be deleted",
-    "~attention": "nothing can be deleted",
-    "task.train=3": "is a group of keys; set one of them: max_steps",
-    "'task.train={clip: 1, foo: 2}'": "task.train.foo: no such key",
-    "task.model.encoder.conv_kernels.9=7": "no such key",
-    # values
-    "seed=abc": "seed=abc: expected int",
-    "seed=null": "seed=null: expected int",
-    "seed=true": "expected int",
-    "seed=-1": "seed=-1: expected int >= 0 and <= 4294967295",
-    "stride=two": "stride=two: expected int >= 1",
-    "stride=": "expected int >= 1",
-    "stride=2.5": "expected int >= 1",
-    "stride=0": "stride=0: expected int >= 1",
-    "rank=0": "rank=0: expected int >= 1",
-    "task.train.max_steps=many": "task.train.max_steps=many: expected int",
-    "task.train.max_steps=1e3": "expected int",
-    "task.train.clip=null": "expected float",
-    "task.train.validate_every=often": "expected int >= 1 or null",
-    "'task.train.clip={a: 1}'": "task.train.clip is a single value",
-    "task.model=null": "expected a group of keys",
-    "task.target=transcrip": "expected translation or transcript or null; nearest: transcript",
-    "task.model.encoder.conv_kernels=5": "expected a list",
-    "task.model.encoder.conv_kernels=[5,a]": "each int",
-    "task.optimizer.lr=high": "task.optimizer.lr=high: expected float",
-    "task.optimizer.lr=nan": "expected float",
-    "task.optimizer.betas=[0.9]": "expected a list of 2",
-    "task.model._target_=attnlab.models.SpeechToTxt": "no such class; nearest: attnlab.models.SpeechToText",
-    "hardware.precision=16": "expected auto or 32-true or",
-    "data_root=": "data_root is empty",
-    "data_root=5": "expected a path",
-    "task.model.d_model=145": "attention.head_dim = ${task.attention_head_dim}: 145 is not a multiple of 4",
-    "seed='${foo}'": "seed = ${foo}: Interpolation key 'foo' not found",
-    "seed='${rank}'": "seed=null: expected int",
-    "task.train.max_steps=-5": "task.train.max_steps=-5: expected int >= 1 or -1",
-    "task.train.max_minutes=inf": "task.train.max_minutes=inf: expected float > 0 or null",
-    "task.train.max_minutes=0": "expected float > 0 or null",
-    "task.train.validate_every=-3": "expected int >= 1 or null",
-    "task.train.validate_every_epochs=0": "expected int >= 1",
-    "task.train.log_every=-1": "expected int >= 1",
-    "task.train.clip=-1": "task.train.clip=-1: expected float >= 0",
-    "task.train.first_token_weight=-2": "expected float >= 0",
-    "task.train.ctc_weight=inf": "expected float >= 0",
-    "task.attention_heads=0": "task.attention_heads=0: expected int >= 1",
-    "task.attention_dropout=1": "expected float >= 0 and < 1",
-    "task.optimizer.lr=-1": "task.optimizer.lr=-1: expected float >= 0",
-    "task.optimizer.betas=[0.9,1.5]": "each float >= 0 and < 1",
-    "hardware.devices=0": "hardware.devices=0: expected int >= 1 or auto or a list, each int >= 0, not empty",
-    "hardware.devices=-1": "expected int >= 1",
-    "hardware.devices=[]": "not empty",
-    "hardware.devices=[0,0]": "hardware.devices=[0, 0]: expected each device once",
-    "hardware.num_nodes=0": "expected int >= 1",
-    "seed=4294967296": "expected int >= 0 and <= 4294967295",
-    "task.decode.min_len=70": "task.decode.min_len=70: expected at most task.decode.max_len_b=60",
-    "task.decode.min_len=0 task.decode.max_len_b=0": "task.decode: max_len_a and max_len_b are 0, so",
-    "task.train.validate_search.max_len_b=0": "task.train.validate_search: max_len_a and max_len_b are 0",
-    "task.model.encoder.num_heads=3": "expected a divisor of task.model.d_model=128",
-    "task=imagenet task.label_smoothing=3": "expected float >= 0 and < 1",
-    "task=imagenet task.mixup.mixup_alpha=-1": "task.mixup.mixup_alpha=-1: expected float >= 0",
-    "task=imagenet task.data.image_size=33": "expected a multiple of task.model.patch_size=8",
-    "task=imagenet task.ema_decay=2": "task.ema_decay=2: expected float >= 0 and < 1",
-    "attention=mha attention.rope_theta=0": "attention.rope_theta=0: expected float > 0",
-    "attention=gqa attention.num_kv_heads=0": "attention.num_kv_heads=0: expected int >= 1",
-    "attention.gate_dim=0": "attention.gate_dim=0: expected int >= 1",
-    "attention.dropout=1": "attention.dropout=1: expected float >= 0 and < 1",
-    "task.model.d_model=0": "task.model.d_model=0: expected int >= 1",
-    "task.model.encoder.num_layers=-1": "expected int >= 1",
-    "task.model.encoder.conv_kernels=[0]": "a list, each int >= 1",
-    "task.model.decoder.num_layers=0": "task.model.decoder.num_layers=0: expected int >= 1",
-    "task.model.decoder.ffn_dim=-4": "expected int >= 1",
-    "task.data.num_workers=-1": "task.data.num_workers=-1: expected int >= 0",
-    "task.data.vocab_size=1": "task.data.vocab_size=1: expected int >= 5",
-    "task.data.augment.probability=2": "expected float >= 0 and <= 1",
-    "task=imagenet task.data.crop_pct=0": "expected float > 0 and <= 1",
-    "task=imagenet task.data.interpolation=foo": "task.data.interpolation=foo: expected bicubic or bilinear",
-    # old keys
-    "bench.prompt=3": "bench.prompt was renamed: write bench.prefix",
-    "task.attention_prompt=true": "task.attention_prompt was renamed: write task.attention_prefix",
-    # knobs
-    "attention=mha stride=2": "attention=mha has no stride; with one: attention=mtla",
-    "attention=gqa rank=2": "attention=gqa has no rank; with one: attention=mla, attention=mla_t6",
-    "stride=2 attention.stride=4": "has no effect",
-    # modes
-    "mode=trian": "mode=trian: no such mode; nearest: train",
-    "mode=test": "mode=test needs checkpoint=",
-    "mode=test checkpoint=/nowhere": "checkpoint=/nowhere: no such file or directory",
-    "checkpoint=/": "and mode=describe and mode=export, not by mode=train",
-    "prompt=a": "prompt= is read by mode=generate, not by mode=train",
-    "mode=generate task=wikitext2": "mode=generate needs checkpoint=",
-    "mode=generate": "mode=generate: task=mustc has no such mode; it has train, test, bench, statistics, describe",
-    "mode=evaluate task=ptb": "mode=evaluate needs checkpoint=",
-    "mode=describe resume=/": "resume= is read by mode=train",
-    "resume=/nowhere": "no such file or directory",
-    "-m resume=/ seed=1,2": "leave -m out",
-    # syntax
-    "mtla": "cannot read 'mtla': settings are written key=value: attention=mtla?",
-    "=3": "cannot read '=3'",
-    "seed=[1": "cannot read 'seed=[1'",
-    "--attention mtla": "settings are written key=value",
-    "--config-name foo": "--config-name=foo: no such file in",
-    "--config-path foo": "--config-path is fixed",
-    "--config-dir /nowhere": "--config-dir=/nowhere: no such directory",
-    "hydra.searchpath=[/]": "--config-dir",
-    # several jobs: the wrong one is found before the first begins
-    "-m attention=mha,mtlla": "attention=mtlla: no such attention",
-    "-m attention=mha,mtla stride=2": "attention=mha has no stride",
-    "-m stride='interval(1,2)'": "does not support",
-    "-m hydra/sweeper=optuna stride='interval(1,2)'": "hydra.sweeper.direction=maximize or minimize",
-    "bench.references=[mtla.stride=4]": """'bench.references=[mha,"mtla.stride=4"]'""",
-}
-
-
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, marks=pytest.mark.slow) if i % 2 else line for i, line in enumerate(WRONG)]
-)
-def test_a_wrong_command_line_is_one_line_with_a_suggestion(line: str) -> None:
-    assert WRONG[line] in error(*shlex.split(line))
 
 
 RIGHT: dict[str, dict[str, Any]] = {
@@ -224,22 +64,16 @@ def test_a_right_command_line(line: str) -> None:
 RECIPES = [(task, scale) for task in options("task") for scale in Composer().scales(task)]
 
 
-@pytest.mark.parametrize("attention", options("attention"))
-def test_every_mechanism(attention: str) -> None:
-    cfg = compose("task=mustc", f"attention={attention}", "scale=paper")
-    assert (cfg.choices.attention, cfg.choices.scale, cfg.scale) == (attention, "paper", "paper")
-
-
 @pytest.mark.parametrize(
     ("task", "scale"),
     [
-        pytest.param(*one, marks=pytest.mark.slow) if one[1].startswith("paper_") or i % 2 else one
-        for i, one in enumerate(RECIPES)
+        pytest.param(task, scale, marks=SLOW) if scale.startswith("paper_") or i % 2 else (task, scale)
+        for i, (task, scale) in enumerate(RECIPES)
     ],
 )
 def test_every_task_at_each_of_its_scales(task: str, scale: str) -> None:
-    own = task in ("imagenet", "reasoning")  # the model brings its attention
-    cfg = compose(f"task={task}", *([] if own else ["attention=mha"]), f"scale={scale}")
+    brings_attention = task in ("imagenet", "reasoning")
+    cfg = compose(f"task={task}", *([] if brings_attention else ["attention=mha"]), f"scale={scale}")
     assert (cfg.choices.task, cfg.task.name, cfg.scale) == (task, task, scale)
 
 
@@ -307,9 +141,9 @@ def test_a_text_needs_no_quotes(text: str, tmp_path: Path) -> None:
 
 
 def test_a_multirun_is_checked_job_by_job() -> None:
-    plan = check(["-m", "attention=glob(m?a)", "seed=range(1,3)"])
-    assert plan.line.multirun
-    jobs = [(job.choices.attention, job.seed) for job in plan.jobs]
+    checked = check(["-m", "attention=glob(m?a)", "seed=range(1,3)"])
+    assert checked.line.multirun
+    jobs = [(job.choices.attention, job.seed) for job in checked.jobs]
     assert jobs == [("mha", 1), ("mha", 2), ("mla", 1), ("mla", 2), ("mqa", 1), ("mqa", 2)]
 
 
@@ -333,15 +167,21 @@ def test_values_in_the_files_are_of_the_types_their_classes_declare() -> None:
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, dict):
-            found = signature(node["_target_"]) if str(node.get("_target_")).startswith("attnlab.") else None
+            schema = signature(node["_target_"]) if str(node.get("_target_")).startswith("attnlab.") else None
             for key, value in node.items():
-                if found and key[0] != "_" and not isinstance(value, dict | list):
-                    annotation = found.parameters[key]
+                if schema and key[0] != "_" and not isinstance(value, dict | list):
+                    annotation = schema.parameters[key]
                     assert annotation is not None and surely_fits(annotation, value), f"{path}.{key}"
                 walk(value, f"{path}.{key}")
 
     for attention in options("attention"):
         walk(config.written(compose(f"attention={attention}")), "")
+
+
+def test_modes_are_the_files_of_their_folder() -> None:
+    assert set(MODES) == {path.stem for path in (ROOT / "attnlab" / "modes").glob("*.py")} - {"__init__"}
+    assert modes_of_every_task() == ("describe", "export", "predict")
+    assert compose("task=imagenet", "mode=describe").mode == "describe"  # the task does not list it
 
 
 # --- own YAML files ---------------------------------------------------------------------------------------------
@@ -392,7 +232,7 @@ def test_malformed_yaml_is_one_line(tmp_path: Path) -> None:
     assert "mine.yaml" in message and "line 2" in message
 
 
-@pytest.mark.parametrize("group", ["experiment", "recipe"])
+@pytest.mark.parametrize("group", ["experiment", pytest.param("recipe", marks=SLOW)])
 def test_an_overlay_declares_nothing(tmp_path: Path, group: str) -> None:
     flag = own(tmp_path, f"{group}/mine", "# @package _global_\ntask:\n  train:\n    max_step: 3\n")
     message = error(flag, f"{group}=mine")
@@ -429,7 +269,7 @@ def test_a_scale_that_a_task_has_not(tmp_path: Path) -> None:
     assert "task=mustc has no scale=huge; there are: paper, sample" in error(flag, "scale=huge")
 
 
-@pytest.mark.parametrize("like", ["wikitext2", "mustc", "wmt16"])
+@pytest.mark.parametrize("like", ["wikitext2", *(pytest.param(task, marks=SLOW) for task in ("mustc", "wmt16"))])
 def test_a_task_is_one_file(tmp_path: Path, like: str) -> None:
     """Without a recipe of its own a task takes the sample scale of the file that it builds on."""
     text = (CONF / "task" / f"{like}.yaml").read_text().replace(f"name: {like}", "name: mine")

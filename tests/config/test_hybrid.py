@@ -53,9 +53,9 @@ def test_what_is_wrong_is_one_line(overrides: str, message: str) -> None:
     ],
 )
 def test_a_multirun_takes_a_stack_with_values_of_its_own(swept: str) -> None:
-    plan = check(["-m", "task=recall", swept, "attention.mechanisms.sliding_window.window=4", "rank=16,8"])
-    assert {job.attention.mechanisms.sliding_window.window for job in plan.jobs} == {4}
-    assert [job.rank for job in plan.jobs] == [16, 8] * (len(plan.jobs) // 2)
+    checked = check(["-m", "task=recall", swept, "attention.mechanisms.sliding_window.window=4", "rank=16,8"])
+    assert {job.attention.mechanisms.sliding_window.window for job in checked.jobs} == {4}
+    assert [job.rank for job in checked.jobs] == [16, 8] * (len(checked.jobs) // 2)
 
 
 def test_each_job_of_a_multirun_has_its_own_mechanisms() -> None:

@@ -25,17 +25,17 @@ from attnlab.config.schema import ancestors, classes_of, constant, definition, s
     ],
 )
 def test_equal_to_inspect(target: str) -> None:
-    found = signature(target)
+    schema = signature(target)
     expected = inspect.signature(pkgutil.resolve_name(target)).parameters.values()
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    assert found is not None
+    assert schema is not None
     names = [parameter.name for parameter in expected if parameter.kind not in variable]
     options = [parameter for parameter in expected if parameter.kind == inspect.Parameter.VAR_KEYWORD]
     unpacked = [option.annotation for option in options if get_origin(option.annotation) is Unpack]
     for keywords in unpacked:
         names += get_type_hints(get_args(keywords)[0])
-    assert list(found.parameters) == names
-    assert found.open == (len(options) > len(unpacked))
+    assert list(schema.parameters) == names
+    assert schema.open == (len(options) > len(unpacked))
 
 
 SOURCE = """
@@ -100,16 +100,16 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_forms_of_definition(example: None, target: str, parameters: list[str], is_open: bool) -> None:
-    found = signature(f"read_as_source.{target}")
-    assert found is not None
-    assert (list(found.parameters), found.open) == (parameters, is_open)
+    schema = signature(f"read_as_source.{target}")
+    assert schema is not None
+    assert (list(schema.parameters), schema.open) == (parameters, is_open)
 
 
 def test_what_else_is_read_without_importing(example: None) -> None:
     module = "read_as_source.example"
-    found = signature(f"{module}.Child")
-    assert found is not None and literals(found.parameters["kind"]) == ["a", "b"]
-    assert words(found.parameters["sizes"]) == "a list, each int or null"
+    schema = signature(f"{module}.Child")
+    assert schema is not None and literals(schema.parameters["kind"]) == ["a", "b"]
+    assert words(schema.parameters["sizes"]) == "a list, each int or null"
     assert classes_of(f"{module}.Made", "a") == [f"{module}.Child"]
     assert definition(f"{module}.Alias") == (module, "Made")
     assert {"torch.nn.modules.linear.Linear", "torch.nn.modules.module.Module"} < ancestors(f"{module}.Renamed")
