@@ -29,15 +29,13 @@ def settle(cfg: DictConfig) -> None:
     command is only checked), bf16-mixed.
     """
     hardware = cfg.hardware
+    if hardware.precision != "auto" and hardware.tf32:
+        return
+    ampere = _ampere(str(hardware.accelerator), hardware.devices)
     if hardware.precision == "auto":
-        hardware.precision = precision(str(hardware.accelerator), hardware.devices)
-    if not hardware.tf32 and not _ampere(str(hardware.accelerator), hardware.devices):
+        hardware.precision = "bf16-mixed" if ampere else "32-true"
+    if not ampere:
         hardware.tf32 = True
-
-
-def precision(accelerator: str, devices: int | str | ListConfig | list[int]) -> str:
-    """The precision of a run for which none is given."""
-    return "bf16-mixed" if _ampere(accelerator, devices) else "32-true"
 
 
 def _ampere(accelerator: str, devices: int | str | ListConfig | list[int]) -> bool:

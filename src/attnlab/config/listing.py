@@ -24,16 +24,7 @@ ABOUT = {
     "experiment": "a published row that is more than task, attention and scale",
     "debug": "a short run that finds errors",
 }
-SHORT = (
-    "task",
-    "attention",
-    "compress",
-    "convert",
-    "scale",
-    "hardware",
-    "logger",
-    "callbacks",
-)  # in --help, with options
+SHORT = ("task", "attention", "compress", "convert", "scale", "hardware", "logger", "callbacks")  # in --help
 KEYS = {
     "mode": "train, test, predict, generate, evaluate, compress, convert, export, bench, describe; unset: the "
     "task's first",
