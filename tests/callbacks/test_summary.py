@@ -11,7 +11,7 @@ from attnlab.run.record import NOT_RUN, SECTIONS
 
 
 def blank(**sections: Any) -> dict[str, Any]:
-    """A record with nothing measured but `found`, by section."""
+    """A record with nothing measured but these values of its sections."""
     record: dict[str, Any] = {"task": "t", "attention": "mtla", "compress": "none", "scale": "sample"}
     record |= {name: dict.fromkeys(keys.split(), NOT_RUN) for name, keys in SECTIONS.items()}
     record |= {"corpus": "sample"}
@@ -19,6 +19,10 @@ def blank(**sections: Any) -> dict[str, Any]:
     for name, values in sections.items():
         record[name] = record.get(name, {}) | values if isinstance(values, dict) else values
     return record
+
+
+def lines(**sections: Any) -> dict[str, str]:
+    return dict(lines_of(blank(**sections)))
 
 
 TRANSLATION = {
@@ -32,7 +36,7 @@ TRANSLATION = {
 
 
 def test_a_translation() -> None:
-    assert dict(lines_of(blank(**TRANSLATION))) == {
+    assert lines(**TRANSLATION) == {
         "corpus": "embedded sample corpus",
         "BLEU": "12.5   (sig)",
         "parameters": "1,234   (attention 200)",
@@ -47,10 +51,10 @@ def test_a_translation() -> None:
 def test_a_speed_says_how_sure_it_is() -> None:
     """By its passes, and by what else the machine did."""
     speed = {"seconds": 0.5, "passes": 4, "tokens_per_second": 30.0, "tokens_per_second_range": [25.0, 31.0]}
-    lines = dict(lines_of(blank(inference=speed | {"beam": 1, "busy_cores_before": 1.5})))
-    assert lines["decoding"] == "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s"
-    assert "1.5 cores" in lines["machine busy"] and "not comparable" in lines["machine busy"]
-    assert "machine busy" not in dict(lines_of(blank(inference=speed | {"busy_cores_before": 0.1})))
+    shown = lines(inference=speed | {"beam": 1, "busy_cores_before": 1.5})
+    assert shown["decoding"] == "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s"
+    assert "1.5 cores" in shown["machine busy"] and "not comparable" in shown["machine busy"]
+    assert "machine busy" not in lines(inference=speed | {"busy_cores_before": 0.1})
 
 
 def test_a_conversion_tells_the_sizes_and_the_error_of_each_layer() -> None:
@@ -58,11 +62,11 @@ def test_a_conversion_tells_the_sizes_and_the_error_of_each_layer() -> None:
         {"rope_dim": 28, "latent_dim": 32, "output_error": 0.0051},
         {"rope_dim": 6, "latent_dim": 6, "output_error": 0.35462},
     ]
-    lines = dict(lines_of(blank(conversion={"layers": layers})))
-    assert lines["rope_dim + latent_dim"] == "28 + 32, 6 + 6   (of the layers, in numbers per token)"
-    assert lines["output error of layers"].startswith("0.51, 35 %   (of the original output's variance")
-    lines = dict(lines_of(blank(conversion={"layers": [{"output_error": 0.65}]})))  # tensor products have no latents
-    assert "rope_dim + latent_dim" not in lines and lines["output error of layers"].startswith("65 %")
+    shown = lines(conversion={"layers": layers})
+    assert shown["rope_dim + latent_dim"] == "28 + 32, 6 + 6   (of the layers, in numbers per token)"
+    assert shown["output error of layers"].startswith("0.51, 35 %   (of the original output's variance")
+    shown = lines(conversion={"layers": [{"output_error": 0.65}]})  # tensor products have no latents
+    assert "rope_dim + latent_dim" not in shown and shown["output error of layers"].startswith("65 %")
 
 
 def test_nothing_is_cut_on_a_narrow_terminal(
@@ -83,9 +87,9 @@ def test_nothing_is_cut_on_a_narrow_terminal(
 
 def test_metrics_have_one_style() -> None:
     quality = {"perplexity": 9.5, "signature": "s", "sliding_perplexity": 9.0, "floor": 6.4577}
-    names = list(dict(lines_of(blank(quality=quality))))[1:4]
+    names = list(lines(quality=quality))[1:4]
     assert names == ["perplexity", "sliding perplexity", "floor (best possible on this corpus)"]
-    assert list(dict(lines_of(blank(quality={"rouge1": 1.0, "rouge2": 0.5}))))[1:3] == ["ROUGE-1", "ROUGE-2"]
+    assert list(lines(quality={"rouge1": 1.0, "rouge2": 0.5}))[1:3] == ["ROUGE-1", "ROUGE-2"]
 
 
 def test_a_resumed_run_beside_its_baseline() -> None:
@@ -94,19 +98,15 @@ def test_a_resumed_run_beside_its_baseline() -> None:
         "seconds": 0.4732,
         "cache_bytes": 3.5556,
     }
-    lines = dict(
-        lines_of(
-            blank(
-                inference={"speedup": speedup | {"tokens_per_second": 2.0, "peak_memory": 0.5}, "beam": 5},
-                training={"steps": 1, "seconds": 3.0, "tokens_per_second": 20.0, "resumed": True},
-            )
-        )
+    shown = lines(
+        inference={"speedup": speedup | {"tokens_per_second": 2.0, "peak_memory": 0.5}, "beam": 5},
+        training={"steps": 1, "seconds": 3.0, "tokens_per_second": 20.0, "resumed": True},
     )
-    assert lines["against the baseline"] == (
+    assert shown["against the baseline"] == (
         "decoding 2.00 times as fast per token and 0.47 times as fast in all, peak memory 2.00 times larger, "
         "cache 3.56 times smaller   (against mha R7)"
     )
-    assert lines["training, 1 update"] == "20.0 tokens/s, 3.0 s (since the resume)"
+    assert shown["training, 1 update"] == "20.0 tokens/s, 3.0 s (since the resume)"
 
 
 @pytest.mark.parametrize(
@@ -114,17 +114,17 @@ def test_a_resumed_run_beside_its_baseline() -> None:
     [({"window": 128}, "at most 128 tokens are kept"), ({"rank": 8}, "of fixed size, whatever the length")],
 )
 def test_a_cache_that_does_not_grow(attention: dict[str, Any], words: str) -> None:
-    lines = dict(lines_of(blank(kv_cache={"elements_per_token_per_layer": 0.0}, config={"attention": attention})))
-    assert lines["cache per token and layer"] == words
+    shown = lines(kv_cache={"elements_per_token_per_layer": 0.0}, config={"attention": attention})
+    assert shown["cache per token and layer"] == words
 
 
 def test_converted_decoders_with_and_without_a_cache_that_grows() -> None:
     point = {"perplexity": 4.0, "cache_bytes_per_token": 512, "cache_bytes_measured": 8192, "tokens_per_second": 9.5}
     points = {"original": point, "converted": point | {"cache_bytes_per_token": 0.0}, "healed": NOT_RUN}
-    lines = dict(lines_of(blank(conversion={"points": points})))
-    assert lines["original"] == "perplexity 4.0000, 512 bytes of cache per token, 9.5 tokens/s"
-    assert lines["converted"] == "perplexity 4.0000, 8,192 bytes of cache, which windows bound, 9.5 tokens/s"
-    assert "healed" not in lines
+    shown = lines(conversion={"points": points})
+    assert shown["original"] == "perplexity 4.0000, 512 bytes of cache per token, 9.5 tokens/s"
+    assert shown["converted"] == "perplexity 4.0000, 8,192 bytes of cache, which windows bound, 9.5 tokens/s"
+    assert "healed" not in shown
 
 
 def test_images() -> None:
@@ -133,17 +133,13 @@ def test_images() -> None:
     percent = {"attention_percent": 50.0, "multiply_adds_percent": 60.0, "parameters_percent": 70.0}
     attention = {"path": "blocks.0.attn", "ranks": [3, 4], "vo_ranks": [2, 1], "qk_error": 0.25}
     layers = [attention, {"path": "blocks.0.mlp"}]
-    lines = dict(
-        lines_of(
-            blank(
-                corpus="images",
-                quality=points["finetuned"],
-                inference={"images_per_second": 5.0, "seconds": 2.0},
-                compression={"quality": points, "remaining": percent, "layers": layers},
-            )
-        )
+    shown = lines(
+        corpus="images",
+        quality=points["finetuned"],
+        inference={"images_per_second": 5.0, "seconds": 2.0},
+        compression={"quality": points, "remaining": percent, "layers": layers},
     )
-    assert lines == {
+    assert shown == {
         "corpus": "images",
         "quality, dense": "top1 80.0, top5 95.0",
         "quality, finetuned": "top1 79.0, top5 94.0",
@@ -158,10 +154,10 @@ def test_a_compressed_language_model() -> None:
     rate = {"rate": 2.2069, "parameters": 74240, "parameters_dense": 163840, "model_saving_percent": 12.4}
     quality = {"accuracy": 67.3, "accuracy_stderr": 6.5, "loss": 1.42, "loss_stderr": 0.29, "questions": 52}
     chosen = {"chosen": {"layers": [1]}, "search": [{}, {}]}
-    lines = dict(lines_of(blank(compression={"quality": {"compressed": quality}, "rate": rate, **chosen})))
-    assert lines["quality, compressed"] == "accuracy 67.3 ± 6.5, loss 1.42 ± 0.29, questions 52"
-    assert lines["compression"] == "rate 2.21: 74,240 parameters in place of 163,840; 12.4 % of the whole model saved"
-    assert lines["search"] == "{'layers': [1]}, the best of 2 by the validation split"
+    shown = lines(compression={"quality": {"compressed": quality}, "rate": rate, **chosen})
+    assert shown["quality, compressed"] == "accuracy 67.3 ± 6.5, loss 1.42 ± 0.29, questions 52"
+    assert shown["compression"] == "rate 2.21: 74,240 parameters in place of 163,840; 12.4 % of the whole model saved"
+    assert shown["search"] == "{'layers': [1]}, the best of 2 by the validation split"
 
 
 def test_samples_are_spread_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,55 +25,19 @@ MISSING = object()
 
 # All keys are exact paths from the root: a key of the same name elsewhere counts, and so does every key not listed.
 LEFT_OUT = (
-    "hydra",
-    "choices",  # names of options: what they hold counts
-    "scale",
-    "stride",  # these four only feed other keys
-    "rank",
-    "task.grids",
-    "model",
-    "data_root",  # directories; the corpus itself is part of the run
-    "cache_dir",
-    "resume",
-    "input",  # of mode=predict, which measures nothing
-    "output",
-    "task.data.root",
-    "task.data.cache_dir",
-    "task.name",
-    "task.modes",
-    "task.attention_heads",  # these seven only feed the attention's own keys
-    "task.attention_head_dim",
-    "task.attention_bias",
-    "task.attention_dropout",
-    "task.attention_prefix",
-    "task.attention_rank",
-    "task.attention_window",
-    "task.data.num_workers",
-    "task.data.batch_size",  # these two limit a batch of one process; task.train.batch is what an update sees
-    "task.data.max_frames",
-    "task.train.log_every",
-    "logger",
-    "tags",
-    "retry",  # these two say which jobs of a multirun are done
-    "rerun",
-    "callbacks.learning_rate",  # these two only watch
-    "callbacks.device_stats",
-    "trainer.profiler",  # these four change no numbers
-    "trainer.enable_model_summary",
-    "trainer.barebones",
-    "trainer.detect_anomaly",
-    "format",  # of an exported model
-    "baseline",
-    "hardware.accelerator",
-    "hardware.devices",
-    "hardware.num_nodes",
-    "hardware.strategy",
-    "hardware.compile",
-    "hardware.gradient_checkpointing",
-    "hardware.loss_chunk",
-    "hardware.find_batch",
-    "hardware.find_batch_gib",
-)
+    "hydra", "choices", "scale", "task.name", "task.modes",  # names of options: what they hold counts
+    "stride", "rank", "task.grids", "task.attention_heads", "task.attention_head_dim", "task.attention_bias",
+    "task.attention_dropout", "task.attention_prefix", "task.attention_rank", "task.attention_window",  # feed others
+    "model", "data_root", "cache_dir", "resume", "task.data.root", "task.data.cache_dir",  # paths: the content counts
+    "input", "output",  # of mode=predict, which measures nothing
+    "format", "baseline",  # of an exported model, and of a comparison
+    "retry", "rerun",  # say which jobs of a sweep are done
+    "tags", "logger", "task.train.log_every", "callbacks.learning_rate", "callbacks.device_stats",  # only watch
+    "trainer.profiler", "trainer.enable_model_summary", "trainer.barebones", "trainer.detect_anomaly",
+    "task.data.num_workers", "task.data.batch_size", "task.data.max_frames",  # task.train.batch is what an update sees
+    "hardware.accelerator", "hardware.devices", "hardware.num_nodes", "hardware.strategy", "hardware.compile",
+    "hardware.gradient_checkpointing", "hardware.loss_chunk", "hardware.find_batch", "hardware.find_batch_gib",
+)  # fmt: skip
 OPTIONAL = ("callbacks", "trainer", "convert")  # nodes that say nothing while they are empty
 OF_THE_RUN = ("mode", "seed", "checkpoint", "prompt", "bench")  # not part of the recipe
 SEEDS = ("task.data.seed", "task.sampling.seed", "compress.start_seed")  # copies of `seed`, left out if equal to it

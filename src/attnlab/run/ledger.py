@@ -210,14 +210,14 @@ def _entry(folder: Path, directory: Path) -> LedgerEntry:
         return LedgerEntry(directory, BROKEN, error=" ".join(str(error).split()))
     texts = ("status", "mode", "task", "attention", "compress", "scale", "experiment", "started", "corpus", "error")
     values: dict[str, Any] = {name: value for name in texts if isinstance(value := record.get(name), str)}
-    values |= {name: value for name in ("seed", "stride", "rank") if _is_number(value := record.get(name))}
+    values |= {name: _number(record.get(name)) for name in ("seed", "stride", "rank")}
     about, where = _mapping(record, "identity"), _mapping(record, "environment")
     values |= {name: str(about.get(name, NOT_RUN)) for name in ("recipe", "run")}
     values |= {"content": str(about.get("corpus", NOT_RUN)), "commit": str(where.get("git", NOT_RUN))}
-    scores = {name: value for name, value in _mapping(record, "quality").items() if _is_number(value)}
-    metric = next(iter(scores), "")
-    cache = _mapping(record, "kv_cache").get("elements_per_token_per_layer")
-    values |= {"metric": metric, "quality": scores.get(metric), "cache": cache if _is_number(cache) else None}
+    scores = {name: value for name, value in _mapping(record, "quality").items() if _number(value) is not None}
+    values["metric"] = next(iter(scores), "")
+    values["quality"] = scores.get(values["metric"])
+    values["cache"] = _number(_mapping(record, "kv_cache").get("elements_per_token_per_layer"))
     tags = record.get("tags")
     return LedgerEntry(directory, **values, tags=tuple(map(str, tags)) if isinstance(tags, list) else ())
 
@@ -227,6 +227,7 @@ def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _is_number(value: Any) -> bool:
-    """An int of JSON may be larger than every float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _number(value: Any) -> Any:
+    """A finite number; None for any other value. An int of JSON may be larger than every float."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return value if number else None

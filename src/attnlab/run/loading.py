@@ -32,29 +32,11 @@ TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
 ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
 FREE = (  # keys, and everything below them, that may be given with checkpoint= and resume=
-    *OF_THE_COMMAND,
-    "data_root",
-    "cache_dir",
-    "hydra",
-    "hardware",
-    "bench",
-    "logger",
-    "trainer",
-    "tags",
-    "retry",
-    "rerun",
-    "task.decode",
-    "task.decode_max_frames",
-    "task.sampling",
-    "task.score",
-    "task.evaluation",
-    "task.data.root",
-    "task.data.cache_dir",
-    "task.data.num_workers",
-    "task.data.batch_size",
-    "task.data.max_frames",
+    *OF_THE_COMMAND, *ELSEWHERE, "data_root", "cache_dir", "hydra", "trainer", "tags", "retry", "rerun",
+    "task.decode", "task.decode_max_frames", "task.sampling", "task.score", "task.evaluation", "task.data.root",
+    "task.data.cache_dir", "task.data.num_workers", "task.data.batch_size", "task.data.max_frames",
     "task.data.eval_batch_size",
-)
+)  # fmt: skip
 WITH_CHECKPOINT = ("seed",)  # of what is drawn
 LIMITS = ("task.train.max_steps", "task.train.max_epochs", "task.train.max_minutes")  # with resume=: a new run
 FOLLOWING = {  # keys that were references to another
