@@ -32,9 +32,9 @@ class Whole(ToMLA):
 
 
 def layer(name: str) -> MHA:
-    found = exact(name).attentions[0]
-    assert isinstance(found, MHA)
-    return found
+    attention = exact(name).attentions[0]
+    assert isinstance(attention, MHA)
+    return attention
 
 
 def batches(width: int = 32) -> list[Tensor]:
@@ -48,8 +48,8 @@ def statistics() -> dict[str, Statistics]:
     return {name: collect(layer(name), batches(layer(name).d_model)) for name in FULL}
 
 
-def converted(target: Conversion, name: str, found: Statistics) -> Attention:
-    return target.convert(layer(name), found, batches).attention
+def converted(target: Conversion, name: str, measured: Statistics) -> Attention:
+    return target.convert(layer(name), measured, batches).attention
 
 
 def assert_cached(attention: Attention, x: Tensor) -> None:
@@ -69,27 +69,27 @@ def test_full_rank_is_the_original(name: str, statistics: dict[str, Statistics])
     rest = 2 * attention.num_kv_heads * attention.head_dim - rope
     for rotary, latent in itertools.product(ROTARY if rope else ROTARY[:1], LATENT):
         target = Whole(rope_dim=rope, latent_dim=rest, rotary=rotary, latent=latent)
-        found = converted(target, name, statistics[name])
-        assert error(found(x), want) < 1e-12, (rotary, latent)
-    assert_cached(found, x)
+        mechanism = converted(target, name, statistics[name])
+        assert error(mechanism(x), want) < 1e-12, (rotary, latent)
+    assert_cached(mechanism, x)
 
 
 def test_gpt2_is_exact_with_half_its_cache(statistics: dict[str, Statistics]) -> None:
     """Keys and values are functions of an input of width d, half of what they are wide together."""
     attention, x = layer("gpt2"), batches()[0]
-    found = converted(ToMLA(keep=0.5), "gpt2", statistics["gpt2"])
-    assert found.cache_elements_per_token == attention.cache_elements_per_token / 2
-    assert error(found(x), attention(x)) < 1e-10
+    mechanism = converted(ToMLA(keep=0.5), "gpt2", statistics["gpt2"])
+    assert mechanism.cache_elements_per_token == attention.cache_elements_per_token / 2
+    assert error(mechanism(x), attention(x)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_mtla_begins_as_mla(name: str, stride: int, statistics: dict[str, Statistics]) -> None:
     """With stride 1 it is the MLA; else slots are means, and steps equal the parallel form."""
-    x, found = batches()[0], statistics[name]
-    mla = converted(ToMLA(keep=0.5, rope_dim=8), name, found)
-    window = converted(ToMTLA(keep=0.5, rope_dim=8, stride=stride, recent=3, first=1), name, found)
-    merged = converted(ToMTLA(keep=0.5, rope_dim=8, stride=stride, recent=None), name, found)
+    x, measured = batches()[0], statistics[name]
+    mla = converted(ToMLA(keep=0.5, rope_dim=8), name, measured)
+    window = converted(ToMTLA(keep=0.5, rope_dim=8, stride=stride, recent=3, first=1), name, measured)
+    merged = converted(ToMTLA(keep=0.5, rope_dim=8, stride=stride, recent=None), name, measured)
     assert isinstance(window, MTLAWindow) and type(merged) is MTLA
     if stride == 1:
         assert error(window(x), mla(x)) < 1e-12 and error(merged(x), mla(x)) < 1e-12
@@ -102,20 +102,20 @@ def test_mtla_begins_as_mla(name: str, stride: int, statistics: dict[str, Statis
 @pytest.mark.parametrize("name", ["llama", "llama3", "yarn", "mistral"])
 def test_tpa_of_full_rank_is_the_original(name: str, statistics: dict[str, Statistics]) -> None:
     attention, x = layer(name), batches()[0]
-    found = converted(ToTPA(rank=2), name, statistics[name])
-    assert error(found(x), attention(x)) < 1e-12
-    assert_cached(found, x)
+    mechanism = converted(ToTPA(rank=2), name, statistics[name])
+    assert error(mechanism(x), attention(x)) < 1e-12
+    assert_cached(mechanism, x)
 
 
 def test_contextual_factors_fit_better_than_fixed_ones(statistics: dict[str, Statistics]) -> None:
     """And no worse than the best for each token by itself; every regression lowers the error."""
     from attnlab.conversion.tpa import Alternating, row_weights
 
-    attention, found = layer("llama"), statistics["llama"]
+    attention, measured = layer("llama"), statistics["llama"]
     head, token = ToTPA(rank=1)._fixed(
-        found, attention, 0, attention.key.weight.double().unflatten(0, (-1, attention.head_dim))
+        measured, attention, 0, attention.key.weight.double().unflatten(0, (-1, attention.head_dim))
     )
-    scale = row_weights(found, attention)[0]
+    scale = row_weights(measured, attention)[0]
     fitted = Alternating(1, attention.key, attention.num_kv_heads, head, token, scale)
     errors = [fitted.error(batches)]
     for _ in range(4):
@@ -132,20 +132,20 @@ def test_contextual_factors_fit_better_than_fixed_ones(statistics: dict[str, Sta
 
 def test_pooled_heads_are_means(statistics: dict[str, Statistics]) -> None:
     attention = layer("llama-biased")
-    found = converted(ToGQA(groups=1), "llama-biased", statistics["llama-biased"])
-    assert isinstance(found, MHA) and found.num_kv_heads == 1
+    mechanism = converted(ToGQA(groups=1), "llama-biased", statistics["llama-biased"])
+    assert isinstance(mechanism, MHA) and mechanism.num_kv_heads == 1
     heads = attention.key.weight.unflatten(0, (2, -1))
-    assert torch.allclose(found.key.weight, heads.mean(0))
-    assert_cached(found, batches()[0])
+    assert torch.allclose(mechanism.key.weight, heads.mean(0))
+    assert_cached(mechanism, batches()[0])
 
 
 def test_any_unitary_mixing_of_the_heads_leaves_the_logits(statistics: dict[str, Statistics]) -> None:
     """Complex eigenvectors hold at least the energy that real ones hold."""
-    found = statistics["smollm"]
-    moments = _moments(found)
+    measured = statistics["smollm"]
+    moments = _moments(measured)
     both = torch.linalg.eigvalsh(moments)[:, -1], torch.linalg.eigvalsh(moments.real)[:, -1]
     assert (both[0] >= both[1] - 1e-12).all() and (both[0] > both[1] + 1e-9).any()
-    mixing = mix(found, frequencies_of(layer("smollm")), "score", 4)
+    mixing = mix(measured, frequencies_of(layer("smollm")), "score", 4)
     whole = torch.cat((mixing.turned, mixing.content))
     assert torch.allclose(whole @ whole.mT, torch.eye(len(whole), dtype=torch.float64), atol=1e-12)
 
@@ -157,13 +157,15 @@ def test_whitened_svd_of_weights_is_uncentred_pca() -> None:
     root = torch.randn(10, 10, generator=rng, dtype=torch.float64)
     y, metric = weights @ x, root @ root.mT
     moment = y @ y.mT / 50
-    found = {method: project(method, moment, metric, 4, weights) for method in LATENT}
+    projections = {method: project(method, moment, metric, 4, weights) for method in LATENT}
     for rank in range(1, 6):
-        pca = found["pca"]
+        pca = projections["pca"]
         rest = y - pca.up[:, :rank] @ (pca.down[:rank] @ y)
         whitened = torch.linalg.svdvals(weights @ torch.linalg.cholesky(x @ x.mT / 50))[rank:].square().sum()
         assert torch.allclose(rest.square().sum() / 50, whitened, rtol=1e-9)
-        lost: dict[Latent, float] = {method: float(projection.errors[rank]) for method, projection in found.items()}
+        lost: dict[Latent, float] = {
+            method: float(projection.errors[rank]) for method, projection in projections.items()
+        }
         assert min(lost, key=lost.__getitem__) == "output_aware" or lost["output_aware"] < 1.001 * min(lost.values())
         direct = torch.einsum("ij,ik,kj->", rest, metric, rest) / 50
         assert torch.allclose(direct, pca.errors[rank], rtol=1e-8)
@@ -197,7 +199,7 @@ def test_sliding_windows_with_merging_are_refused(recent: int | None) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("layers", ["budget", "same"])
+@pytest.mark.parametrize("layers", ["budget", pytest.param("same", marks=pytest.mark.slow)])
 def test_each_layer_keeps_its_window(layers: Sharing) -> None:
     """Of a stack in which some have one: `keep` holds for these and for the others, and steps equal the parallel form.
 
@@ -205,9 +207,9 @@ def test_each_layer_keeps_its_window(layers: Sharing) -> None:
     """
     decoder, ids = copy.deepcopy(exact("qwen2-window")), tokens(3, 20)
     originals = [attention.cache_elements(1, 20) for attention in decoder.attentions]
-    found = convert(decoder, ToMLA(keep=0.5, layers=layers), tokens(8, 16, seed=2))
+    replaced = convert(decoder, ToMLA(keep=0.5, layers=layers), tokens(8, 16, seed=2))
     assert [type(a) for a in decoder.attentions] == [MLA, MLAWindow]
-    assert [layer.node.get("window") for layer in found] == [None, 5]
+    assert [layer.node.get("window") for layer in replaced] == [None, 5]
     assert [2 * attention.cache_elements(1, 20) for attention in decoder.attentions] == originals
     assert originals[1] == originals[0] * 5 / 20
     caches = decoder.start(3, 20)

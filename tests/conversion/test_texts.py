@@ -17,30 +17,30 @@ from tests.conversion.models import exact, tokens
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_what_is_read_is_what_was_written(dtype: torch.dtype, tmp_path: Path) -> None:
-    held = Scratch(tmp_path / "new")
+    scratch = Scratch(tmp_path / "new")
     values = {number: torch.randn(2, 3, 4).to(dtype) for number in (5, 0)}
     for number, value in values.items():
-        held[number] = value.transpose(0, 1)
-    held[5] = values[5] = torch.randn(7, 1).to(dtype)
-    held[0] = values[0]
+        scratch[number] = value.transpose(0, 1)
+    scratch[5] = values[5] = torch.randn(7, 1).to(dtype)
+    scratch[0] = values[0]
     for number, value in values.items():
-        assert number in held and torch.equal(held[number], value)
+        assert number in scratch and torch.equal(scratch[number], value)
     assert not list((tmp_path / "new").iterdir())  # nothing is left of a process that is killed
-    held.clear()
-    assert 5 not in held
-    held[1] = values[0]
-    assert torch.equal(held[1], values[0])
-    held.close()
+    scratch.clear()
+    assert 5 not in scratch
+    scratch[1] = values[0]
+    assert torch.equal(scratch[1], values[0])
+    scratch.close()
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    held = Scratch(tmp_path)
-    held._file.close()
-    held._file = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115
+    scratch = Scratch(tmp_path)
+    scratch._file.close()
+    scratch._file = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115
     said = rf"^{tmp_path}: cannot be written \(hidden states of the calibration texts: No space .*\); disk full$"
     with pytest.raises(WriteError, match=said):
-        held[0] = torch.zeros(9)
-    held.close()
+        scratch[0] = torch.zeros(9)
+    scratch.close()
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="file: cannot be written"):
         Scratch(tmp_path / "file")
@@ -74,7 +74,11 @@ def test_heads_that_the_statistics_see_are_the_outputs(tmp_path: Path) -> None:
                 torch.testing.assert_close(texts.original(number, x, block.attention), want, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("target", [ToMLA(keep=0.4), ToMTLA(keep=0.4)], ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    "target",
+    [pytest.param(ToMLA(keep=0.4), marks=pytest.mark.slow), ToMTLA(keep=0.4)],
+    ids=lambda target: target.name,
+)
 @torch.no_grad()
 def test_neither_pieces_nor_what_is_known_change_a_conversion(
     target: Conversion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from attnlab.training.batch_norm import RunningStatistics, batch_norms, statistics_kept
+from attnlab.training.batch_norm import RunningStatistics, batch_norms, frozen_statistics
 
 
 def model() -> nn.Module:
@@ -37,7 +37,7 @@ def test_ranks_end_with_the_statistics_of_one_process(counts: tuple[int, ...], m
         for batch in batches[sum(counts[:rank]) : sum(counts[: rank + 1])]:
             mine(batch)
             statistics.add_batch()
-        with statistics_kept(mine):
+        with frozen_statistics(mine):
             mine(batches[0])  # a batch that does not count
         statistics.end_update()
         return mine

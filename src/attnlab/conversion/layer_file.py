@@ -17,12 +17,10 @@ from attnlab.config.build import instantiate
 from attnlab.config.nodes import check_nodes
 from attnlab.conversion.layers import STORED
 from attnlab.errors import ConfigError, DataError
-from attnlab.models.build import without_memory
 from attnlab.models.decoder import Decoder
 from attnlab.run.files import write_text
 
 CONVERSION = "conversion.json"
-LARGEST = 16  # times the original's parameters that a converted attention may have; a tenth is usual
 
 
 def write_layers(
@@ -83,23 +81,13 @@ def with_layers(decoder: Decoder, path: Path) -> Decoder:
     Raises:
         DataError: the file is damaged, or of another model.
     """
-    nodes, attentions = read_layers(path), decoder.attentions
-    if len(nodes) != len(attentions):
+    nodes = read_layers(path)
+    if len(nodes) != len(decoder.blocks):
         raise DataError(
-            f"{path}: has {counted(len(nodes), 'layer')}, and the model {len(attentions)}: the file is of another run"
+            f"{path}: has {counted(len(nodes), 'layer')}, and the model {len(decoder.blocks)}: the file is of another "
+            "run"
         )
-    for number, (node, attention) in enumerate(zip(nodes, attentions, strict=True)):
-        if node.get("d_model") != attention.d_model:
-            raise DataError(
-                f"{path}: layer {number}: attention.d_model={node.get('d_model')}: the model is "
-                f"{attention.d_model} wide"
-            )
     try:
-        with without_memory():
-            sizes = [_size(attention_of(node)) for node in nodes]
-        for number, (size, attention) in enumerate(zip(sizes, attentions, strict=True)):
-            if size > LARGEST * _size(attention):
-                raise DataError(f"{path}: layer {number}: {size} parameters: the file is damaged, or of another run")
         return replaced(decoder, nodes)
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from error
@@ -116,7 +104,3 @@ def attention_of(node: Mapping[str, Any]) -> Attention:
     """The mechanism of a node of plain values, with random weights."""
     attention: Attention = instantiate(OmegaConf.create(dict(node)), path="attention")
     return attention
-
-
-def _size(attention: Attention) -> int:
-    return sum(parameter.numel() for parameter in attention.parameters())

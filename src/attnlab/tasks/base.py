@@ -90,9 +90,8 @@ class ReadsData(Task):
     def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
         """The data, read and ready, and the module with the model.
 
-        Args:
-            record: gets `corpus`, the identity of the run and the sizes of the model.
-            stage: "test" reads what testing needs; None reads every split.
+        `record` gets `corpus`, the identity of the run and the sizes of the model. The stage "test" reads what testing
+        needs, None every split.
         """
 
     def save_files(self, directory: Path, data: Any) -> None:
@@ -129,16 +128,11 @@ class Compresses(Transforms):
         self.method = None if none else instantiate(cfg.compress, path="compress")
 
     def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any, **about: Any) -> dict[str, Any]:
-        """Score the dense model, compress it and save it.
-
-        Args:
-            record: gets `compression`: the method, a report of each layer, what remains, and the quality of each point.
-            directory: gets the compressed folder.
-            module: its model is changed.
-            about: more entries of `compression`.
+        """Score the dense model, compress it in place and save it.
 
         Returns:
-            `record["compression"]`.
+            `record["compression"]`: the method, a report of each layer, what remains, the quality of each point, and
+            the entries `about`.
         """
         from attnlab.compression import compress
 
@@ -223,7 +217,7 @@ class Trains(ReadsData, Restores):
         """
 
     def optimizer_of(self, model: nn.Module) -> Optimizer:
-        """The optimizer of a model."""
+        """The configured optimizer of a model."""
         optimizer: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model.parameters())
         return optimizer
 
@@ -240,11 +234,7 @@ class Trains(ReadsData, Restores):
         return {"val_loss": False, "val_accuracy": True, self.monitor: self.better == "max"}
 
     def check_monitors(self) -> None:
-        """Refuse a callback that watches a metric which no validation gives.
-
-        Raises:
-            ConfigError: names the callback's key and the metrics.
-        """
+        """Raise ConfigError for a callback that watches a metric which no validation gives."""
         known = [*self.monitors(), "loss"]
         for name, node in self.cfg.callbacks.items():
             watched = node.get("monitor")
@@ -349,12 +339,9 @@ class Trains(ReadsData, Restores):
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """Write the model of `checkpoint=` as a folder that other programs read.
 
-        Here: plain weights with a config of plain values, and copies of the saved files.
-
-        Args:
-            folder: replaced completely when the new one is complete.
-            format: "safetensors"; tasks that override this have others.
-            record: of the run, for the model card.
+        An earlier folder is replaced when the new one is complete. The format "safetensors" has plain weights, a config
+        of plain values, and copies of the saved files; tasks that override this method have other formats. The model
+        card has the numbers of `record`.
 
         Raises:
             ConfigError: there is no such form of this model.
@@ -389,11 +376,7 @@ class Predicts(Trains):
 
     @abstractmethod
     def predictor(self, module: Any, **settings: Any) -> Predictor:
-        """What uses the model on inputs.
-
-        Args:
-            module: as :meth:`restore` gives it.
-            settings: of decoding, in place of the configured ones.
+        """What uses the module of :meth:`restore` on inputs; `settings` replace the configured ones of decoding.
 
         Raises:
             ConfigError: there is no such setting.
@@ -407,15 +390,10 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 
 def beside(weights: Path, name: str, what: str) -> Path:
-    """A file of the run to which some weights belong.
-
-    Args:
-        weights: the file of weights, or the folder of checkpoints.
-        name: of the file.
-        what: describes it in the message.
+    """The file `name` of the run to which a file of weights, or a folder of checkpoints, belongs.
 
     Raises:
-        DataError: there is no such file.
+        DataError: there is no such file, which the message calls `what`.
     """
     places = [folder / name for folder in (weights.parent, weights.parent.parent)]
     for place in places:
@@ -428,14 +406,7 @@ T = TypeVar("T", bound=Task)
 
 
 def task_of(cfg: DictConfig, capability: type[T]) -> T:
-    """The Task that `task.kind` names.
-
-    Args:
-        capability: what the mode asks of it.
-
-    Raises:
-        ConfigError: the task has no such capability.
-    """
+    """The Task that `task.kind` names. ConfigError: it lacks what the mode needs."""
     task = instantiate(cfg.task.kind, path="task.kind", cfg=cfg)
     if not isinstance(task, capability):
         raise ConfigError(f"mode={cfg.mode}: task={cfg.task.name} has no such mode")

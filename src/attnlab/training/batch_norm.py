@@ -37,11 +37,11 @@ def share_batches(model: nn.Module) -> None:
 
 
 @contextmanager
-def statistics_kept(model: nn.Module) -> Iterator[None]:
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Inside, a forward pass changes no running statistics; shared ones follow the other processes' parts."""
     shared, norms = _by_sharing(model)
-    for one in shared:
-        one.idle = True
+    for masked in shared:
+        masked.idle = True
     momenta = [norm.momentum for norm in norms]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in norms]
     for norm in norms:
@@ -49,8 +49,8 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in shared:
-            one.idle = False
+        for masked in shared:
+            masked.idle = False
         for norm, momentum, count in zip(norms, momenta, counts, strict=True):
             norm.momentum = momentum
             if count is not None and norm.num_batches_tracked is not None:

@@ -94,10 +94,7 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def check_identity(path: Path, stored: dict[str, Any], wanted: dict[str, Any], advice: str = OVERRIDES) -> None:
-    """Refuse a checkpoint of another model.
-
-    Args:
-        found: the identity stored in it, whose keys and classes may have old names.
+    """Refuse a checkpoint of another model; the keys and classes of `stored` may have old names.
 
     Raises:
         DataError: names the first difference.

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from attnlab.callbacks.contribution import over_processes
 from attnlab.errors import TrainingError
-from attnlab.training.batch_norm import RunningStatistics, statistics_kept
+from attnlab.training.batch_norm import RunningStatistics, frozen_statistics
 
 TIMM_FUSED = ("adam", "adamw")  # optimizers of torch that timm makes by these names
 
@@ -146,7 +146,7 @@ class Module(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if not self.counts(batch):
-            with statistics_kept(self.model):
+            with frozen_statistics(self.model):
                 return 0.0 * self.losses(batch)[0]
         loss, plain, _, count = self.losses(batch)
         place = self.global_step + 1, self.current_epoch, batch_idx
@@ -246,7 +246,7 @@ class Module(LightningModule):
                     (update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch + 1}", None)
                 )
         if problems:
-            _, _, what, name = min(problems, key=lambda one: one[:2])
+            _, _, what, name = min(problems, key=lambda problem: problem[:2])
             raise TrainingError(
                 f"{what}{f' (first: {name()})' if name else ''}; the checkpoints of the last validation are kept. "
                 "Try a smaller task.optimizer.lr"

@@ -113,7 +113,7 @@ def fit(
     resumed = Resume(data)
     unit = "images" if "images" in cfg.task.train.batch else "tokens"
     callbacks = [best, resumed, Memory(), TrainingSpeed(unit), *configured, *progress(), EndAfterUpdate(best)]
-    if not any(isinstance(one, LearningRateMonitor) for one in configured):
+    if not any(isinstance(callback, LearningRateMonitor) for callback in configured):
         callbacks.append(LearningRateMonitor())
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
     if cfg.hardware.gradient_checkpointing:
