@@ -23,7 +23,8 @@ from attnlab.modes import export, train
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
 from attnlab.tasks.image_classification.task import ImageClassificationTask
-from tests.export.trained import ids, record, run_directory
+from tests.export.trained import ids, record
+from tests.modes.conftest import TrainedRun
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 
 LANGUAGE = (
@@ -59,10 +60,10 @@ def front_matter(folder: Path) -> tuple[dict[str, Any], str]:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("attention", "own"), [("gqa", False), ("mtla", True)])
-def test_a_language_model_for_transformers(attention: str, own: bool, tmp_path: Path) -> None:
+def test_a_language_model_for_transformers(attention: str, own: bool, trained_run: TrainedRun, tmp_path: Path) -> None:
     import transformers
 
-    run, module = run_directory(tmp_path / "run", *LANGUAGE, f"attention={attention}")
+    run, module = trained_run(*LANGUAGE, f"attention={attention}")
     folder = exported(run)
     assert folder == tmp_path / "used" / "exported"
     assert (folder / "modeling_attnlab.py").exists() is own
@@ -85,8 +86,8 @@ def test_a_language_model_for_transformers(attention: str, own: bool, tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "beside"), [(LANGUAGE, ["vocabulary.json"]), (TRANSLATION, ["tokenizer.model"])], ids=["text", "seq"]
 )
-def test_plain_weights(settings: tuple[str, ...], beside: list[str], tmp_path: Path) -> None:
-    run, module = run_directory(tmp_path / "run", *settings)
+def test_plain_weights(settings: tuple[str, ...], beside: list[str], trained_run: TrainedRun) -> None:
+    run, module = trained_run(*settings)
     folder = exported(run, "format=safetensors")
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["README.md", "config.json", "model.safetensors", *beside]
@@ -103,10 +104,10 @@ def test_plain_weights(settings: tuple[str, ...], beside: list[str], tmp_path: P
 
 @torch.no_grad()
 @pytest.mark.parametrize("format", ["format=hf", "format=safetensors"])
-def test_images_for_timm(format: str, tmp_path: Path) -> None:
+def test_images_for_timm(format: str, trained_run: TrainedRun) -> None:
     import timm
 
-    run, module = run_directory(tmp_path / "run", *IMAGES)
+    run, module = trained_run(*IMAGES)
     folder = exported(run, format)
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -127,10 +128,10 @@ def test_images_for_timm(format: str, tmp_path: Path) -> None:
     assert front_matter(folder)[0]["library_name"] == "timm"
 
 
-def test_a_compressed_image_model_is_multiplied_out(tmp_path: Path) -> None:
+def test_a_compressed_image_model_is_multiplied_out(trained_run: TrainedRun) -> None:
     import timm
 
-    run, module = run_directory(tmp_path / "run", *IMAGES)
+    run, module = trained_run(*IMAGES)
     compress(module.model, GlobalSVD(rank=6))
     place = run.with_name("out")
     cfg = configured(run)
@@ -142,8 +143,8 @@ def test_a_compressed_image_model_is_multiplied_out(tmp_path: Path) -> None:
     assert "factors are multiplied out" in (place / "README.md").read_text()
 
 
-def test_a_compressed_image_model_that_timm_cannot_hold(tmp_path: Path) -> None:
-    run, module = run_directory(tmp_path / "run", *IMAGES)
+def test_a_compressed_image_model_that_timm_cannot_hold(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, module = trained_run(*IMAGES)
     cfg = configured(run)
     compress(module.model, IrrAtt(rank=20, sweeps=1))
     with torch.no_grad():
@@ -204,14 +205,14 @@ def test_command_lines_that_are_refused(settings: list[str], message: str) -> No
         check(settings, load)
 
 
-def test_a_sequence_to_text_model_has_no_form_of_transformers(tmp_path: Path) -> None:
-    run, _ = run_directory(tmp_path / "run", *TRANSLATION)
+def test_a_sequence_to_text_model_has_no_form_of_transformers(trained_run: TrainedRun) -> None:
+    run, _ = trained_run(*TRANSLATION)
     with pytest.raises(ConfigError, match="format=hf: transformers has no model for task=wmt16; format=safetensors"):
         exported(run)
 
 
-def test_runs_without_weights_or_with_damaged_ones(tmp_path: Path) -> None:
-    run, _ = run_directory(tmp_path / "run", *LANGUAGE)
+def test_runs_without_weights_or_with_damaged_ones(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(*LANGUAGE)
     weights = run / "checkpoints" / "averaged.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -227,8 +228,8 @@ def test_runs_without_weights_or_with_damaged_ones(tmp_path: Path) -> None:
     assert not (tmp_path / "used" / "exported").exists()
 
 
-def test_a_full_disk_leaves_the_earlier_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, _ = run_directory(tmp_path / "run", *LANGUAGE)
+def test_a_full_disk_leaves_the_earlier_folder(trained_run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = trained_run(*LANGUAGE)
     folder = exported(run, "format=safetensors")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -254,8 +255,8 @@ def test_a_record_of_other_values_has_a_card(value: Any, tmp_path: Path) -> None
     assert "\n`````bash\necho '```' ````x\n`````\n" in text
 
 
-def test_a_run_without_a_record_has_no_numbers(tmp_path: Path) -> None:
-    run, _ = run_directory(tmp_path / "run", *LANGUAGE)
+def test_a_run_without_a_record_has_no_numbers(trained_run: TrainedRun) -> None:
+    run, _ = trained_run(*LANGUAGE)
     (run / "record.json").unlink()
     for content in (None, "{", "[" * 100_000, "{}"):
         if content:

@@ -13,7 +13,7 @@ from attnlab.config.check import check
 from attnlab.errors import DataError
 from attnlab.run.loading import load
 from attnlab.training.checkpoints import write_weights
-from tests.export.trained import run_directory
+from tests.modes.conftest import TrainedRun
 from tests.modes.test_export_trained import IMAGES, LANGUAGE, TRANSLATION
 
 TASKS = {"language": LANGUAGE, "images": IMAGES, "translation": TRANSLATION}
@@ -29,8 +29,8 @@ DAMAGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize(("task", "mode"), [(task, mode) for task, modes in COMMANDS.items() for mode in modes])
-def test_weights_that_are_no_numbers_are_refused(task: str, mode: str, tmp_path: Path) -> None:
-    run, module = run_directory(tmp_path / "run", *TASKS[task])
+def test_weights_that_are_no_numbers_are_refused(task: str, mode: str, trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, module = trained_run(*TASKS[task])
     Image.new("RGB", (32, 32)).save(tmp_path / "w1.png")
     told = {"predict": f"input='{tmp_path / 'w1.png' if task == 'images' else 'w1 w2'}'", "generate": "prompt='w1'"}
     cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *filter(None, [told.get(mode)])], load).jobs[0]
