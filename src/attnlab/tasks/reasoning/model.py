@@ -68,20 +68,18 @@ class AskedModel:
 
     def load(self, seed: int, cache_dir: Path, device: torch.device) -> Asked:
         """The model, in eval mode on `device`, and its tokenizer."""
-        asked = self._load(seed, cache_dir, device)
+        if place := self.compressed:
+            model = folder.load(place)
+            model = model if self.dtype is None else cast(model, getattr(torch, self.dtype))
+            asked = Asked(model.to(device), huggingface.tokenizer(str(place)))
+        else:
+            source = str(hub.folder(self.source(seed, cache_dir)))  # missing weights are named before a tokenizer
+            words = huggingface.tokenizer(source)
+            dtype = None if self.dtype is None else getattr(torch, self.dtype)
+            asked = Asked(huggingface.load(source, dtype=dtype, device=device), words)
         if len(asked.tokenizer) > asked.model.config.vocab_size:
             raise DataError(
                 f"model={self.weights}: its tokenizer has {len(asked.tokenizer)} tokens, the model "
                 f"{asked.model.config.vocab_size}: they do not belong together"
             )
         return asked
-
-    def _load(self, seed: int, cache_dir: Path, device: torch.device) -> Asked:
-        if place := self.compressed:
-            model = folder.load(place)
-            model = model if self.dtype is None else cast(model, getattr(torch, self.dtype))
-            return Asked(model.to(device), huggingface.tokenizer(str(place)))
-        source = str(hub.folder(self.source(seed, cache_dir)))  # missing weights are named before a tokenizer
-        words = huggingface.tokenizer(source)
-        dtype = None if self.dtype is None else getattr(torch, self.dtype)
-        return Asked(huggingface.load(source, dtype=dtype, device=device), words)

@@ -95,28 +95,22 @@ class ReasoningTask(Compresses, Restores):
         cfg = self.cfg
         data: Questions = instantiate(cfg.task.data, path="task.data")
         data.read()  # a question without an answer is found before the weights are read
-        asked = self._asked_model()
+        asked = self._loaded(self.spec)
         self.sizes(record, asked.model)
         data.setup(lambda text: len(asked.words.ids(text)))
         record["corpus"] = data.corpus
         records.identify(record, fingerprint.corpus(data.location, Path(cfg.cache_dir)))
         return data, asked
 
-    def _asked_model(self) -> Asked:
-        asked: Asked = self.spec.load(self.cfg.seed, Path(self.cfg.cache_dir).expanduser(), device_of(self.cfg))
+    def _loaded(self, spec: AskedModel) -> Asked:
+        asked = spec.load(self.cfg.seed, Path(self.cfg.cache_dir).expanduser(), device_of(self.cfg))
         frozen(asked.model)
         return asked
 
     def restore(self) -> Asked:
         """For mode=evaluate: `checkpoint=` is a run of mode=compress, its folder, or a Hugging Face folder."""
-        if self.cfg.checkpoint is None:
-            return self._asked_model()
-        source = str(self.cfg.checkpoint)
-        if place := folder.find(source):
-            asked = Asked(folder.load(place).to(device_of(self.cfg)), huggingface.tokenizer(str(place)))
-        else:  # the dense model, for comparison
-            asked = Asked(huggingface.load(source, device=device_of(self.cfg)), huggingface.tokenizer(source))
-        return asked
+        checkpoint = self.cfg.checkpoint
+        return self._loaded(self.spec if checkpoint is None else AskedModel(str(checkpoint)))
 
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         record["parameters"] = parameters(model)
