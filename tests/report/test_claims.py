@@ -64,8 +64,8 @@ def cells(row: dict[str, Any], field: str) -> list[list[float]]:
     """The numbers in each cell of a field."""
     parts = [field] if field in row else re.split(r" ([-*/]) ", field)
     if len(parts) == 1:
-        found = [row[field]] if field in row else reached(row, field.split("."))
-        return [[float(number.replace(",", "")) for number in NUMBER.findall(str(cell))] for cell in found]
+        chosen = [row[field]] if field in row else reached(row, field.split("."))
+        return [[float(number.replace(",", "")) for number in NUMBER.findall(str(cell))] for cell in chosen]
     left, sign, right = parts
     (other,) = [[float(right)]] if NUMBER.fullmatch(right) else cells(row, right)
     return [[OPERATORS[sign](cell[0], other[0])] for cell in cells(row, left)]
@@ -76,15 +76,15 @@ def claimed(mark: str, folder: Path) -> list[float]:
     first, *rest = " ".join(mark.split()).split(" : ")
     functions = first.split() if {*first.split()} <= {*FUNCTIONS, "each", "among"} else ["each"]
     files, fields, conditions = [*(rest if functions == first.split() else [first, *rest]), ""][:3]
-    found: list[dict[str, Any]] = []
+    chosen: list[dict[str, Any]] = []
     for pattern in files.split():
         paths = sorted(folder.glob(pattern)) if "*" in pattern or "?" in pattern else [folder / pattern]
         assert paths, f"{pattern}: no such file"
-        found += [row for path in paths for row in rows(path)]
+        chosen += [row for path in paths for row in rows(path)]
     for column, values in (condition.split("=", 1) for condition in filter(None, conditions.split("; "))):
-        found = [row for row in found if row[column] in values.split("|")]
-    assert found, f"no row with {conditions}"
-    columns = [[cell for row in found for cell in cells(row, field)] for field in fields.split("; ")]
+        chosen = [row for row in chosen if row[column] in values.split("|")]
+    assert chosen, f"no row with {conditions}"
+    columns = [[cell for row in chosen for cell in cells(row, field)] for field in fields.split("; ")]
     if functions[0] in ("each", "among"):
         return [number for column in columns for cell in column for number in cell]
     return [FUNCTIONS[function]([cell[0] for cell in column]) for column in columns for function in functions]

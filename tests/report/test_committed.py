@@ -23,7 +23,8 @@ EXPERIMENT = re.compile("experiment=").match
 ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
 SPECS = everything.specifications(EXPERIMENTS)
-LONG = {"recall/table.yaml", "t6/table7.yaml", "t6/wikitext2.yaml"}  # compose many rows
+LONG = {"recall/shifted.yaml", "recall/table.yaml"}  # compose many rows
+LONG |= {"t6/table7.yaml", "t6/variants.yaml", "t6/wikitext2.yaml"}
 EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tuple(LONG)) else path for path in SPECS]
 FOLDERS = everything.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
@@ -40,6 +41,16 @@ def records() -> list[SavedRecord]:
         return collect([Path("experiments")])
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No picture is drawn: tests of each report draw theirs."""
+    monkeypatch.setattr(figure, "drawn_from", lambda path: digest(path.with_suffix(".csv")))
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def same(rendered: list[Path], folder: Path) -> None:
     """Texts and tables to the byte; a picture by the table that it was drawn from."""
     for path in rendered:
@@ -49,18 +60,19 @@ def same(rendered: list[Path], folder: Path) -> None:
             assert committed.read_bytes() == path.read_bytes(), f"{name(committed)}: render it again"
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("path", EACH_SPEC, ids=name)
 def test_a_table(path: Path, records: list[SavedRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    own = [found for found in records if (ROOT / found.path).is_relative_to(path.parent)]
-    same(write_table(read_spec(path), own, tmp_path / path.stem), path.parent)
+    below = everything.below(path.parent.relative_to(ROOT), records)
+    same(write_table(read_spec(path), below, tmp_path / path.stem), path.parent)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("folder", "report"), FOLDERS, ids=lambda part: name(part) if isinstance(part, Path) else "")
 def test_a_report(folder: Path, report: everything.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = collect([folder.relative_to(ROOT)])
-    same(report(found, tmp_path), folder)
+    same(report(collect([folder.relative_to(ROOT)]), tmp_path), folder)
 
 
 def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,27 +102,26 @@ def test_there_is_something_to_compare() -> None:
 
 @pytest.mark.parametrize("path", PICTURES, ids=name)
 def test_a_picture_was_drawn_from_the_numbers_beside_it(path: Path) -> None:
-    table = path.with_suffix(".csv")
-    assert figure.drawn_from(path) == hashlib.sha256(table.read_bytes()).hexdigest()
+    assert figure.drawn_from(path) == digest(path.with_suffix(".csv"))
 
 
 def test_every_record_is_whole_and_has_its_identity(records: list[SavedRecord]) -> None:
     """What a record stores is what its configuration gives today: a renamed key needs its line in the table."""
     assert len(records) >= 70
-    for found in records:
-        about, environment = found.record["identity"], found.record["environment"]
-        assert problems(found.record) == [] and found.record["status"] == "finished", found.name
-        assert recipe(found.record["config"], about["weights"]) == about["recipe"], found.name
+    for saved in records:
+        about, environment = saved.record["identity"], saved.record["environment"]
+        assert problems(saved.record) == [] and saved.record["status"] == "finished", saved.name
+        assert recipe(saved.record["config"], about["weights"]) == about["recipe"], saved.name
         place = environment["device"], environment["threads"]
-        assert run(found.record["config"], about["corpus"], about["weights"], *place) == about["run"], found.name
-        assert found.record["task"] == found.record["config"]["task"]["name"], found.name
-    runs = [found.record["identity"]["run"] for found in records]
+        assert run(saved.record["config"], about["corpus"], about["weights"], *place) == about["run"], saved.name
+        assert saved.record["task"] == saved.record["config"]["task"]["name"], saved.name
+    runs = [saved.record["identity"]["run"] for saved in records]
     assert len(set(runs)) == len(runs)
 
 
 def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[SavedRecord]) -> None:
     names = {
-        word.partition("=")[2] for one in records for word in shlex.split(one.record["command"]) if EXPERIMENT(word)
+        word.partition("=")[2] for saved in records for word in shlex.split(saved.record["command"]) if EXPERIMENT(word)
     }
     there = {p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in CONF.glob("experiment/**/*.yaml")}
     assert names - there == set(RENAMES.overlays)
@@ -118,16 +129,16 @@ def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[Saved
 
 @pytest.mark.slow
 def test_what_a_renamed_overlay_became_gives_the_recipe_of_its_training(records: list[SavedRecord]) -> None:
-    for one in [one for one in records if one.record["mode"] == "train"]:
-        words = shlex.split(one.record["command"])[3:]
+    for saved in [saved for saved in records if saved.record["mode"] == "train"]:
+        words = shlex.split(saved.record["command"])[3:]
         for old in [word.partition("=")[2] for word in words if EXPERIMENT(word)]:
             if old in RENAMES.overlays:
                 others = [word for word in words if not EXPERIMENT(word)]
-                assert differences(one, [*RENAMES.overlays[old].split(), *others]) == [], one.name
+                assert differences(saved, [*RENAMES.overlays[old].split(), *others]) == [], saved.name
 
 
 def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[SavedRecord]) -> None:
-    images = [found.record for found in records if found.path.parent.name in ("sample", "fruits360")]
+    images = [saved.record for saved in records if saved.path.parent.name in ("sample", "fruits360")]
     images = [record for record in images if record["task"] == "imagenet" and "compression" in record]
     trained = [record for record in images if record["mode"] == "train"]
     assert len(trained) == 40 and len({record["identity"]["recipe"] for record in trained}) == 20

@@ -71,25 +71,25 @@ def test_means_over_seeds_tell_variants_of_a_method_apart() -> None:
     assert random["less truncatt's, before fine-tuning"] == "–"  # of other ranks
     paired = [*SWEEP[:2], of_a_sweep("truncatt", 1, 50.0, 70.0), of_a_sweep("truncatt", 2, 51.0, 76.0)]
     assert means_table(paired).rows[0][-2:] == ["11.5 ± 2.1", "3.0 ± 2.8"]
-    one = of_a_sweep("truncatt", 2, 1.0, 2.0, vo_rank=4)
-    one.record["compression"]["quality"]["finetuned"] = "not run"
-    assert dict(zip(grid.headers, means_table([*SWEEP, one]).rows[-1], strict=True))["fine-tuned"] == "not run"
+    last = of_a_sweep("truncatt", 2, 1.0, 2.0, vo_rank=4)
+    last.record["compression"]["quality"]["finetuned"] = "not run"
+    assert dict(zip(grid.headers, means_table([*SWEEP, last]).rows[-1], strict=True))["fine-tuned"] == "not run"
 
 
 def test_the_density_of_ranks() -> None:
     """Of [2, 4, 9]: three kernels of Scott's width; of equal ranks the narrowest one."""
     at = np.linspace(-30, 40, 7001)
-    found = compression.density([2, 4, 9], at)
+    values = compression.density([2, 4, 9], at)
     width = float(np.std([2, 4, 9], ddof=1)) * 3**-0.2
     expected = fmean(NormalDist(rank, width).pdf(float(at[3321])) for rank in (2, 4, 9))
-    assert found[3321] == pytest.approx(expected) and found.sum() * 0.01 == pytest.approx(1)
+    assert values[3321] == pytest.approx(expected) and values.sum() * 0.01 == pytest.approx(1)
     assert compression.density([5, 5, 5], at).max() == pytest.approx(NormalDist(5, 0.5).pdf(5))
 
 
 def test_a_fusion_matrix_in_blocks() -> None:
     weights = np.array([[0.1, 0.0, 4.0, 0.0], [2.0, 0.5, 1.0, 0.0], [0.2, 0.1, 0.4, 0.0], [0.0, 0.4, 0.4, 0.0]])
     order, blocks = compression.reordered(weights)
-    assert order == [0, 1, 2, 3]  # heads 0 and 1 own two columns each: the third one, and the last, of zeros
+    assert order == [0, 1, 2, 3]  # heads 0 and 1 have two columns each: the third one, and the last, of zeros
     assert blocks.tolist() == [[1.0, 0.0, 0.05, 0.0], [0.25, 0.0, 1.0, 1.0], [0.1, 0.0, 0.1, 0.2], [0.1, 0.0, 0.0, 0.8]]
     order, blocks = compression.reordered(weights[[2, 1, 0, 3]][:, :3])
     assert order == [1, 2, 0, 3] and blocks.argmax(0).tolist() == [0, 0, 1]

@@ -51,24 +51,24 @@ def template() -> dict[str, Any]:
     return record
 
 
-def kept(record: dict[str, Any], folder: Path) -> list[SavedRecord]:
+def write(record: dict[str, Any], folder: Path) -> list[SavedRecord]:
     folder.mkdir(exist_ok=True)
     (folder / "record.json").write_text(json.dumps(record))
     return collect([folder])
 
 
 def test_what_was_measured_and_what_was_not(template: dict[str, Any], tmp_path: Path) -> None:
-    found = kept(template, tmp_path / "run")
-    rows = {(row[0], row[1]): row[2:] for row in context.data(SPEC, found).to_numpy().tolist()}
+    saved = write(template, tmp_path / "run")
+    rows = {(row[0], row[1]): row[2:] for row in context.data(SPEC, saved).to_numpy().tolist()}
     assert len(rows) == len(SPEC.rows) * len(LENGTHS)
     assert rows["MHA", 4096] == ["4.096", "2.048", "8.192", "8.192", "4", "7.5"]
     assert rows["MQA", 4096] == ["0.4096", "0.2048", "0.8192", "0.8192", "4", "not run"]
     assert rows["TPA", 256] == rows["MLA", 256] == ["not run", "", "", "", "not run", "not run"]
-    grid = context.table(SPEC, found)
+    grid = context.table(SPEC, saved)
     assert grid.rows[1][:2] == ["MQA", "0.0256 (0.0128–0.0512)"]
     (missing,) = [note for note in grid.notes if note.startswith("not run")]
     assert "TPA" in missing and "MHA" not in missing and missing.endswith(f"`{COMMAND}`")
-    page = context.draw(context.data(SPEC, found))
+    page = context.draw(context.data(SPEC, saved))
     assert [axes.get_ylabel() for axes in page.axes] == list(context.PANELS.values())
     assert [text.get_text() for text in page.legends[0].texts] == ["MHA", "MQA"]
     assert [len(axes.containers) for axes in page.axes] == [2, 2, 1]  # MHA alone has a peak
@@ -78,7 +78,7 @@ def test_the_commands_that_are_missing(
     template: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = CONF.parent / "experiments" / "t6" / "figure_context.yaml"
-    kept(template, tmp_path / "run")
+    write(template, tmp_path / "run")
     assert main(["missing", str(place), str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"{COMMAND}\n"
@@ -94,7 +94,7 @@ def test_records_of_another_shape_do_not_count(template: dict[str, Any], tmp_pat
     wider = copy.deepcopy(template)
     wider["config"]["task"]["model"]["d_model"] = 1024
     for number, record in enumerate((other, fewer, failed, wider)):
-        found = kept(record, tmp_path / f"{number}")
-        assert set(context.data(SPEC, found)["ms"]) == {"not run"}
+        saved = write(record, tmp_path / f"{number}")
+        assert set(context.data(SPEC, saved)["ms"]) == {"not run"}
     paths = write_table(SPEC, [], tmp_path / "figure_context")
     assert [path.suffix for path in paths] == [".md", ".tex", ".csv"]  # nothing to draw

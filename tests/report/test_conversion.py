@@ -37,11 +37,15 @@ def test_seeds_points_and_methods(tmp_path: Path, run: Run) -> None:
     run("r6", "task=wikitext2 convert=mla", status="running")  # nothing of a conversion stands in it yet
     out = tmp_path / "out"
     assert main(["compressed", str(tmp_path), "--out", str(out)]) == 0
-    headers, one, two = read(out / "conversions.csv")
-    assert one == ["sample", "mla", "25", "100", "2", "4.50 ± 0.71", "5.50 ± 0.71", "4.50", "1.225 ± 0.035", "1.125"]
-    assert two[1] == "mla rotary=two_norm" and two[7] == two[9] == "not run" and len(headers) == len(two)
+    headers, first, second = read(out / "conversions.csv")
+    assert first == ["sample", "mla", "25", "100", "2", "4.50 ± 0.71", "5.50 ± 0.71", "4.50", "1.225 ± 0.035", "1.125"]
+    assert second[1] == "mla rotary=two_norm" and second[7] == second[9] == "not run" and len(headers) == len(second)
     runs = read(out / "runs.csv")
-    assert [line[:3] for line in runs[1:]] == [["sample", "mla", "1"], ["sample", "mla", "2"], ["sample", two[1], "1"]]
+    assert [line[:3] for line in runs[1:]] == [
+        ["sample", "mla", "1"],
+        ["sample", "mla", "2"],
+        ["sample", second[1], "1"],
+    ]
     assert runs[1][5:8] == ["4", "5", "4.5"]  # of the run that trained too, the later one
     points = read(out / "perplexity.csv")
     assert ["sample", "original", "", "100", "2", "4.5000", "4.0000", "5.0000"] in points
@@ -49,10 +53,10 @@ def test_seeds_points_and_methods(tmp_path: Path, run: Run) -> None:
 
 
 def test_windows_in_all_layers_have_no_bytes_per_token(tmp_path: Path, run: Run) -> None:
-    found = about("mla", 4.0, 5.0)
+    values = about("mla", 4.0, 5.0)
     for name, size in (("original", 600), ("converted", 150)):
-        found["points"][name] |= {"cache_bytes_per_token": 0.0, "cache_bytes_measured": size}
-    path = run("r1", "task=wikitext2 convert=mla", conversion=found)
+        values["points"][name] |= {"cache_bytes_per_token": 0.0, "cache_bytes_measured": size}
+    path = run("r1", "task=wikitext2 convert=mla", conversion=values)
     (run_,) = conversion.runs_of(collect([path])).to_dict("records")
     assert [run_[key] for key in ("Cache, %", *conversion.SIZES)] == [25, 600, 150]
 

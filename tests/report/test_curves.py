@@ -9,13 +9,13 @@ PANELS = [Panel("loss", "training loss"), Panel("val_loss", "perplexity, B", exp
 
 
 def runs(tmp_path: Path, *names: str) -> list[tuple[str, int, Path]]:
-    found = []
+    runs = []
     for seed, name in enumerate(names):
         folder = tmp_path / f"{seed}" / "curves"
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text(f"step,epoch,loss,val_loss\n10,0,{3 + seed},\n20,0,2.5,\n20,0,,1.0\n")
-        found.append((name, seed, folder.parent))
-    return found
+        runs.append((name, seed, folder.parent))
+    return runs
 
 
 def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ def test_overlay(name: str) -> None:
 def test_an_overlay_is_more_than_options_and_heads() -> None:
     """`task attention scale` and a head count give the same as a command line."""
     for name in OVERLAYS:
-        own = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
-        own.pop("defaults", None)
-        keys = {key for key, _ in leaves(own)}
+        overlay = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
+        overlay.pop("defaults", None)
+        keys = {key for key, _ in leaves(overlay)}
         assert keys - {"task.attention_heads", "stride", "rank"}, name
 
 
@@ -85,21 +85,21 @@ def test_row(path: Path, row: Row) -> None:
     record = described(compose(*read_spec(path).overrides(row)))
     assert not row.parameters or record["parameters"]["total"] == row.parameters
     if path.parent.name == "tensorllm":
-        found = record.get("compression", {}).get("rate", {})
-        assert row.computed.get("rate") == (round(found["rate"], 4) if found else None)
-        assert row.computed.get("saving") == (round(found["model_saving_percent"], 3) if found else None)
+        rate = record.get("compression", {}).get("rate", {})
+        assert row.computed.get("rate") == (round(rate["rate"], 4) if rate else None)
+        assert row.computed.get("saving") == (round(rate["model_saving_percent"], 3) if rate else None)
         return
     if "compression" in record:
-        found = record["compression"]["remaining"]
+        remaining = record["compression"]["remaining"]
         for key, value in row.computed.items():
-            assert round(found[COMPUTED[key]], 3) == value
+            assert round(remaining[COMPUTED[key]], 3) == value
         return
     if row.parameters:
         assert record["kv_cache"].get("elements_per_token_per_layer", 0) == row.cache
-    found = SavedRecord(Path(), record)
+    saved = SavedRecord(Path(), record)
     for column in read_spec(path).columns:
         if column.described:
-            number = found.number(column.described)
+            number = saved.number(column.described)
             assert number is not None and row.computed[column.key] == round(number * column.factor, column.digits)
     if "counted" in row.computed and path.stem == "table4":  # of language models; table 3 has a test of its own
         dense = 4 * record["d_model"] ** 2 * record["layers"]
@@ -112,12 +112,12 @@ def test_row_of_a_converted_model(path: Path, row: Row, monkeypatch: pytest.Monk
     """Its cache is the share that the row says, by the model's published sizes alone."""
     monkeypatch.setattr(huggingface, "config_of", SHAPES.__getitem__)
     cfg = check(read_spec(path).overrides(row)).jobs[0]
-    found = described(cfg)["kv_cache"]["elements_per_token_per_layer"]
+    cached = described(cfg)["kv_cache"]["elements_per_token_per_layer"]
     sizes = SHAPES[cfg.model]
     width = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    share = 100 * found / (2 * sizes["num_key_value_heads"] * width)
-    said = float(row.facts["cache"]) if "cache" in row.facts else 100 - float(row.facts["saved"])
-    assert share == pytest.approx(said, abs=0.2)
+    share = 100 * cached / (2 * sizes["num_key_value_heads"] * width)
+    stated = float(row.facts["cache"]) if "cache" in row.facts else 100 - float(row.facts["saved"])
+    assert share == pytest.approx(stated, abs=0.2)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ RECIPES = {  # spec 3.2: rate, warm-up, updates, clip, CTC, speeds, vocabulary, 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_recipes_of_the_other_tasks(name: str) -> None:
     task = compose(f"task={name}", "scale=paper").task
-    found = (
+    recipe = (
         task.optimizer.lr, task.schedule.warmup_steps, task.train.max_steps, task.train.clip, task.train.ctc_weight,
         task.data.speeds, task.data.vocab_size, task.decode.beam, task.decode_max_frames, task.model.decoder.dropout,
     )  # fmt: skip
-    assert found == RECIPES[name]
+    assert recipe == RECIPES[name]
     assert task.train.first_token_weight == (5.0 if name == "slurp" else 1.0)
     assert (task.train.label_smoothing, task.train.keep_best, list(task.optimizer.betas)) == (0.1, 10, [0.9, 0.98])
     assert (task.decode.temperature, task.optimizer.weight_decay) == ((0.9, 1e-4) if name == "xsum" else (1.0, 0.0))
@@ -223,12 +223,12 @@ SIZES: dict[str, str | dict[str, str]] = {  # of all rows, or by the beginning o
 
 def trained() -> dict[str, list[tuple[str, str]]]:
     """By the command of a training: the tables and figures of its models, each with what they were trained with."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    commands: dict[str, list[tuple[str, str]]] = {}
     for name, sizes in SIZES.items():
         for row in read_spec(ROOT / "experiments" / "t6" / f"{name}.yaml").rows:
             size = sizes if isinstance(sizes, str) else sizes[row.label.partition(" ")[0]]
-            found.setdefault(row.command, []).append((name, size))
-    return found
+            commands.setdefault(row.command, []).append((name, size))
+    return commands
 
 
 TRAINED = trained()

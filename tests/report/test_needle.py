@@ -44,8 +44,8 @@ def write(template: dict[str, Any], place: Path, seed: int = 1, **settings: Any)
     target = "mtla" if "stride" in settings else "mla"
     states = {"original": (3.5, 512.0, measured(1.0, 2.0)), "converted": (3.6 + seed / 10, 256.0, measured(0.5, 1.0))}
     points = {
-        state: {"perplexity": perplexity, "cache_bytes_per_token": cache, "needle": found}
-        for state, (perplexity, cache, found) in states.items()
+        state: {"perplexity": perplexity, "cache_bytes_per_token": cache, "needle": haystacks}
+        for state, (perplexity, cache, haystacks) in states.items()
     }
     record["conversion"] = {
         "target": target,
@@ -58,7 +58,7 @@ def write(template: dict[str, Any], place: Path, seed: int = 1, **settings: Any)
 
 
 def test_runs_side_by_side(template: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Seeds are one line; conversions that differ in a setting are two; a run without a needle is left out."""
+    """Seeds are saved line; conversions that differ in a setting are two; a run without a needle is left out."""
     write(template, tmp_path / "runs" / "a.json", 1)
     write(template, tmp_path / "runs" / "b.json", 2)
     write(template, tmp_path / "runs" / "c.json", 1, rotary="uniform")
@@ -66,14 +66,14 @@ def test_runs_side_by_side(template: dict[str, Any], tmp_path: Path, capsys: pyt
     (tmp_path / "runs" / "without.json").write_text(json.dumps(scored))
     scored["quality"] |= {"perplexity": 4.0, "needle": measured(0.25, 0.5)}
     (tmp_path / "runs" / "own.json").write_text(json.dumps(scored))
-    found = [one for one in collect([tmp_path / "runs"]) if needle.is_one(one)]
-    assert len(found) == 4
+    haystacks = [saved for saved in collect([tmp_path / "runs"]) if needle.is_one(saved)]
+    assert len(haystacks) == 4
     names = ["mla keep=0.5 rotary=score", "mla keep=0.5 rotary=uniform", "mha"]
-    grid = needle.table(found)
+    grid = needle.table(haystacks)
     rows = {(row[0], row[1]): row[2:] for row in grid.rows}
     assert rows[names[0], "converted"][0] == "3.750" and rows[names[1], "converted"][0] == "3.700"
     assert rows["mha", "scored"] == ["4.000", "not run", "20.8", "0.417", "20.8", "20.8"]
-    page = needle.draw(needle.points(found, "gain"), needle.WHAT["gain"][1])
+    page = needle.draw(needle.points(haystacks, "gain"), needle.WHAT["gain"][1])
     titles = [axes.get_title() for axes in page.axes if axes.get_title()]
     assert len(titles) == 9 and titles.count("original") == 2 and "mha: scored" in titles
     shown = next(axes for axes in page.axes if axes.get_title() == f"{names[0]}: converted")

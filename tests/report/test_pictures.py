@@ -89,15 +89,17 @@ def test_no_text_lies_on_another_or_outside(kind: str) -> None:
         (text.get_text(), id(text)): text.get_window_extent().padded(-1) for text in shown(page) if text.get_text()
     }
     assert len(boxes) > 6
-    each = list(boxes.items())
-    over = [(a[0], b[0]) for i, (a, one) in enumerate(each) for b, other in each[:i] if one.overlaps(other)]
+    placed = list(boxes.items())
+    over = [(a[0], b[0]) for i, (a, box) in enumerate(placed) for b, other in placed[:i] if box.overlaps(other)]
     assert not over
-    outside = [a[0] for a, box in each if box.x0 < 0 or box.y0 < 0 or box.x1 > page.bbox.x1 or box.y1 > page.bbox.y1]
+    outside = [a[0] for a, box in placed if box.x0 < 0 or box.y0 < 0 or box.x1 > page.bbox.x1 or box.y1 > page.bbox.y1]
     assert not outside
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*DRAW, "curves", "lines", "fusion", "context"])
 def test_the_same_numbers_give_the_same_bytes(kind: str) -> None:
-    one, two = (figure.png(DRAW[kind](committed(kind)) if kind in DRAW else made(kind), "digest") for _ in range(2))
-    assert one == two
+    first, second = (
+        figure.png(DRAW[kind](committed(kind)) if kind in DRAW else made(kind), "digest") for _ in range(2)
+    )
+    assert first == second

@@ -46,9 +46,9 @@ def test_lines_go_through_the_means_and_bars_are_the_spread() -> None:
 
 
 def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:
-    found = [(8.0, 0.5), (4.0, 0.5), (2.0, 0.1), (16.0, 0.9), (4.0, 0.3), (32.0, 0.8)]
-    assert frontier(found, "max") == [(2.0, 0.1), (4.0, 0.5), (16.0, 0.9)]
-    assert frontier(found, "min") == [(2.0, 0.1)]
-    rows = [[f"r{i}", "1", str(x), str(y)] for i, (x, y) in enumerate(found)]
+    points = [(8.0, 0.5), (4.0, 0.5), (2.0, 0.1), (16.0, 0.9), (4.0, 0.3), (32.0, 0.8)]
+    assert frontier(points, "max") == [(2.0, 0.1), (4.0, 0.5), (16.0, 0.9)]
+    assert frontier(points, "min") == [(2.0, 0.1)]
+    rows = [[f"r{i}", "1", str(x), str(y)] for i, (x, y) in enumerate(points)]
     (axes,) = scatter(pd.DataFrame(rows, columns=POINTS), Plot("", "", "x", "y", frontier="max")).axes
     assert np.asarray(axes.lines[-1].get_xydata()).tolist() == [[2.0, 0.1], [4.0, 0.5], [16.0, 0.9]]

@@ -33,11 +33,11 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
     run("r3", "task=reasoning task.questions=fever compress=tensorllm compress.keep=0.5", compression=about(70.0))
     out = tmp_path / "out"
     assert main(["compressed", str(tmp_path), "--out", str(out)]) == 0
-    headers, one, two = read(out / "sweep.csv")
-    assert one[:5] == ["sample llama", "fever", "tensorllm", "0.5", ""]
-    assert one[5:10] == ["1", "4.00", "10.0", "90.0 ± 5.0", "70.0 ± 5.0"]  # standard errors over the questions
-    assert two[3:10] == ["0.25", "", "2", "4.00 ± 0.00", "10.0 ± 0.0", "90.0 ± 0.0", "55.0 ± 7.1"]  # over the seeds
-    assert one[-2:] == ["3.00", "not run"] and len(headers) == len(one)
+    headers, first, second = read(out / "sweep.csv")
+    assert first[:5] == ["sample llama", "fever", "tensorllm", "0.5", ""]
+    assert first[5:10] == ["1", "4.00", "10.0", "90.0 ± 5.0", "70.0 ± 5.0"]  # standard errors over the questions
+    assert second[3:10] == ["0.25", "", "2", "4.00 ± 0.00", "10.0 ± 0.0", "90.0 ± 0.0", "55.0 ± 7.1"]  # over the seeds
+    assert first[-2:] == ["3.00", "not run"] and len(headers) == len(first)
     runs = read(out / "runs.csv")
     assert [[line[3], line[5]] for line in runs[1:]] == [["0.5", "1"], ["0.25", "1"], ["0.25", "2"]]
     assert runs[2][9] == "50" and "compress.keep=0.25 seed=1" in runs[2][-1]

@@ -25,10 +25,10 @@ def rendered(tmp_path: Path) -> Grid:
 
 
 def cell(grid: Grid, row: str, column: str) -> str:
-    found = [line for line in grid.rows if re.sub(r" \[\w\]$", "", line[0]) == row]
+    lines = [line for line in grid.rows if re.sub(r" \[\w\]$", "", line[0]) == row]
     headers = [re.sub(r" \[\w\]", "", header) for header in grid.headers]
-    assert len(found) == 1
-    return found[0][headers.index(column)]
+    assert len(lines) == 1
+    return lines[0][headers.index(column)]
 
 
 def notes(grid: Grid, word: str) -> list[str]:
@@ -197,15 +197,15 @@ def test_broken_specifications(tmp_path: Path) -> None:
 
 
 def test_broken_records_are_named_and_skipped(tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    whole = run("good", "task=mustc scale=paper attention=mha").read_text()
-    other = json.loads(whole) | {"schema": 3}
+    text = run("good", "task=mustc scale=paper attention=mha").read_text()
+    other = json.loads(text) | {"schema": 3}
     for name, content in {
-        "cut": whole[:200].encode(), "empty": b"", "list": b"[]", "bytes": b"\xff\xfe\x00",
+        "cut": text[:200].encode(), "empty": b"", "list": b"[]", "bytes": b"\xff\xfe\x00",
         "other": json.dumps(other).encode(),
     }.items():  # fmt: skip
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "record.json").write_bytes(content)
-    assert [found.path.parent.name for found in collect([tmp_path / "runs"])] == ["good"]
+    assert [saved.path.parent.name for saved in collect([tmp_path / "runs"])] == ["good"]
     messages = [entry.getMessage() for entry in caplog.records]
     assert len(messages) == 5 and all("skipped" in message and "\n" not in message for message in messages)
 
@@ -221,16 +221,16 @@ def test_runs_of_other_data_in_outputs_do_not_change_a_table(
         Path(place, "record.json").write_text(json.dumps(template | {"corpus": corpus}))
     spec = Path("paper", "table1.yaml")
     spec.write_bytes(SPEC.read_bytes())
-    given: list[set[str]] = []
+    read: list[set[str]] = []
 
     def write_table(_: Spec, records: list[SavedRecord], stem: Path) -> list[Path]:
-        given.append({found.path.parent.as_posix() for found in records})
+        read.append({saved.path.parent.as_posix() for saved in records})
         return [stem]
 
     monkeypatch.setattr("attnlab.report.render.write_table", write_table)
     assert main(["table", str(spec)]) == 0 and main(["table", str(spec), "--records", "outputs"]) == 0
-    assert given[0] == {"paper/committed", "outputs/own"}  # the former is a part of the committed table
-    assert given[1] == {"outputs/own", "outputs/sample", "outputs/other"}  # these were asked for
+    assert read[0] == {"paper/committed", "outputs/own"}  # the former is a part of the committed table
+    assert read[1] == {"outputs/own", "outputs/sample", "outputs/other"}  # these were asked for
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from tests.report.conftest import Run
 from tests.run.test_ledger import write
 from tests.run.test_removal import begun
 
-Said = Callable[..., tuple[list[str], str]]
+Printed = Callable[..., tuple[list[str], str]]
 
 
 @pytest.fixture
-def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
     """What a command prints to stdout, as lines, and to stderr."""
     monkeypatch.chdir(tmp_path)
 
@@ -33,35 +33,35 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def names(lines: list[str]) -> list[str]:
-    return [found[0] for line in lines[1:] if (found := re.search(r"outputs/\S+", line))]
+    return [match[0] for line in lines[1:] if (match := re.search(r"outputs/\S+", line))]
 
 
-def test_a_list_and_its_filters(said: Said, tmp_path: Path) -> None:
+def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     write(tmp_path / "outputs" / "a")
     write(tmp_path / "outputs" / "b", attention="tpa", stride=None, tags=[], started="2026-02", seed=12)
     write(tmp_path / "outputs" / "c", status="failed", error="disk\nfull", started="2026-03", quality={})
-    lines, errors = said()
+    lines, errors = printed()
     headings = "started status mode task mechanism scale seed quality cache directory"
     assert " ".join(lines[0].split()) == headings
     cells = "finished train mustc mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
     assert " ".join(lines[1].split()[2:]) == cells
     assert lines[3].endswith("not run      144  outputs/c  (disk full)")
     assert errors == "3 runs\n"
-    assert names(said("attention=tpa*")[0]) == ["outputs/b"]
-    assert names(said("status=finished,failed", "tags=b")[0]) == ["outputs/a", "outputs/c"]
-    assert names(said("stride=null", "seed=12", "outputs")[0]) == ["outputs/b"]
-    assert said("seed=12")[1] == "1 run\n"
-    lines, errors = said("task=ptb")
+    assert names(printed("attention=tpa*")[0]) == ["outputs/b"]
+    assert names(printed("status=finished,failed", "tags=b")[0]) == ["outputs/a", "outputs/c"]
+    assert names(printed("stride=null", "seed=12", "outputs")[0]) == ["outputs/b"]
+    assert printed("seed=12")[1] == "1 run\n"
+    lines, errors = printed("task=ptb")
     assert len(lines) == 1 and errors == "no run has task=ptb; there are mustc\n0 runs\n"
 
 
-def test_the_commit_of_a_run_by_its_first_digits(said: Said, tmp_path: Path) -> None:
+def test_the_commit_of_a_run_by_its_first_digits(printed: Printed, tmp_path: Path) -> None:
     for name, commit in (("a", "8b573654" + 32 * "a"), ("b", "8b573654" + 32 * "a" + "-dirty"), ("c", 40 * "c")):
         write(tmp_path / "outputs" / name, environment={"git": commit})
-    assert names(said("commit=8b57365")[0]) == ["outputs/a", "outputs/b"]
-    assert names(said("commit=8b57365-dirty,ccccccc")[0]) == ["outputs/b", "outputs/c"]
-    assert names(said(f"commit={40 * 'c'}")[0]) == ["outputs/c"]
-    assert names(said("commit=8b5736")[0]) == []
+    assert names(printed("commit=8b57365")[0]) == ["outputs/a", "outputs/b"]
+    assert names(printed("commit=8b57365-dirty,ccccccc")[0]) == ["outputs/b", "outputs/c"]
+    assert names(printed(f"commit={40 * 'c'}")[0]) == ["outputs/c"]
+    assert names(printed("commit=8b5736")[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -79,33 +79,33 @@ def test_the_commit_of_a_run_by_its_first_digits(said: Said, tmp_path: Path) -> 
         (["missing", "nothing.yaml"], "nothing.yaml: cannot be read"),
     ],
 )
-def test_wrong_words(arguments: list[str], message: str, said: Said) -> None:
+def test_wrong_words(arguments: list[str], message: str, printed: Printed) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        said(*arguments)
+        printed(*arguments)
 
 
-def test_missing_places(said: Said) -> None:
+def test_missing_places(printed: Printed) -> None:
     with pytest.raises(DataError, match="outputs: no such folder"):
-        said()
+        printed()
     with pytest.raises(DataError, match="a/record.json: no such file|a: no such file"):
-        said("compare", "a", "b")
+        printed("compare", "a", "b")
 
 
-def test_a_comparison(said: Said, run: Run) -> None:
+def test_a_comparison(printed: Printed, run: Run) -> None:
     run("one", "task=mustc attention=mtla", parameters__total=1000)
     run("two", "task=mustc attention=mha", "seed=3", quality={"bleu": 25.0})
-    lines, _ = said("compare", "runs/one", "runs/two/record.json")
-    found = {line.split()[0]: line.split()[1:] for line in lines}
-    assert found["seed"] == ["1", "3"]
-    assert found["attention._target_"] == ["MTLA", "MHA"]
-    assert found["quality.bleu"] == ["20", "25", "(1.25x)"]
-    assert found["parameters.total"] == ["1000", "not", "run"]
-    assert "task.train.clip" not in found  # the same in both
-    lines, _ = said("compare", "runs/one", "runs/one")
+    lines, _ = printed("compare", "runs/one", "runs/two/record.json")
+    values = {line.split()[0]: line.split()[1:] for line in lines}
+    assert values["seed"] == ["1", "3"]
+    assert values["attention._target_"] == ["MTLA", "MHA"]
+    assert values["quality.bleu"] == ["20", "25", "(1.25x)"]
+    assert values["parameters.total"] == ["1000", "not", "run"]
+    assert "task.train.clip" not in values  # the same in both
+    lines, _ = printed("compare", "runs/one", "runs/one")
     assert "RECIPE (the same)" in [line.strip() for line in lines]
 
 
-def test_a_damaged_record_is_named_by_the_comparison(said: Said, run: Run) -> None:
+def test_a_damaged_record_is_named_by_the_comparison(printed: Printed, run: Run) -> None:
     good = run("one", "task=mustc attention=mtla", corpus="x\udcff")
     record = json.loads(good.read_text())
     for i, change in enumerate(({"config": record["config"] | {"task": "x"}}, {"bench": None})):
@@ -114,11 +114,11 @@ def test_a_damaged_record_is_named_by_the_comparison(said: Said, run: Run) -> No
         path.write_text(json.dumps(record | change))
         with pytest.raises(DataError, match=f"runs/bad{i}/record.json: not a record "):
             main(["compare", "runs/one", f"runs/bad{i}"])
-    lines, _ = said("compare", "runs/one", "runs/one")
+    lines, _ = printed("compare", "runs/one", "runs/one")
     assert r"x\udcff" in "".join(lines)
 
 
-def test_what_a_table_lacks(said: Said, run: Run, tmp_path: Path) -> None:
+def test_what_a_table_lacks(printed: Printed, run: Run, tmp_path: Path) -> None:
     columns = "[{key: bleu, label: BLEU, value: quality.bleu}]"
     rows = [
         "{label: MHA, command: attention=mha, published: {}}",
@@ -129,44 +129,44 @@ def test_what_a_table_lacks(said: Said, run: Run, tmp_path: Path) -> None:
         "before: first this\ncommand: python -m attnlab task=mustc {row} task.encoder_checkpoint=ASR\n"
         f"columns: {columns}\nrows: [{', '.join(rows)}, {{label: quoted, published: {{}}}}]\n"
     )
-    lines, errors = said("missing", "table.yaml", str(tmp_path))
+    lines, errors = printed("missing", "table.yaml", str(tmp_path))
     commands = [f"python -m attnlab task=mustc attention={name} task.encoder_checkpoint=ASR" for name in ("mha", "mla")]
     assert lines == ["first this", *commands]
     run("mha", "task=mustc attention=mha")
     run("failed", "task=mustc attention=mla", status="failed", error="no luck")
-    lines, errors = said("missing", "table.yaml", "runs")
+    lines, errors = printed("missing", "table.yaml", "runs")
     assert lines == ["first this", commands[1]]
     assert errors == "table.yaml: 1 of 2 rows are still to be run\n"
     run("mla", "task=mustc attention=mla")
-    assert said("missing", "table.yaml", "runs") == ([], "table.yaml: 0 of 2 rows are still to be run\n")
+    assert printed("missing", "table.yaml", "runs") == ([], "table.yaml: 0 of 2 rows are still to be run\n")
 
 
-def test_pruning_shows_first_and_spares_what_lives(said: Said, tmp_path: Path) -> None:
+def test_pruning_shows_first_and_spares_what_lives(printed: Printed, tmp_path: Path) -> None:
     root = tmp_path / "outputs"
     for name, status in (("good", "finished"), ("bad", "failed"), ("worse", "failed"), ("dead", "running")):
         write(root / name, status=status, **({"error": "no luck"} if status == "failed" else {}))
     write(root / "bad", status="failed", error="no luck", task="ptb")
     begun(root / "begun")
-    lines, errors = said("prune", "failed", "task=ptb")
+    lines, errors = printed("prune", "failed", "task=ptb")
     assert lines[0].startswith("outputs/bad ") and lines[0].endswith("failed: no luck") and len(lines) == 1
     assert "1 folder would be removed: the same command with --yes removes it" in errors and (root / "bad").is_dir()
-    said("prune", "failed", "task=ptb", "--yes")
+    printed("prune", "failed", "task=ptb", "--yes")
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["begun", "dead", "good", "worse"]
     with locked(root / "dead"), locked(root / "begun"):
-        said("prune", "interrupted", "unrecorded", "--yes")
+        printed("prune", "interrupted", "unrecorded", "--yes")
     assert (root / "dead").is_dir() and (root / "begun").is_dir()
-    said("prune", "interrupted", "unrecorded", "failed", "--yes")
+    printed("prune", "interrupted", "unrecorded", "failed", "--yes")
     assert [path.name for path in root.iterdir() if path.is_dir()] == ["good"]
 
 
-def test_a_broken_record_is_named(said: Said, tmp_path: Path) -> None:
+def test_a_broken_record_is_named(printed: Printed, tmp_path: Path) -> None:
     write(tmp_path / "outputs" / "a")
     (tmp_path / "outputs" / "b").mkdir()
     (tmp_path / "outputs" / "b" / "record.json").write_text("{")
-    lines, errors = said()
+    lines, errors = printed()
     assert names(lines) == ["outputs/a"]
     assert errors.startswith("warning: outputs/b/record.json: skipped: ")
-    assert names(said("status=broken")[0]) == ["outputs/b"]
+    assert names(printed("status=broken")[0]) == ["outputs/b"]
 
 
 def test_no_torch_is_imported(tmp_path: Path) -> None:

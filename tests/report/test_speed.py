@@ -16,8 +16,8 @@ def test_the_ratios_in_a_readme_are_those_of_the_records(path: Path) -> None:
     """Each row's, next to each other as in a row of SPEED.md, with the factor of memory that follows there."""
     rows = [re.sub(r" *\| *", "|", line) for line in (EXPERIMENTS / "SPEED.md").read_text().splitlines()]
     for line in path.read_text().splitlines():
-        if line.startswith("|") and (found := re.search(rf"{SPREAD}( \| {SPREAD})*( \| [\d.]+)?", line)):
-            ratios = re.sub(r" *\| *", "|", found[0])
+        if line.startswith("|") and (match := re.search(rf"{SPREAD}( \| {SPREAD})*( \| [\d.]+)?", line)):
+            ratios = re.sub(r" *\| *", "|", match[0])
             assert any(f"|{ratios}|" in row for row in rows), line
 
 

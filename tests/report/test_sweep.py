@@ -25,9 +25,9 @@ def job(template: dict[str, Any], tmp_path: Path) -> Job:
 
     def make(name: str, setting: str, **values: Any) -> Path:
         record = copy.deepcopy(template) | {"command": f"python -m attnlab task=mustc {setting}"}
-        given = dict(word.split("=") for word in setting.split())
-        record |= {"attention": given["attention"], "seed": int(given.get("seed", 1))}
-        record["stride"] = 2 if given["attention"] == "mtla" else None
+        chosen = dict(word.split("=") for word in setting.split())
+        record |= {"attention": chosen["attention"], "seed": int(chosen.get("seed", 1))}
+        record["stride"] = 2 if chosen["attention"] == "mtla" else None
         record["parameters"]["total"], record["kv_cache"]["elements_per_token_per_layer"] = 1000, 640
         record["training"]["tokens_per_second"], record["inference"]["tokens_per_second"] = 50.0, 300.0
         record["training"]["steps"] = 10 * record["seed"]
@@ -215,12 +215,12 @@ def test_a_picture_is_over_what_the_sweep_varies(
     settings: list[str], expected: tuple[str, list[tuple[str, float]]], job: Job, tmp_path: Path
 ) -> None:
     for number, words in enumerate(settings):
-        given = dict(word.split("=") for word in words.split())
-        rank = int(given["rank"]) if "rank" in given else None
+        chosen = dict(word.split("=") for word in words.split())
+        rank = int(chosen["rank"]) if "rank" in chosen else None
         more: dict[str, Any] = {"rank": rank, "kv_cache__bytes_per_position": 64.0}
-        if "compress" in given:
-            more["compress"] = given["compress"]
-            keep = given.get("compress.keep")
+        if "compress" in chosen:
+            more["compress"] = chosen["compress"]
+            keep = chosen.get("compress.keep")
             rate = {"rate": {"rate": 1 / float(keep)}} if keep else {}
             more["compression"] = rate or {"remaining": {"multiply_adds_percent": 10.0 * (rank or 0)}}
         job(f"{number}_a", f"attention=mha seed=1 {words}", **more)

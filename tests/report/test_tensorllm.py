@@ -1,14 +1,10 @@
 """TensorLLM, tables II to IV: every printed rate from the ranks of its row, quoted numbers marked, hybrids compared."""
 
-from typing import Any
-
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.report.match import choose, is_corpus, scored
 from attnlab.report.render import table
 from attnlab.report.spec import Row, Spec, read_spec
-from attnlab.run.store import SavedRecord
 
 SPECS = {i: read_spec(CONF.parent / "experiments" / "tensorllm" / f"table{i}.yaml") for i in (2, 3, 4)}
 
@@ -62,26 +58,6 @@ def test_what_was_not_measured_has_its_command(number: int) -> None:
     commands = [note for note in grid.notes if note.startswith("not run: ")]
     assert len(commands) == len(SPECS[number].rows)
     assert all("task.compat=true data_root=QUESTIONS" in note for note in commands)
-
-
-@pytest.mark.slow
-def test_a_record_counts_for_the_questions_that_it_asked() -> None:
-    assert is_corpus("FEVER in /data: 1296 validation and 5190 test questions", SPECS[2].corpus)
-    assert not is_corpus("FEVER in /data: 20 validation and 80 test questions", SPECS[2].corpus)
-    assert not is_corpus("sample", SPECS[2].corpus)
-    record: dict[str, Any] = {
-        "status": "finished",
-        "mode": "compress",
-        "corpus": "FEVER in /data: 1296 validation and 5190 test questions",
-    }
-    record |= {"task": "reasoning", "compress": "none", "scale": "paper", "attention": "none", "stride": None}
-    record |= {"rank": None, "seed": 1, "quality": {"accuracy": 50.0}, "config": {"model": "roberta-base"}}
-    record["identity"] = {"weights": {}}
-    found = SavedRecord(CONF, record)
-    found.__dict__["canonical"] = {}  # a recipe that is not known
-    assert scored([found], SPECS[2]) == ([found], [found])
-    chosen = {row.label for row in SPECS[2].rows if "original" in row.label and choose(row, [found], SPECS[2])}
-    assert chosen == {"RoBERTa, FEVER, original"}
 
 
 def by_label(spec: Spec, label: str) -> Row:

@@ -316,7 +316,7 @@ def layers_of(saved: SavedRecord) -> list[dict[str, Any]]:
 def _columns(saved: SavedRecord) -> float:
     """Query-key columns of a layer, the mean over the layers."""
     ranks = [layer["ranks"] for layer in layers_of(saved)]
-    return mean(sum(each) if isinstance(each, list) else each for each in ranks)
+    return mean(sum(heads) if isinstance(heads, list) else heads for heads in ranks)
 
 
 def _settings(saved: SavedRecord) -> dict[str, Any]:

@@ -33,11 +33,10 @@ def data(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame:
     """
     rows = []
     for row in spec.rows:
-        cfg = composed(*spec.overrides(row))
+        bench = composed(*spec.overrides(row)).bench
         saved = newest(spec, row, records)
         measured = {} if saved is None else _measured(saved, row)
-        for context in _contexts(cfg.bench.context):
-            rows.append([row.label, context, *_cells(measured.get(context), int(cfg.bench.steps))])
+        rows += [[row.label, length, *_cells(measured.get(length), bench.steps)] for length in _contexts(bench.context)]
     return pd.DataFrame(rows, columns=HEADERS)
 
 
@@ -113,9 +112,12 @@ def _contexts(value: Any) -> list[int]:
 
 def _measured(saved: SavedRecord, row: Row) -> dict[int, dict[str, Any]]:
     """What a record has of a row's mechanism, by the length; measurements of a reordered batch do not count."""
-    rows = [each for each in saved.record["bench"]["rows"] if each["what"] == "decoding" and not each["reorder"]]
-    measured = {each.get("context", 0): each["variants"].get(row.facts[VARIANT], {}) for each in rows}
-    return {length: values for length, values in measured.items() if "seconds" in values}
+    return {
+        timed.get("context", 0): timed["variants"][row.facts[VARIANT]]
+        for timed in saved.record["bench"]["rows"]
+        if timed["what"] == "decoding" and not timed["reorder"]
+        and "seconds" in timed["variants"].get(row.facts[VARIANT], {})
+    }  # fmt: skip
 
 
 def _cells(values: dict[str, Any] | None, steps: int) -> list[str]:

@@ -121,11 +121,11 @@ def sweep_table(runs: pd.DataFrame) -> Grid:
 def accuracy_points(runs: pd.DataFrame) -> pd.DataFrame:
     """The data of :func:`accuracy_plot`: mean and standard deviation over the seeds."""
     rows = []
-    kept = runs[runs["Kept"].notna()]
-    for members in _rows(kept):
+    swept = runs[runs["Kept"].notna()]
+    for members in _rows(swept):
         model, questions, method, keep, settings = _group(members.iloc[0][GROUP])
         rows.append([model, questions, f"{method} {settings}".rstrip(), keep, *_ends(members["accuracy compressed"])])
-    for (model, questions), members in kept.groupby(GROUP[:2]):
+    for (model, questions), members in swept.groupby(GROUP[:2]):
         dense = members.drop_duplicates("Seed", keep="last")["accuracy dense"]
         rows.append([model, questions, DENSE, "1", *_ends(dense)])
     return pd.DataFrame(rows, columns=DATA)
@@ -164,8 +164,7 @@ def _group(group: "pd.Series[Any]") -> list[str]:
 
 def _ends(values: "pd.Series[float]") -> list[Any]:
     """Count, mean and standard deviation."""
-    each = values.tolist()
-    return [len(each), f"{mean(each):.3f}", f"{stdev(each) if len(each) > 1 else 0:.3f}"]
+    return [len(values), f"{mean(values):.3f}", f"{stdev(values) if len(values) > 1 else 0:.3f}"]
 
 
 def _numbers(saved: SavedRecord) -> dict[str, float | None]:

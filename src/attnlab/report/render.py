@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from math import exp
 from pathlib import Path
 from statistics import mean
@@ -92,10 +93,7 @@ class Filled:
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        records: Sequence[SavedRecord],
-        chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]],
+        self, spec: Spec, records: Sequence[SavedRecord], chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]]
     ) -> None:
         self.spec, self.records, self.chosen = spec, records, chosen
         paths = (saved.path for pairs in chosen.values() for saved, _ in pairs)
@@ -144,11 +142,11 @@ class Filled:
             sorted(of_row, key=lambda saved: saved.record["started"], reverse=True)
             for of_row in (self.of(row), self.baseline(row))
         )
-        pairs = [(one, other) for one in records for other in baseline if protocol(one) == protocol(other)]
-        for one, other in pairs:
-            above, below = other.number(column.ratio), one.number(column.ratio)
+        pairs = [(base, saved) for saved in records for base in baseline if protocol(base) == protocol(saved)]
+        for base, saved in pairs:
+            above, below = base.number(column.ratio), saved.number(column.ratio)
             if above is not None and below:
-                return f"{above / below:.{column.digits}f} ({self.names[other.path]}/{self.names[one.path]})"
+                return f"{above / below:.{column.digits}f} ({self.names[base.path]}/{self.names[saved.path]})"
         return "protocols differ" if records and baseline and not pairs else NOT_RUN
 
     def facts(self) -> list[dict[str, str]]:
@@ -170,13 +168,12 @@ class Filled:
         ]
         lines += ["±: standard error over the items of the test set, of one seed."] * errors
         for row in self.spec.rows:
-            pairs = [(one, other) for one in self.baseline(row) for other in self.of(row)]
             if row.label == (row.baseline or self.spec.baseline):
                 continue
-            for one, other in pairs:
-                if one.record["seed"] == other.record["seed"] and has_predictions(one) and has_predictions(other):
-                    about = f"{self.names[other.path]} against {self.names[one.path]}"
-                    lines += [f"{about}: {line}" for line in sure(one, other)]
+            for base, saved in product(self.baseline(row), self.of(row)):
+                if base.record["seed"] == saved.record["seed"] and has_predictions(base) and has_predictions(saved):
+                    about = f"{self.names[saved.path]} against {self.names[base.path]}"
+                    lines += [f"{about}: {line}" for line in sure(base, saved)]
         return lines
 
     def commands(self) -> list[str]:

@@ -153,7 +153,7 @@ def compare(words: Request) -> None:
     runs = [read[file] for file in files]
     plain = [dict(leaves(run.record)) for run in runs]
     recipes = [dict(leaves(run.canonical)) for run in runs]
-    rows = [["", *words.names], *([key, *(str(each.get(key, NOT_RUN)) for each in plain)] for key in ABOUT)]
+    rows = [["", *words.names], *([key, *(str(values.get(key, NOT_RUN)) for values in plain)] for key in ABOUT)]
     settings = {key: [str(recipe.get(key, "unset")) for recipe in recipes] for recipe in recipes for key in recipe}
     differing = [[key, *values] for key, values in sorted(settings.items()) if len(set(values)) > 1]
     rows += [[f"RECIPE{'' if differing else ' (the same)'}", *[""] * len(runs)], *differing]

@@ -1,13 +1,13 @@
 """How sure a difference is: paired bootstrap over the predictions of two records, standard errors of accuracies.
 
 Both systems are scored on the same test sets, drawn with replacement from the sentences (Koehn 2004). p is two-sided:
-the share of these on which the difference lies at least as far from its mean as the difference that was found lies from
+the share of these on which the difference lies at least as far from its mean as the measured difference lies from
 zero (Efron and Tibshirani 1993, section 16.4: the draws, moved so that there is no difference). The interval has the
 differences that the same test does not reject at 5 %, so that it leaves out zero where p < 0.05, and only there.
 Statistics are those of single sentences: n-gram counts for BLEU, word errors and words for WER, F for ROUGE, right or
 wrong for accuracies.
 
-sacrebleu's own p is given beside it for BLEU. It is smaller, since it takes the mean from the sizes of the differences
+For BLEU the p of sacrebleu stands beside it. It is smaller, since it takes the mean from the sizes of the differences
 instead of from the differences (as Moses does): of systems that are equal it calls 10 % to 15 % different at 5 %.
 """
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     Statistics = np.ndarray[Any, np.dtype[np.float64]]
 
-RESAMPLES = 1000  # sacrebleu's own
-SEED = 12345  # sacrebleu's own
+RESAMPLES = 1000  # as sacrebleu
+SEED = 12345  # as sacrebleu
 FEWEST = 30  # items: equal systems differ at 5 % in 8 % to 9 % of tests with 10 or 20 items, in 6 % to 8 % with 30
 LEVEL = 20  # one in so many: 5 %
 PREDICTIONS = "predictions.tsv"
@@ -145,10 +145,7 @@ class Predictions:
 
             values = [[score[name], 1] for score in text_scores(pairs)]
         elif "right" in self.rows[0]:
-            for line, row in enumerate(self.rows, 2):
-                if row["right"] not in ("0", "1"):
-                    raise DataError(f"{self.path}, line {line}: right: expected 0 or 1, got {row['right'][:40]!r}")
-            values = [[int(row["right"]), 1] for row in self.rows]
+            values = [[row["right"] == "1", 1] for row in self.rows]
         elif name == "top1":
             values = [[hypothesis == reference, 1] for hypothesis, reference in pairs]
         else:  # the class is the first word
@@ -174,23 +171,23 @@ def differences(
         DataError: predictions are missing or damaged, are fewer than FEWEST, are not of the same items, or do not give
             the record's score; or the records are not scored by one metric.
     """
-    one, other = Predictions(first), Predictions(second)
-    metrics = [name for name in one.metrics if name in other.metrics]
+    pair = Predictions(first), Predictions(second)
+    metrics = [name for name in pair[0].metrics if name in pair[1].metrics]
     if not metrics:
-        names = [
-            next((label(name) for name in saved.record["quality"] if saved.number(f"quality.{name}") is not None), "")
+        scores = [
+            next((label(name) for name in saved.record["quality"] if saved.number(f"quality.{name}") is not None), None)
             for saved in (first, second)
         ]
         raise DataError(
-            f"{first.name} has {names[0] or 'no score'}, and {second.name} has {names[1] or 'no score'}: a paired test "
-            "needs BLEU, ROUGE, WER or an accuracy of both"
+            f"{first.name} has {scores[0] or 'no score'}, and {second.name} has {scores[1] or 'no score'}: a paired "
+            "test needs BLEU, ROUGE, WER or an accuracy of both"
         )
-    _check_items(one, other)
+    _check_items(*pair)
     results = []
     for name in metrics:
         score = corpus_bleu if name == "bleu" else share
-        tables = [predictions.statistics(name) for predictions in (one, other)]
-        for predictions, statistics in zip((one, other), tables, strict=True):
+        tables = [predictions.statistics(name) for predictions in pair]
+        for predictions, statistics in zip(pair, tables, strict=True):
             value, recorded = score(statistics.sum(0)), predictions.saved.number(f"quality.{name}")
             if recorded is None or not abs(value - recorded) <= OFF:
                 raise DataError(
@@ -216,7 +213,7 @@ def bootstrap(
 ) -> tuple[float, float, float, float, float, float]:
     """Both scores, p, the 95 % interval of their difference, and sacrebleu's p, by paired bootstrap.
 
-    With d = second - first of the whole test set, d_b on draw b of B, and m the mean of the d_b:
+    With d = second - first of the test set, d_b on draw b of B, and m the mean of the d_b:
 
         p = (#{|d_b - m| >= |d|} + 1) / (B + 1)
 
@@ -236,14 +233,14 @@ def bootstrap(
     for draw in drawn:  # one by one: 1,000 draws of 50,000 images at once are half a gigabyte
         often = np.bincount(random.choice(items, size=items, replace=True), minlength=items).astype(float)
         draw[:] = score(often @ first), score(often @ second)
-    one, other = score(first.sum(0)), score(second.sum(0))
+    before, after = score(first.sum(0)), score(second.sum(0))
     change = drawn[:, 1] - drawn[:, 0]
     away, size = np.sort(np.abs(change - change.mean())), np.abs(change)
-    p = (int((away >= abs(other - one)).sum()) + 1) / (resamples + 1)
-    moses = (int((size - size.mean() > abs(other - one)).sum()) + 1) / (resamples + 1)
+    p = (int((away >= abs(after - before)).sum()) + 1) / (resamples + 1)
+    moses = (int((size - size.mean() > abs(after - before)).sum()) + 1) / (resamples + 1)
     beyond = -(-(resamples + 1) // LEVEL) - 1  # p < 0.05 where fewer than so many draws lie at least as far away as d
     width = float(away[-beyond])
-    return one, other, p, other - one - width, other - one + width, moses
+    return before, after, p, after - before - width, after - before + width, moses
 
 
 def standard_error(saved: SavedRecord, key: str) -> float | None:
@@ -270,21 +267,16 @@ def _probability(p: float) -> str:
     return f"{p:.3f}" if p >= 0.01 else f"{p:.4f}"
 
 
-def _check_items(one: Predictions, other: Predictions) -> None:
+def _check_items(first: Predictions, second: Predictions) -> None:
     """Refuse predictions of too few items, or of two test sets."""
-    if len(one.rows) != len(other.rows):
-        raise DataError(
-            f"{other.path}: {len(other.rows)} rows, but {one.path} has {len(one.rows)}: not of one test set"
-        )
-    for line, rows in enumerate(zip(one.rows, other.rows, strict=True), 2):
-        for key in ("id", "reference"):
-            a, b = (row.get(key) for row in rows)
-            if a != b:
-                raise DataError(
-                    f"{other.path}, line {line}: {key} {b!r}, but {one.path} has {a!r}: not of one test set"
-                )
-    if len(one.rows) < FEWEST:
-        raise DataError(f"{one.path}: expected at least {FEWEST} items for a paired test, got {len(one.rows)}")
+    sizes = len(first.rows), len(second.rows)
+    if sizes[0] != sizes[1]:
+        raise DataError(f"{second.path}: {sizes[1]} rows, but {first.path} has {sizes[0]}: not of one test set")
+    for line, rows in enumerate(zip(first.rows, second.rows, strict=True), 2):
+        if len({(row.get("id"), row["reference"]) for row in rows}) > 1:
+            raise DataError(f"{second.path}, line {line}: another item than in {first.path}: not of one test set")
+    if sizes[0] < FEWEST:
+        raise DataError(f"{first.path}: expected at least {FEWEST} items for a paired test, got {sizes[0]}")
 
 
 def corpus_bleu(sums: "Statistics") -> float:

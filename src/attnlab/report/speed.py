@@ -102,7 +102,7 @@ def grids(saved: SavedRecord, place: str) -> list[Grid]:
         title = f"{what}{', rows reordered' * reorder}, {f'd {width}, ' * bool(width)}{fixed}"
         headers = ["Mechanism", *(f"{row[LENGTHS[what]]} positions" for row in rows)]
         for measure, words in MEASURES.items():
-            first = [f"`{of}`", *(_own(row["variants"][of], measure) for row in rows)]
+            first = [f"`{of}`", *(_base(row["variants"][of], measure) for row in rows)]
             others = [
                 [f"`{name}`", *(_ratio(row, name, measure) for row in rows)]
                 for name in rows[0]["variants"]
@@ -125,8 +125,8 @@ def _is_by_length(row: dict[str, Any]) -> bool:
     return row["what"] in LENGTHS and len(row["ratios"]) >= LEAST and len(references) == 1
 
 
-def _own(variant: dict[str, Any], measure: str) -> str:
-    """The number itself, of the mechanism with which the others are compared."""
+def _base(variant: dict[str, Any], measure: str) -> str:
+    """The number of the mechanism with which the others are compared."""
     if measure == "seconds":
         return f"{1e3 * variant['seconds']['median']:.3g} ms" if "seconds" in variant else NOT_RUN
     if measure == "peak_memory":

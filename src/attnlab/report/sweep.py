@@ -90,9 +90,9 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     without = {job.name: job.what for job in listed_jobs if job.directory / "record.json" not in read}
     grid, failed = table(jobs), unfinished(jobs, without, never, swept)
     tables = [grid, *([failed] if failed.rows else [])]
-    for each in tables:
-        show(each)
-    write_text(directory / f"{STEM}.md", "\n".join(each.markdown() for each in tables))
+    for comparison in tables:
+        show(comparison)
+    write_text(directory / f"{STEM}.md", "\n".join(comparison.markdown() for comparison in tables))
     plain = [[_unseparated(cell, name) for cell, name in zip(row, grid.headers, strict=True)] for row in grid.rows]
     paths = [directory / f"{STEM}.md", *replace(grid, rows=plain).write(directory / STEM, "csv")]
     if failed.rows:

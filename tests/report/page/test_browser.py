@@ -105,8 +105,8 @@ def test_hover_and_copy(page: Page) -> None:
     x, y = page.point("plot-cache", 9)
     page.move(x - 5, y)
     page.move(x, y)
-    said = _until(page, "run09")
-    assert "mla, rank 5, seed 1" in said and "18 BLEU" in said and "576" in said and "not run" in said
+    text = _until(page, "run09")
+    assert "mla, rank 5, seed 1" in text and "18 BLEU" in text and "576" in text and "not run" in text
     page.click("tr[data-run='9'] button")
     assert page.get("document.querySelector('tr[data-run=\"9\"] button').ariaExpanded") == "true"
     page.click(".details .copied button")
@@ -144,7 +144,7 @@ def test_without_runs(tmp_path: Path) -> None:
 def _until(page: Page, words: str) -> str:
     """The text beside the mouse, once it has these words."""
     for _ in range(100):
-        if words in (said := page.tooltip()):
-            return said
+        if words in (text := page.tooltip()):
+            return text
         time.sleep(0.05)
     raise AssertionError(page.tooltip())

@@ -90,6 +90,7 @@ def test_runs_of_every_kind(write: Write, tmp_path: Path, caplog: pytest.LogCapt
     assert "3 broken" in page and "its process is gone" in page and "schema 3" in page
 
 
+@pytest.mark.slow
 def test_a_damaged_value_anywhere_does_not_break_the_page(write: Write, tmp_path: Path) -> None:
     keys = [*RECORD, *(f"{name}__{key}" for name in ("quality", "kv_cache", "config") for key in RECORD[name])]
     wrong = (None, 5, 10**400, float("nan"), "words", [1], {"a": {"b": 1}})
@@ -116,7 +117,7 @@ def test_names_that_are_no_text(write: Write, tmp_path: Path, monkeypatch: pytes
 def test_losses_that_cannot_be_drawn(write: Write, tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
     write(tmp_path / "nan", [(1, nan)])
-    write(tmp_path / "gap", [(1, 3.0), (2, inf), (3, 1e39), (4, 2.0), (10**40, 2.0)])
+    write(tmp_path / "gap", [(1, 3.0), (2, inf), (3, 1e39), (4, 2.0)])
     runs = {Path(run.name).name: run for run in gather([tmp_path])}
     assert runs["nan"].curves == {}
     assert runs["nan"].notes == [f"{name} has no finite value that can be drawn" for name in ("loss", "val_loss")]
@@ -129,10 +130,10 @@ def test_the_committed_records_make_a_page() -> None:
     runs = gather([ROOT / "experiments"])
     assert len(runs) > 60 and not any(run.samples or run.status == "broken" for run in runs)
     assert {run.record["task"] for run in runs if run.curves} == {"recall"}
-    found = {group.name: group for group in groups(runs)}
-    trained = found["wikitext2 · perplexity · WikiText-2, vocabulary 4096 (6)"]
+    named = {group.name: group for group in groups(runs)}
+    trained = named["wikitext2 · perplexity · WikiText-2, vocabulary 4096 (6)"]
     assert sweep.SIZES[1] in trained.measures
-    assert "wikitext2 · perplexity · WikiText-2, vocabulary 257 (6)" in found  # of bytes: not to be compared with it
+    assert "wikitext2 · perplexity · WikiText-2, vocabulary 257 (6)" in named  # of bytes: not to be compared with it
     page = render(runs, [ROOT / "experiments"])
     assert 1_500_000 < len(page.encode()) < 2_100_000 + 8_000 * len(runs)  # libraries, and what a run takes
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", re.sub(r"(?s)<script.*?</script>", "", page))
@@ -154,18 +155,18 @@ def test_everything_is_text(write: Write, tmp_path: Path) -> None:
     write(tmp_path / "failed", status="failed", error=HOSTILE, attention=IMAGE)
     runs = gather([tmp_path])
     page = render(runs, [tmp_path])
-    found = Elements(page)
-    kinds = [attributes.get("type") for tag, attributes in found.tags if tag == "script"]
+    elements = Elements(page)
+    kinds = [attributes.get("type") for tag, attributes in elements.tags if tag == "script"]
     assert kinds == ["application/json", "text/plain", None, "module"]
-    assert not any(tag == "img" or "onerror" in attributes for tag, attributes in found.tags)
-    assert found.text.count(HOSTILE) >= 12 and IMAGE in found.text
-    assert "<" not in found.scripts[0]  # nothing in the data can end its element
-    data = json.loads(found.scripts[0])
+    assert not any(tag == "img" or "onerror" in attributes for tag, attributes in elements.tags)
+    assert elements.text.count(HOSTILE) >= 12 and IMAGE in elements.text
+    assert "<" not in elements.scripts[0]  # nothing in the data can end its element
+    data = json.loads(elements.scripts[0])
     assert any(group["name"].startswith(HOSTILE) for group in data["groups"])
-    (policy,) = [one["content"] for _, one in found.tags if one.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [tag["content"] for _, tag in elements.tags if tag.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
     named = re.findall(r"'sha256-(.*?)'", policy)
-    assert named == [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in found.scripts[2:]]
+    assert named == [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in elements.scripts[2:]]
     assert "default-src 'none'" in policy and "unsafe-eval" not in policy
 
 
@@ -174,10 +175,10 @@ def test_samples_of_the_same_reference_stand_together(write: Write, tmp_path: Pa
     write(tmp_path / "a", predictions=rows, started="2026-02")
     write(tmp_path / "b", predictions=[(*row[:2], "nothing") for row in rows], started="2026-01")
     write(tmp_path / "c", predictions=rows, task="other", started="2025")
-    found = samples(gather([tmp_path]))
-    assert [sample.source for sample, _ in found] == ["satz 0", "satz 2", "satz 4", "satz 6"] * 2
-    assert found[1][1] == [(0, [("sentence 2", False)]), (1, [("nothing", True)])]
-    assert [number for number, _ in found[-1][1]] == [2]
+    grouped = samples(gather([tmp_path]))
+    assert [sample.source for sample, _ in grouped] == ["satz 0", "satz 2", "satz 4", "satz 6"] * 2
+    assert grouped[1][1] == [(0, [("sentence 2", False)]), (1, [("nothing", True)])]
+    assert [number for number, _ in grouped[-1][1]] == [2]
 
 
 def test_differing_words_and_thinned_curves() -> None:
@@ -196,12 +197,12 @@ def test_differing_words_and_thinned_curves() -> None:
 def test_a_curve_of_one_point_is_a_dot(write: Write, tmp_path: Path) -> None:
     write(tmp_path / "line", losses=[(50, 4.0), (100, 2.0)], started="2026")
     write(tmp_path / "point", losses=[(50, 4.0)], started="2025")
-    found = gather([tmp_path])
+    runs = gather([tmp_path])
 
     def glyphs(count: int) -> dict[str, dict[str, Any]]:
-        text = json.dumps(plots.curves(found[:count], "loss", "loss"))
+        text = json.dumps(plots.curves(runs[:count], "loss", "loss"))
         named: dict[str, dict[str, Any]] = {}
-        json.loads(text, object_hook=lambda one: named.setdefault(str(one.get("name")), one) and one)
+        json.loads(text, object_hook=lambda node: named.setdefault(str(node.get("name")), node) and node)
         return named
 
     both, alone = glyphs(2), glyphs(1)

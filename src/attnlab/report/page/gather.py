@@ -173,39 +173,30 @@ def _shown(saved: SavedRecord, name: str, in_its_directory: bool) -> Shown:
     if status == "running" and lock.holder_of(directory) is None:
         status, error = "interrupted", "its process is gone"
     metric = sweep.metric(saved) or ""
-    numbers = {column: saved.number(key) for column, (key, _) in sweep.NUMBERS.items()}
-    quality = saved.number(f"quality.{metric}") if metric else None
-    run = Shown(
-        name,
-        record,
-        status,
-        error,
-        sweep.mechanism(saved),
-        metric,
-        quality if _is_number(quality) else None,
-        {column: value for column, value in numbers.items() if value is not None and _is_number(value)},
-    )
-    if in_its_directory:
+    numbers = {column: value for column, (key, _) in sweep.NUMBERS.items() if (value := saved.number(key)) is not None}
+    run = Shown(name, record, status, error, sweep.mechanism(saved), metric, saved.number(f"quality.{metric}"), numbers)
+    beside = (("the curves", _read_losses), ("predictions.tsv", _read_samples)) if in_its_directory else ()
+    for what, read_file in beside:
         try:
-            logged = read_curves(directory)
-            for key in LOSSES:
-                points = thinned(_drawable(logged.get(key, [])))
-                if any(math.isfinite(value) for _, value in points):
-                    run.curves[key] = points
-                elif points:
-                    run.notes.append(f"{key} has no finite value that can be drawn")
-        except (OSError, ValueError, LookupError, TypeError, csv.Error) as problem:
-            run.notes.append(f"the curves cannot be read: {type(problem).__name__}: {problem}")
-        try:
-            run.samples.extend(map(_sample, spread(directory / "predictions.tsv", SAMPLES)))
-        except (OSError, ValueError, LookupError, AttributeError, csv.Error) as problem:
-            run.notes.append(f"predictions.tsv cannot be read: {type(problem).__name__}: {problem}")
+            read_file(run, directory)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as problem:
+            run.notes.append(f"{what} cannot be read: {type(problem).__name__}: {problem}")
     return run
 
 
-def _drawable(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """A curve as float32 can hold it: NaN, a gap in the line, for a value that it cannot."""
-    return [(step, value if abs(value) < LARGEST else math.nan) for step, value in points if abs(step) < LARGEST]
+def _read_losses(run: Shown, directory: Path) -> None:
+    """NaN, a gap in the line, stands for a value that float32 cannot hold."""
+    logged = read_curves(directory)
+    for key in LOSSES:
+        points = [(step, value if abs(value) < LARGEST else math.nan) for step, value in thinned(logged.get(key, []))]
+        if any(math.isfinite(value) for _, value in points):
+            run.curves[key] = points
+        elif points:
+            run.notes.append(f"{key} has no finite value that can be drawn")
+
+
+def _read_samples(run: Shown, directory: Path) -> None:
+    run.samples.extend(map(_sample, spread(directory / "predictions.tsv", SAMPLES)))
 
 
 def _sample(row: Mapping[str, str]) -> Sample:
