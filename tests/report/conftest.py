@@ -9,6 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.check import compose
+from attnlab.report import figure
 from attnlab.report.match import composed
 from attnlab.run import record as records
 
@@ -30,6 +31,12 @@ def template() -> dict[str, Any]:
     """A finished record of task=mustc attention=mha, for tests that copy it: composing takes half a second."""
     arguments = ["task=mustc", "attention=mha"]
     return finished(compose(*arguments), arguments)
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn and their data written; only matplotlib's rendering to pixels is left out."""
+    monkeypatch.setattr(figure, "png", lambda *_: b"")
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from attnlab.report.command import main
 from attnlab.run.store import collect
 from tests.report.conftest import Run
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 def about(target: str, *scores: float) -> dict[str, Any]:
     names = ("original", "converted", "healed")

@@ -12,6 +12,7 @@ from attnlab.report import needle
 from attnlab.report.command import main
 from attnlab.run.store import collect
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 LENGTHS, DEPTHS = (128, 2048), (0.0, 0.5, 1.0)
 
 

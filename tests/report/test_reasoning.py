@@ -12,6 +12,8 @@ from attnlab.report import reasoning
 from attnlab.report.command import main
 from tests.report.conftest import Run
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 
 def about(accuracy: float) -> dict[str, Any]:
     quality = {"accuracy": accuracy, "accuracy_stderr": 5.0, "loss": 1.25, "loss_stderr": 0.1}

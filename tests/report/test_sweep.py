@@ -16,6 +16,7 @@ from attnlab.report.curves import draw_together, together
 from attnlab.run.lock import locked
 from attnlab.run.store import collect
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 Job = Callable[..., Path]
 
 
