@@ -139,20 +139,6 @@ def test_p_is_that_of_a_valid_test_and_agrees_with_the_interval(
         assert moses < 0.05 < p  # sacrebleu's formula contradicts the interval
 
 
-def test_an_interval_leaves_out_zero_exactly_where_p_is_small() -> None:
-    random = np.random.default_rng(0)
-    seen = set()
-    for resamples in (20, 39, 100, 101):
-        for gains in range(4, 40, 3):
-            systems = pairs(gains, 4, 100)
-            _, _, p, low, high, _ = significance.bootstrap(
-                *systems, significance.share, resamples, int(random.integers(99))
-            )
-            assert (p < 0.05) == (not low <= 0 <= high)
-            seen.add(p < 0.05)
-    assert seen == {True, False}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("items", "most"), [(30, 0.085), (100, 0.065), (400, 0.065)])
 def test_equal_systems_differ_in_one_of_twenty_tests(items: int, most: float) -> None:
@@ -270,21 +256,6 @@ def test_the_command_that_compares_runs(scored: Scored, tmp_path: Path, capsys: 
     )
     assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "39 rows" in lines[at + 2]
     assert lines[at + 3].startswith(f"{tmp_path}/runs/d: not run: {tmp_path}/runs/d/predictions.tsv: cannot be read")
-
-
-def test_runs_that_cannot_be_tested_say_why(scored: Scored, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in "ab":
-        scored(name, None, {"perplexity": 20.0, "bits_per_byte": 1.0, "tokens": 100})
-        scored(f"bleu_{name}", None, {"bleu": 20.0})
-        scored(f"none_{name}", None, {})
-    for name, why in (
-        ("", "has perplexity: a paired test needs BLEU, ROUGE, WER or an accuracy"),
-        ("bleu_", "predictions.tsv: cannot be read"),
-        ("none_", "has no score, and "),
-    ):
-        main(["compare", *(str(tmp_path / "runs" / f"{name}{which}") for which in "ab")])
-        *_, heading, line = capsys.readouterr().out.splitlines()
-        assert heading == f"SIGNIFICANCE, against {tmp_path}/runs/{name}a" and "not run: " in line and why in line
 
 
 @pytest.mark.slow

@@ -34,10 +34,9 @@ X, Y = "multiply-adds, %", "top-1, %"  # of the plot
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write the table sweep.{md,csv,tex}, and figures with their data as CSV beside them; return their paths.
 
-    With several seeds also means.{md,csv,tex}, a row for each setting. top1: top-1 over multiply-adds. For each method
-    whose heads' ranks differ, ranks_<method>: those of the record in the middle of its ranks. fusion_<method>: the
-    fusion matrices of the same record, where its run directory still has the compressed model. Methods that differ in
-    other settings than ranks have these in the names of their files.
+    With several seeds also means.{md,csv,tex}. top1 shows top-1 over multiply-adds. Of the record in the middle of a
+    method's ranks, ranks_<method> shows the heads' ranks where they differ, and fusion_<method> the fusion matrices
+    where its run directory has the compressed model.
 
     Raises:
         DataError: no record has a compressed model.

@@ -223,14 +223,10 @@ def read_spec(path: Path) -> Spec:
         raise ConfigError(f"{path}: not the specification of a table: {' '.join(str(error).split())}") from error
     if any(c.measured and not c.statistic for c in spec.columns) and not (spec.corpus and spec.quality):
         raise ConfigError(f"{path}: measured columns need `corpus` and a column of quality")
-    if any(c.statistic for c in spec.columns) and not all(row.corpus and row.split and row.train for row in spec.rows):
-        raise ConfigError(f"{path}: a column with `statistic` needs `corpus`, `split` and `train` in every row")
     if wrong := {plot.frontier for plot in spec.plots} - {"", "max", "min"}:
         raise ConfigError(f"{path}: frontier {wrong.pop()!r}: expected max or min")
     if spec.picture not in ("", "ranks", "fusion", "context"):
         raise ConfigError(f"{path}: picture {spec.picture!r}: expected ranks, fusion or context")
-    if spec.picture == "context" and not all("variant" in row.facts for row in spec.rows):
-        raise ConfigError(f"{path}: picture context: every row needs `facts` with `variant`, the mechanism's name")
     _check_baselines(path, spec)
     if "{row}" not in spec.command:
         raise ConfigError(f"{path}: command {spec.command!r} has no {{row}} for the rows' own overrides")

@@ -21,6 +21,7 @@ from attnlab.report.frame import frame, known, number, spread
 from attnlab.report.grid import Grid
 from attnlab.report.spec import Plot
 from attnlab.run.console import Screen
+from attnlab.run.directory import RECORD
 from attnlab.run.files import write_text
 from attnlab.run.lock import holder_of
 from attnlab.run.record import BUSY, NOT_RUN
@@ -57,14 +58,13 @@ OVER = {  # what the picture's x can be: where the record has it, and the label 
 def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[str] = ()) -> list[Path]:
     """Compare the jobs of a multirun: comparison.md, comparison.csv, and pictures where there is something to draw.
 
-    Jobs that have not finished stand in a table of their own, with their errors: below the other one, and in
-    comparison_unfinished.csv. The pictures, each with its data as CSV: comparison_points has the quality over what the
-    sweep varies (:func:`drawn_over`), comparison_speed the quality over the speed of decoding, if all jobs were
-    measured alike, comparison_curves the losses of all jobs on one axis. A picture needs two points, or two runs with
-    curves. The tables are also printed to stderr: standard output is for the jobs' results.
+    Jobs that have not finished are in a second table, and in comparison_unfinished.csv. Pictures have their data as
+    CSV beside them. comparison_points shows the quality over what the sweep varies (:func:`drawn_over`),
+    comparison_speed over the speed of decoding if all jobs were measured alike, comparison_curves the losses. A picture
+    needs two points, or two runs with curves. The tables are also printed to stderr.
 
     Args:
-        planned: the configuration of each job, by which those that were never started are found. Empty: unknown.
+        planned: the configuration of each job, in order; jobs that were never started are listed. Empty: unknown.
         swept: the keys that the command line gives several values.
 
     Returns:
@@ -76,9 +76,7 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     listed_jobs = listed(directory)
     if not listed_jobs:
         return []
-    settings = {
-        job.directory / "record.json": job.settings for job in reversed(listed_jobs)
-    }  # once, if two jobs are one run
+    settings = {job.directory / RECORD: job.settings for job in reversed(listed_jobs)}  # two jobs may be one run
     files = [file for file in reversed(settings) if file.is_file()]
     read = {saved.path: saved for saved in (collect(files) if files else [])}
     records = [_as_in_this_multirun(read[file], settings[file]) for file in files if file in read]
@@ -87,7 +85,7 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     jobs = jobs_of(records, names, directory if elsewhere else None)
     begun = {job.number for job in listed_jobs}
     never = {i: cfg for i, cfg in enumerate(planned) if i not in begun}
-    without = {job.name: job.what for job in listed_jobs if job.directory / "record.json" not in read}
+    without = {job.name: job.what for job in listed_jobs if job.directory / RECORD not in read}
     grid, failed = table(jobs), unfinished(jobs, without, never, swept)
     tables = [grid, *([failed] if failed.rows else [])]
     for comparison in tables:
@@ -213,8 +211,8 @@ def unfinished(
         grid.rows.append([*cells, *job[place], job["Status"], " ".join(error.split())])
     blank = [""] * (len(grid.headers) - 3)
     for name, what in without.items():
-        left = "left to another multirun", "another multirun had taken it"
-        ended = "without a record", "it was ended before it could write one"
+        ended = ["without a record", "it was ended before it could write one"]
+        left = ["left to another multirun", "another multirun had taken it"]
         grid.rows.append([name, *blank, *(left if what == "leave" else ended)])
     for i, cfg in never.items():
         values = [cfg.choices[key] if key in cfg.choices else OmegaConf.select(cfg, key) for key in [*varied, *more]]
