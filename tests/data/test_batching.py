@@ -54,11 +54,11 @@ def updates(buckets: int, limit: int, world_size: int, count: int = 1000) -> lis
     assert len({len(batches) for batches in ranks}) == 1 and not len(ranks[0]) % share.accumulate
     assert all(padded([i for i in batch if i >= 0] or [0]) <= limit for batches in ranks for batch in batches)
     assert all(len(batch) == 1 for batches in ranks for batch in batches if batch[0] < 0)
-    found = []
+    updates = []
     for first in range(0, len(ranks[0]), share.accumulate):
-        mine = [batch for batches in ranks for batch in batches[first : first + share.accumulate]]
-        found.append(sorted(i for batch in mine for i in batch if i >= 0))
-    return found
+        dealt = [batch for batches in ranks for batch in batches[first : first + share.accumulate]]
+        updates.append(sorted(i for batch in dealt for i in batch if i >= 0))
+    return updates
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
@@ -73,15 +73,15 @@ def test_an_update_does_not_depend_on_processes_or_limit(buckets: int, count: in
 
 
 def test_one_process_reads_whole_buckets_in_order() -> None:
-    one, three = list(epoch_of(1)), list(epoch_of(3))
-    assert three[: len(one)] == one  # accumulating does not change the order
-    assert all(batch == [filler(one[-1 - (-len(one) % 3)][0])] or batch[0] < 0 for batch in three[len(one) :])
+    short, long = list(epoch_of(1)), list(epoch_of(3))
+    assert long[: len(short)] == short  # accumulating does not change the order
+    assert all(batch == [filler(short[-1 - (-len(short) % 3)][0])] or batch[0] < 0 for batch in long[len(short) :])
 
 
 def test_start_skips_the_first_batches_of_a_rank() -> None:
-    whole, rest = (epoch_of(2, 4, 2, rank=1, start=start) for start in (0, 5))
-    assert list(whole)[5:] == list(rest)
-    assert len(rest) == len(whole)  # the trainer counts the batches from before, too
+    complete, rest = (epoch_of(2, 4, 2, rank=1, start=start) for start in (0, 5))
+    assert list(complete)[5:] == list(rest)
+    assert len(rest) == len(complete)  # the trainer counts the batches from before, too
 
 
 @pytest.mark.parametrize(("count", "world_size"), [(1000, 2), (1000, 3), (7, 4), (4, 4), (2, 4)])

@@ -54,14 +54,14 @@ def test_raw_text_is_joined_as_the_rows_of_the_data_set_are(tmp_path: Path) -> N
     """The same text from wiki.*.raw and from Parquet files, whose rows have their line ends."""
     lines = [" = A = \n", " \n", " a b \n"]
     (tmp_path / "wiki.test.raw").write_text("".join(lines))
-    (found,) = WikiTextRaw().texts(tmp_path, "test")
-    assert found == " = A = \n\n\n\n\n a b \n"
+    (raw,) = WikiTextRaw().texts(tmp_path, "test")
+    assert raw == " = A = \n\n\n\n\n a b \n"
     folder = tmp_path / "wikitext-2-raw-v1"
     folder.mkdir()
     rows = [line if line.strip() else "" for line in lines]
     for part, texts in enumerate((rows[:2], rows[2:])):
         parquet.write_table(pyarrow.table({"text": texts}), folder / f"test-0000{part}-of-00002.parquet")
-    assert list(WikiTextRaw().texts(tmp_path, "test")) == [found]
+    assert list(WikiTextRaw().texts(tmp_path, "test")) == [raw]
 
 
 def test_ptb_in_mikolov_s_folders(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_fineweb_documents_are_held_out_from_its_first_file(tmp_path: Path) -> N
         (tmp_path / "a").mkdir(exist_ok=True)
         texts = {"text": [f"document {i}" for i in numbers], "score": [3.0 for _ in numbers]}
         parquet.write_table(pyarrow.table(texts), tmp_path / name)
-    found = {split: [text[-1] for text in FineWebEdu("F", 2).texts(tmp_path, split)] for split in SPLITS}
-    assert found == {"train": ["4", "5", "6", "7"], "validation": ["0", "1"], "test": ["2", "3"]}
+    last = {split: [text[-1] for text in FineWebEdu("F", 2).texts(tmp_path, split)] for split in SPLITS}
+    assert last == {"train": ["4", "5", "6", "7"], "validation": ["0", "1"], "test": ["2", "3"]}
     for split in ("train", "test"):
         with pytest.raises(DataError, match=rf"no document is left for {split}: 2 x 8 .*held_out_documents"):
             list(FineWebEdu("F", 8).texts(tmp_path, split))
@@ -106,7 +106,7 @@ def test_fineweb_shards_are_read_without_their_headers(tmp_path: Path) -> None:
     write_shard(tmp_path / "fineweb_train_000002.bin", [7])
     write_shard(tmp_path / "fineweb_train_000001.bin", [5, 6])
     files = {split: FineWebEdu().shards(tmp_path, split, 10) for split in SPLITS}
-    ids = {split: [file.read(0, len(file)).tolist() for file in found] for split, found in files.items()}
+    ids = {split: [file.read(0, len(file)).tolist() for file in shards] for split, shards in files.items()}
     assert ids == {"train": [[5, 6], [7]], "validation": [[1, 2]], "test": [[3, 4]]}
     for path in tmp_path.glob("*train*"):
         path.unlink()
@@ -130,11 +130,11 @@ def make(root: Path, size: int = 100, **settings: object) -> Vocabulary:
 
 
 def test_words_by_frequency(wikitext: Path) -> None:
-    found = make(wikitext)
-    assert found.plain()["words"] == ["a", "<eos>", "b", "c", "<unk>"]
-    assert found.marked(["a d b", ""]) == [[0, 4, 2, 1], [1]]
-    assert found.text([0, 2, 1, 1, 0]) == "a b\n\na"
-    assert (found.size, found.num_ids, found.unit) == (5, 5, "word")
+    vocabulary = make(wikitext)
+    assert vocabulary.plain()["words"] == ["a", "<eos>", "b", "c", "<unk>"]
+    assert vocabulary.marked(["a d b", ""]) == [[0, 4, 2, 1], [1]]
+    assert vocabulary.text([0, 2, 1, 1, 0]) == "a b\n\na"
+    assert (vocabulary.size, vocabulary.num_ids, vocabulary.unit) == (5, 5, "word")
 
 
 def test_words_left_out_become_unknown(wikitext: Path) -> None:
@@ -155,8 +155,9 @@ def test_a_word_without_a_place_is_named(wikitext: Path) -> None:
 def test_words_of_a_file(wikitext: Path) -> None:
     path = wikitext / "words.txt"
     path.write_text("b 12\na 3\n")
-    found = make(wikitext, file=str(path))
-    assert set(found.plain()["words"]) == {"b", "a", "<eos>", "<unk>"} and found.text(found.ids("b c")) == "b <unk>"
+    vocabulary = make(wikitext, file=str(path))
+    assert set(vocabulary.plain()["words"]) == {"b", "a", "<eos>", "<unk>"}
+    assert vocabulary.text(vocabulary.ids("b c")) == "b <unk>"
     path.write_text("b\nb\n")
     with pytest.raises(DataError, match=r"words.txt: 'b' occurs twice"):
         make(wikitext, file=str(path))
@@ -172,7 +173,7 @@ def test_a_vocabulary_is_counted_once_and_again_if_damaged(wikitext: Path, caplo
     assert make(wikitext).fingerprint != first.fingerprint
 
 
-def test_vocabularies_are_kept_and_read_back(wikitext: Path) -> None:
+def test_vocabularies_are_saved_and_read_back(wikitext: Path) -> None:
     pieces = BytePairs().build(WikiText(), wikitext, wikitext / "cache", 300)
     for number, vocabulary in enumerate((make(wikitext), pieces)):
         path = wikitext / f"{number}.json"
@@ -188,16 +189,17 @@ def test_vocabularies_are_kept_and_read_back(wikitext: Path) -> None:
 def test_byte_pairs_are_learned_and_lossless(tmp_path: Path) -> None:
     corpus = FineWebEdu("F", 50)
     root = write_sample(tmp_path, corpus)
-    found = BytePairs().build(corpus, root, tmp_path, 400)
-    assert found.size == 400 and found.num_ids <= 400 and found.unit == "token"
+    vocabulary = BytePairs().build(corpus, root, tmp_path, 400)
+    assert vocabulary.size == 400 and vocabulary.num_ids <= 400 and vocabulary.unit == "token"
     text = "baba  dödo\n\tτ\n"
-    ids = found.ids(text)
-    assert found.text(ids) == text and max(ids) < found.num_ids
-    assert found.marked([text]) == [[found.end, *ids]]
-    assert found.text([*found.ids("ba"), found.end, found.size - 1 if found.num_ids < 400 else 0, *found.ids("do")])
+    ids = vocabulary.ids(text)
+    assert vocabulary.text(ids) == text and max(ids) < vocabulary.num_ids
+    assert vocabulary.marked([text]) == [[vocabulary.end, *ids]]
+    padding = vocabulary.size - 1 if vocabulary.num_ids < 400 else 0
+    assert vocabulary.text([*vocabulary.ids("ba"), vocabulary.end, padding, *vocabulary.ids("do")])
     line = next(iter(Source().lines("train")))
-    assert len(found.ids(line)) < 2.5 * len(line.split())
-    assert BytePairs().build(corpus, root, tmp_path, 400).fingerprint == found.fingerprint
+    assert len(vocabulary.ids(line)) < 2.5 * len(line.split())
+    assert BytePairs().build(corpus, root, tmp_path, 400).fingerprint == vocabulary.fingerprint
 
 
 def test_a_tokenizer_file(wikitext: Path) -> None:

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,21 +48,17 @@ def speech_like(seconds: float, rate: int) -> Array:
     return (0.2 * voice + random.normal(0, 0.003, len(time))).astype(np.float32)
 
 
-@pytest.mark.parametrize(("rate", "num_mels"), [(16000, 80), (8000, 40), (22050, 80)])
-def test_filter_bank_is_kaldis(rate: int, num_mels: int) -> None:
+@pytest.mark.parametrize(
+    ("rate", "num_mels", "window"),
+    [(16000, 80, "povey"), (8000, 40, "povey"), (22050, 80, "povey"), (16000, 80, "hamming")],
+)
+def test_filter_bank_is_kaldis(rate: int, num_mels: int, window: Any) -> None:
     waveform = speech_like(1.23, rate)
-    features = FilterBank(sample_rate=rate, num_mels=num_mels, normalize=False)(waveform, rate)
-    expected = naive_fbank(waveform, rate, num_mels)
+    features = FilterBank(rate, num_mels, window, normalize=False)(waveform, rate)
+    expected = naive_fbank(waveform, rate, num_mels, povey if window == "povey" else np.hamming)
     assert features.shape == expected.shape
     assert features.dtype == np.float32
     np.testing.assert_allclose(features, expected, atol=2e-3)
-
-
-def test_another_window() -> None:
-    waveform = speech_like(0.5, 16000)
-    features = FilterBank(window="hamming", normalize=False)(waveform, 16000)
-    np.testing.assert_allclose(features, naive_fbank(waveform, 16000, 80, np.hamming), atol=2e-3)
-    assert np.abs(features - naive_fbank(waveform, 16000, 80)).max() > 0.1
 
 
 def test_filter_bank_of_silence_is_the_floor() -> None:
@@ -86,10 +83,10 @@ def test_other_rates_are_resampled(rate: int) -> None:
         return (0.3 * np.sin(2 * np.pi * 440 * time) + 0.2 * np.sin(2 * np.pi * 2500 * time)).astype(np.float32)
 
     bank = FilterBank(num_mels=40, normalize=False)
-    ours, reference = bank(tone(rate), rate), bank(tone(16000), 16000)
-    assert len(ours) == len(reference) == 98
+    features, reference = bank(tone(rate), rate), bank(tone(16000), 16000)
+    assert len(features) == len(reference) == 98
     loud = reference[5:-5] > reference.max() - 8
-    np.testing.assert_allclose(ours[5:-5][loud], reference[5:-5][loud], atol=0.02)
+    np.testing.assert_allclose(features[5:-5][loud], reference[5:-5][loud], atol=0.02)
 
 
 @pytest.mark.parametrize("samples", [1, 399, 400, 559, 560])
@@ -109,13 +106,8 @@ def test_cmvn() -> None:
 
 
 def test_settings_change_the_fingerprint() -> None:
-    prints = [
-        FilterBank().fingerprint(),
-        FilterBank(8000).fingerprint(),
-        FilterBank(num_mels=40).fingerprint(),
-        FilterBank(window="hamming").fingerprint(),
-    ]
-    assert all(prints.count(x) == 1 for x in prints)
+    banks = FilterBank(), FilterBank(8000), FilterBank(num_mels=40), FilterBank(window="hamming")
+    assert len({str(bank.fingerprint()) for bank in banks}) == 4
     with pytest.raises(ConfigError, match=r"num_mels=4000: too many for sample_rate=16000 Hz"):
         FilterBank(num_mels=4000)
 
@@ -164,9 +156,9 @@ class TestSpecAugment:
         assert SpecAugment()(self.x[:1], np.random.default_rng(0)).shape == (1, 80)
 
     def test_several_masks(self) -> None:
-        one, _ = self.draws(SpecAugment(), self.x)
-        two, _ = self.draws(SpecAugment(num_freq_masks=2), self.x)
-        assert two.mean() > 1.5 * one.mean()
+        single, _ = self.draws(SpecAugment(), self.x)
+        double, _ = self.draws(SpecAugment(num_freq_masks=2), self.x)
+        assert double.mean() > 1.5 * single.mean()
 
     def test_all_layers_of_a_frame_are_masked_and_warped_alike(self) -> None:
         augment = SpecAugment(freq_mask=9, time_mask=20, num_freq_masks=2, num_time_masks=2, time_warp=6)
@@ -192,8 +184,8 @@ class TestSpecAugment:
     def test_time_warping_keeps_length_ends_and_short_inputs(self) -> None:
         only = SpecAugment(num_freq_masks=0, num_time_masks=0, time_warp=10)
         x = np.arange(60, dtype=np.float32)[:, None].repeat(3, 1)
-        found = only(x, np.random.default_rng(3))
-        assert found.shape == x.shape and not np.array_equal(found, x)
-        assert (found[0] == x[0]).all() and (found[-1] == x[-1]).all()
-        assert (np.diff(found[:, 0]) > 0).all() and np.abs(found - x).max() < 10
+        moved = only(x, np.random.default_rng(3))
+        assert moved.shape == x.shape and not np.array_equal(moved, x)
+        assert (moved[0] == x[0]).all() and (moved[-1] == x[-1]).all()
+        assert (np.diff(moved[:, 0]) > 0).all() and np.abs(moved - x).max() < 10
         assert np.array_equal(only(x[:20], np.random.default_rng(3)), x[:20])

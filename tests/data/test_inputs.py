@@ -21,19 +21,23 @@ def check(path: Path) -> None:
 SPEECH = InputKind("audio file", (".wav", ".flac"), ("audio", "path"), check)
 
 
-def found(given: str | Path, kind: InputKind) -> list[str]:
-    inputs = Inputs(given, kind)
+def values_of(source: str | Path, kind: InputKind) -> list[str]:
+    inputs = Inputs(source, kind)
     values = [item.value for item in inputs]
     assert len(inputs) == len(values)
     return values
 
 
 def test_texts(tmp_path: Path) -> None:
-    assert found("Guten Tag, Welt.", TEXT) == ["Guten Tag, Welt."]
-    assert found("see a.txt or b.jsonl", TEXT) == ["see a.txt or b.jsonl"]
-    assert found("x" * 5000, TEXT) == ["x" * 5000]
+    assert values_of("Guten Tag, Welt.", TEXT) == ["Guten Tag, Welt."]
+    assert values_of("see a.txt or b.jsonl", TEXT) == ["see a.txt or b.jsonl"]
+    assert values_of("x" * 5000, TEXT) == ["x" * 5000]
     (tmp_path / "lines.txt").write_text("\ufeffone\n two \nthree", encoding="utf-8")
-    assert found(str(tmp_path / "lines.txt"), TEXT) == found(tmp_path / "lines.txt", TEXT) == ["one", " two ", "three"]
+    assert (
+        values_of(str(tmp_path / "lines.txt"), TEXT)
+        == values_of(tmp_path / "lines.txt", TEXT)
+        == ["one", " two ", "three"]
+    )
     rows = [{"id": 1, "source": "a\nb"}, {"text": "c", "source": "d"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
     inputs = Inputs(tmp_path / "rows.jsonl", TEXT)
@@ -47,10 +51,10 @@ def test_files(tmp_path: Path) -> None:
     for name in ("b.wav", "a.FLAC", "deep/c.wav", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("good")
-    assert found(tmp_path, SPEECH) == [str(tmp_path / name) for name in ("a.FLAC", "b.wav", "deep/c.wav")]
-    assert found(tmp_path / "b.wav", SPEECH) == [str(tmp_path / "b.wav")]
+    assert values_of(tmp_path, SPEECH) == [str(tmp_path / name) for name in ("a.FLAC", "b.wav", "deep/c.wav")]
+    assert values_of(tmp_path / "b.wav", SPEECH) == [str(tmp_path / "b.wav")]
     (tmp_path / "deep" / "rows.jsonl").write_text('{"audio": "c.wav", "n": 1}')
-    assert found(tmp_path / "deep" / "rows.jsonl", SPEECH) == [str(tmp_path / "deep" / "c.wav")]
+    assert values_of(tmp_path / "deep" / "rows.jsonl", SPEECH) == [str(tmp_path / "deep" / "c.wav")]
     (tmp_path / "deep" / "c.wav").write_text("bad")
     with pytest.raises(DataError, match=r"c\.wav: not a readable audio file"):
         Inputs(tmp_path, SPEECH)
@@ -97,10 +101,10 @@ def test_nothing() -> None:
         Inputs(" ", TEXT)
 
 
-@pytest.mark.parametrize("given", [5, None, b"vela", {"text": "vela"}])
-def test_what_is_neither_text_nor_path(given: Any) -> None:
+@pytest.mark.parametrize("source", [5, None, b"vela", {"text": "vela"}])
+def test_what_is_neither_text_nor_path(source: Any) -> None:
     with pytest.raises(DataError, match="expected a text, as a str or a Path"):
-        Inputs(given, TEXT)
+        Inputs(source, TEXT)
 
 
 def test_a_text_that_is_no_unicode() -> None:

@@ -44,7 +44,7 @@ def on(device: str, cores: int, monkeypatch: pytest.MonkeyPatch, devices: int = 
 
 
 @pytest.mark.parametrize(
-    ("device", "cores", "devices", "given", "expected"),
+    ("device", "cores", "devices", "num_workers", "expected"),
     [
         ("cpu", 16, 1, None, 0),
         ("cpu", 16, 1, 3, 3),
@@ -56,10 +56,10 @@ def on(device: str, cores: int, monkeypatch: pytest.MonkeyPatch, devices: int = 
     ],
 )
 def test_workers_and_pinned_memory(
-    device: str, cores: int, devices: int, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+    device: str, cores: int, devices: int, num_workers: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = on(device, cores, monkeypatch, devices)
-    data.num_workers = given
+    data.num_workers = num_workers
     loader: Any = data.loader(data, [[0, 1]])  # type: ignore[arg-type]
     assert loader.num_workers == expected and loader.pin_memory == (device == "cuda")
     assert loader.prefetch_factor == (4 if expected else None) and not loader.persistent_workers
@@ -91,11 +91,11 @@ class Moves(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, bool]] = []
+        self.calls: list[tuple[str, bool]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.to:
-            self.found.append((str(args[1]), (kwargs or {})["non_blocking"]))
+            self.calls.append((str(args[1]), (kwargs or {})["non_blocking"]))
             return args[0]
         return func(*args, **(kwargs or {}))
 
@@ -106,4 +106,4 @@ def test_the_host_does_not_wait_until_a_batch_has_been_moved() -> None:
     with Moves() as moves:
         batch.to("cuda")
         batch.to(torch.device("cpu"))
-    assert moves.found == [("cuda", True)] * 6 + [("cpu", False)] * 6
+    assert moves.calls == [("cuda", True)] * 6 + [("cpu", False)] * 6

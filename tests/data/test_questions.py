@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from attnlab.data.questions import Questions, question_set
-from attnlab.data.samples.world import make_world, write_world
+from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
 
 NAMES = ("hotpotqa", "fever", "bios", "wikidata")
@@ -33,19 +33,6 @@ def test_sample_world_is_read_in_every_layout(name: str, place: Path) -> None:
     assert all(question.answers[0] in (question.choices or question.answers) for question in questions)
 
 
-def test_two_hops_follow_from_two_facts(place: Path) -> None:
-    world = make_world(1)
-    born = {person.name: person.town for person in world.people}
-    for question in question_set("hotpotqa").read(place):
-        name = question.text.removesuffix(" was born?").removeprefix("In which country is the town where ")
-        assert question.answers == (world.countries[born[name]],)
-
-
-def test_claims_are_true_as_often_as_false(place: Path) -> None:
-    answers = [question.answers[0] for question in question_set("fever").read(place)]
-    assert answers.count("true") == answers.count("false") == len(answers) / 2
-
-
 @pytest.mark.slow
 def test_real_hotpotqa_and_fever(corpora: Path) -> None:
     root = corpora / "qa_hotpot_fever"
@@ -67,8 +54,8 @@ def test_as_many_training_rows_as_validation_rows_come_first(tmp_path: Path) -> 
         (tmp_path / "fullwiki").mkdir(exist_ok=True)
         parquet.write_table(pyarrow.table(table), tmp_path / "fullwiki" / f"{name}.parquet")
     texts = [question.text for question in question_set("hotpotqa").read(tmp_path)]
-    train, held = "train-00000-of-00001", "validation-00000-of-00001"
-    assert texts == [f"{train} 0", f"{train} 1", f"{held} 0", f"{held} 1"]
+    train, validation = "train-00000-of-00001", "validation-00000-of-00001"
+    assert texts == [f"{train} 0", f"{train} 1", f"{validation} 0", f"{validation} 1"]
 
 
 def test_claims_with_both_labels_are_left_out_and_repeated_ones_count_once(tmp_path: Path) -> None:
@@ -81,17 +68,17 @@ def test_claims_with_both_labels_are_left_out_and_repeated_ones_count_once(tmp_p
         {"claim": "C", "label": 0},
         {"claim": "D.", "label": "NOT ENOUGH INFO"},
     )
-    found = question_set("fever").read(tmp_path)
-    assert [(question.text, question.answers) for question in found] == [("A.", ("true",)), ("C", ("false",))]
-    assert "claim: C. Is this" in found[1].prompt
+    questions = question_set("fever").read(tmp_path)
+    assert [(question.text, question.answers) for question in questions] == [("A.", ("true",)), ("C", ("false",))]
+    assert "claim: C. Is this" in questions[1].prompt
 
 
 def test_biographies_of_eight_professions_by_number_or_name(tmp_path: Path) -> None:
     rows = [("One", 20), ("Two.", "poet"), ("Three.", 0), ("Four.", "software_engineer")]
     lines(tmp_path / "dev.jsonl", *({"hard_text": text, "profession": number} for text, number in rows))
-    found = question_set("bios").read(tmp_path)
-    assert [question.answers[0] for question in found] == ["poet", "poet"]
-    assert found[0].prompt.startswith("Consider the following text: One. What is the profession")
+    questions = question_set("bios").read(tmp_path)
+    assert [question.answers[0] for question in questions] == ["poet", "poet"]
+    assert questions[0].prompt.startswith("Consider the following text: One. What is the profession")
     masked = question_set("bios").masked_prompt("a b c", "<mask>", lambda text, count: text[-count:])
     assert masked == "Consider the following text: a b c. The profession of the person in the text is called <mask>."
 
@@ -100,8 +87,8 @@ def test_bigbench_rows_with_one_target(tmp_path: Path) -> None:
     examples = [{"input": "A lies in ", "target": "B"}, {"input": "C", "target": ["D", "E"]}]
     (tmp_path / "qa_wikidata").mkdir()
     (tmp_path / "qa_wikidata" / "task.json").write_text(json.dumps({"examples": examples}))
-    found = question_set("wikidata").read(tmp_path)
-    assert [(question.prompt, question.answers) for question in found] == [("A lies in", ("B",))]
+    questions = question_set("wikidata").read(tmp_path)
+    assert [(question.prompt, question.answers) for question in questions] == [("A lies in", ("B",))]
 
 
 @pytest.mark.parametrize(

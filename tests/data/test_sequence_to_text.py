@@ -29,14 +29,10 @@ def make(corpus: Path, tmp_path: Path) -> Callable[..., SequenceToTextData]:
 
     def build(**settings: Any) -> SequenceToTextData:
         defaults = {"root": str(corpus), "cache_dir": str(tmp_path / "cache"), "features": BANK, "vocab_size": 16}
-        settings.setdefault("reader", MustC(target=settings.pop("target", "translation")))
+        settings.setdefault("reader", MustC())
         return SequenceToTextData(**{"update_frames": 3000, **defaults, **settings})
 
     return build
-
-
-def batches(loader: Any) -> list[Batch]:
-    return list(loader)
 
 
 def attach(data: SequenceToTextData, epoch: int = 0, rank: int = 0, world_size: int = 1, testing: bool = False) -> None:
@@ -56,7 +52,7 @@ def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData], corpu
     data.prepare_data()
     data.setup("fit")
     assert data.corpus == f"MuST-C en-de at {corpus}: train 5, dev 5, tst-COMMON 5 segments"
-    (batch,) = batches(data.val_dataloader())
+    (batch,) = list(data.val_dataloader())
     assert batch.ids == ["ted_2_1", "ted_1_2", "ted_2_0", "ted_1_0", "ted_1_1"]  # longest first
     assert batch.references == ["sieben zwei eins", "sieben drei", "zwei eins", "eins", "drei"]
     assert batch.sources == ["seven two one", "seven three", "two one", "one", "three"]
@@ -74,14 +70,6 @@ def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData], corpu
         assert data.ctc_tokenizer.decode(labels) == batch.sources[i]
         assert min(labels) > data.tokenizer.unk  # neither blank nor </s>
     assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
-
-
-def test_transcript_as_target(make: Callable[..., SequenceToTextData]) -> None:
-    data = make(target="transcript")
-    data.setup()
-    (batch,) = batches(data.test_dataloader())
-    assert batch.references == batch.sources == ["seven two one", "seven three", "two one", "one", "three"]
-    assert data.tokenizer.decode(batch.targets[1].tolist()) == "seven three"
 
 
 def test_length_filters_are_for_training_and_counted(
@@ -292,11 +280,10 @@ def test_only_what_is_tested_is_computed(make: Callable[..., SequenceToTextData]
 
 
 def test_real_recorded_speech(corpora: Path, tmp_path: Path) -> None:
-    data = SequenceToTextData(
-        str(corpora / "st_digits_en_de"), str(tmp_path), MustC(), FilterBank(), vocab_size=32, ctc_vocab_size=30
-    )
+    root, sizes = corpora / "st_digits_en_de", {"vocab_size": 32, "ctc_vocab_size": 30}
+    data = SequenceToTextData(str(root), str(tmp_path), MustC(), FilterBank(), **sizes)  # type: ignore[arg-type]
     data.setup("validate")
-    loaded = batches(data.val_dataloader())
+    loaded = list(data.val_dataloader())
     assert sum(len(batch) for batch in loaded) == 120
     assert data.corpus.endswith("train 3000, dev 120, tst-COMMON 240 segments")
     x = torch.cat([b.features[i, :n] for b in loaded for i, n in enumerate(b.feature_lengths)])

@@ -47,10 +47,10 @@ def test_a_file_of_another_size(tmp_path: Path) -> None:
 
 def test_slopes_are_the_regression(tmp_path: Path) -> None:
     line = np.stack([3.0 * np.arange(9), np.arange(9.0) ** 2], 1).astype(np.float32)
-    found = slopes(line)
-    np.testing.assert_allclose(found[2:-2, 0], 3.0)
-    np.testing.assert_allclose(found[2:-2, 1], 2 * np.arange(2, 7))
-    assert found[0, 0] == pytest.approx(3 * (1 * 1 + 2 * 2) / 10)  # the ends are repeated
+    slope = slopes(line)
+    np.testing.assert_allclose(slope[2:-2, 0], 3.0)
+    np.testing.assert_allclose(slope[2:-2, 1], 2 * np.arange(2, 7))
+    assert slope[0, 0] == pytest.approx(3 * (1 * 1 + 2 * 2) / 10)  # the ends are repeated
 
 
 def test_deltas_and_normalisation(tmp_path: Path) -> None:

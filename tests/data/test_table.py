@@ -49,8 +49,10 @@ def test_three_files_with_named_columns(suffix: str, tmp_path: Path) -> None:
 def test_a_wrong_column_is_refused_before_torch_is_imported(suffix: str, tmp_path: Path) -> None:
     write(tmp_path / f"train.{suffix}", pairs(3))
     words = ("experiment=own/translation", f"data_root='{tmp_path}'", "task.data.reader.source=article")
-    said = rf"train.{suffix}: the column 'title' is missing \(found: article, headline, key\); task.data.reader.target"
-    with pytest.raises(ConfigError, match=said):
+    message = (
+        rf"train.{suffix}: the column 'title' is missing \(found: article, headline, key\); task.data.reader.target"
+    )
+    with pytest.raises(ConfigError, match=message):
         check_present(compose(*words, "task.data.reader.target=title"))
     check_present(compose(*words, "task.data.reader.target=headline"))
 
@@ -59,9 +61,13 @@ def test_a_wrong_column_is_refused_before_torch_is_imported(suffix: str, tmp_pat
 def test_one_file_is_divided(name: str, tmp_path: Path) -> None:
     write(tmp_path / f"{name}.jsonl", pairs(12))
     reader = Table("article", "headline", hold_out=5)
-    found = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
-    assert found["test"] == ["title 0", "title 5", "title 10"] and found["dev"] == ["title 1", "title 6", "title 11"]
-    assert sorted(sum(found.values(), [])) == sorted(f"title {i}" for i in range(12))
+    targets = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
+    assert targets["test"] == ["title 0", "title 5", "title 10"] and targets["dev"] == [
+        "title 1",
+        "title 6",
+        "title 11",
+    ]
+    assert sorted(sum(targets.values(), [])) == sorted(f"title {i}" for i in range(12))
 
 
 def test_a_test_file_alone_leaves_dev_to_be_held_out(tmp_path: Path) -> None:
@@ -85,8 +91,8 @@ def test_recordings_with_texts_beside_them(divided: bool, tmp_path: Path) -> Non
         part = ("train", "dev", "test")[i % 3] if divided else "speakers"
         speak(tmp_path / part / "a" / f"{i:02}.{'wav' if i % 2 else 'flac'}", f"word {i}")
     reader = Table("text", "text", "audio", hold_out=4)
-    found = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
-    assert found["dev"] == [f"word {i}" for i in ((1, 4, 7, 10) if divided else (1, 5, 9))]
+    targets = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
+    assert targets["dev"] == [f"word {i}" for i in ((1, 4, 7, 10) if divided else (1, 5, 9))]
     example = reader.read(tmp_path, "test", "audio", False)[0]
     assert isinstance(example, Segment) and (example.rate, example.num_samples) == (16000, 1600)
 

@@ -31,10 +31,10 @@ def test_a_permutation_gives_each_place_once(size: int) -> None:
 
 def test_a_permutation_is_the_key_s_and_looks_random() -> None:
     size = 5000
-    one, again, other = (Permutation(size, *key)[np.arange(size)] for key in ((1, 0), (1, 0), (1, 1)))
-    assert np.array_equal(one, again)
-    assert (one == other).mean() < 0.01
-    for order in (one, other):
+    first, again, other = (Permutation(size, *key)[np.arange(size)] for key in ((1, 0), (1, 0), (1, 1)))
+    assert np.array_equal(first, again)
+    assert (first == other).mean() < 0.01
+    for order in (first, other):
         assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
         assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 0.05
         assert np.abs(np.diff(order)).mean() == pytest.approx(size / 3, rel=0.05)
@@ -42,8 +42,8 @@ def test_a_permutation_is_the_key_s_and_looks_random() -> None:
 
 def test_a_permutation_of_many_needs_no_memory() -> None:
     size = 10**11
-    found = Permutation(size, 3)[np.array([0, 1, size - 1])]
-    assert len(set(found.tolist())) == 3 and found.min() >= 0 and found.max() < size
+    places = Permutation(size, 3)[np.array([0, 1, size - 1])]
+    assert len(set(places.tolist())) == 3 and places.min() >= 0 and places.max() < size
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
@@ -71,12 +71,12 @@ def test_an_update_does_not_depend_on_processes_or_limit(world_size: int, limit:
     share = share_equally("tokens", 12 * 8, limit, world_size, 8)
 
     def batches(rank: int, start: int = 0) -> list[list[int]]:
-        found = ShuffledBatches(103, share, seed=5, epoch=2, rank=rank, world_size=world_size, start=start)
-        assert len(found) == len(list(found)) + start == 8 * share.accumulate  # 8 updates; 7 windows are left out
-        return list(found)
+        order = ShuffledBatches(103, share, seed=5, epoch=2, rank=rank, world_size=world_size, start=start)
+        assert len(order) == len(list(order)) + start == 8 * share.accumulate  # 8 updates; 7 windows are left out
+        return list(order)
 
     every = [batches(rank) for rank in range(world_size)]
-    assert all(len(batch) == share.size <= limit for found in every for batch in found)
+    assert all(len(batch) == share.size <= limit for order in every for batch in order)
     for rank in range(world_size):
         assert batches(rank, 3) == every[rank][3:]
     together = [i for group in zip(*every, strict=True) for batch in group for i in batch]

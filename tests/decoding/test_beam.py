@@ -37,8 +37,8 @@ def logp(model: PrefixDecoder, prefix: Tensor, texts: list[list[int]]) -> list[f
     inputs = torch.cat([torch.full((len(texts), 1), EOS), tokens[:, :-1]], 1)
     with torch.no_grad():
         logits = model(inputs, prefix.expand(len(texts), -1, -1)).log_softmax(-1)
-    found: list[float] = logits.gather(-1, tokens[..., None]).sum((1, 2)).tolist()
-    return found
+    score: list[float] = logits.gather(-1, tokens[..., None]).sum((1, 2)).tolist()
+    return score
 
 
 PENALTIES: dict[str, Callable[[int, float], float]] = {  # of a length with </s>, and its exponent
@@ -72,8 +72,8 @@ def test_a_beam_wide_enough_finds_the_best_of_all(mechanism: str, form: str, pen
     torch.manual_seed(0)
     prefixes = torch.randn(2, 5, 16, dtype=torch.float64)
     settings: dict[str, Any] = {"length_penalty": penalty, "length_penalty_form": form, "max_len_b": 3, "min_len": 1}
-    found = search(model, prefixes, torch.tensor([5, 3]), beam=70, **settings)
-    for prefix, size, hypotheses in zip(prefixes, (5, 3), found, strict=True):
+    best = search(model, prefixes, torch.tensor([5, 3]), beam=70, **settings)
+    for prefix, size, hypotheses in zip(prefixes, (5, 3), best, strict=True):
         score, text = exhaustive(model, prefix[:size], 3, penalty, 1, form)
         assert hypotheses[0].tokens == text
         assert hypotheses[0].score == pytest.approx(score, abs=1e-6)
@@ -94,8 +94,8 @@ def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: 
         for h in hypotheses:
             assert h.tokens.index(EOS) == len(h.tokens) - 1
             assert len(h.tokens) > 2
-            whole = logp(model, prefixes[n, : lengths[n]], [h.tokens])[0] / len(h.tokens)
-            assert h.score == pytest.approx(whole, abs=1e-5)
+            complete = logp(model, prefixes[n, : lengths[n]], [h.tokens])[0] / len(h.tokens)
+            assert h.score == pytest.approx(complete, abs=1e-5)
 
 
 def test_the_form_of_the_penalty_orders_hypotheses_and_does_not_move_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +114,12 @@ def test_the_form_of_the_penalty_orders_hypotheses_and_does_not_move_the_end(mon
     for form in PENALTIES:
         steps.clear()
         settings: dict[str, Any] = {"beam": 4, "length_penalty": 1.0, "length_penalty_form": form, "max_len_b": 9}
-        found = search(model, prefixes, torch.full((6,), 5), **settings)
-        chosen[form], taken[form] = [hypotheses[0].tokens for hypotheses in found], list(steps)
-        for prefix, hypotheses in zip(prefixes, found, strict=True):
+        results = search(model, prefixes, torch.full((6,), 5), **settings)
+        chosen[form], taken[form] = [hypotheses[0].tokens for hypotheses in results], list(steps)
+        for prefix, hypotheses in zip(prefixes, results, strict=True):
             for h in hypotheses:
-                whole = logp(model, prefix, [h.tokens])[0] / PENALTIES[form](len(h.tokens), 1.0)
-                assert h.score == pytest.approx(whole, abs=1e-5)
+                complete = logp(model, prefix, [h.tokens])[0] / PENALTIES[form](len(h.tokens), 1.0)
+                assert h.score == pytest.approx(complete, abs=1e-5)
     assert chosen["power"] != chosen["gnmt"]
     assert taken["power"] == taken["gnmt"]
 
@@ -128,12 +128,12 @@ def test_looking_seldom_which_sentences_are_finished_changes_nothing(monkeypatch
     model = decoder("mtla2")
     prefixes = torch.randn(4, 7, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     lengths = torch.tensor([7, 4, 5, 2])
-    found = []
+    results = []
     for steps in (1, 3, 50):
         monkeypatch.setitem(beam.WAIT, "cpu", steps)
-        found.append(search(model, prefixes, lengths, beam=3, max_len_a=0.5, max_len_b=9, min_len=1))
-    assert found[0] == found[1] == found[2]
-    assert len({len(h.tokens) for hypotheses in found[0] for h in hypotheses}) > 2  # sentences end at different steps
+        results.append(search(model, prefixes, lengths, beam=3, max_len_a=0.5, max_len_b=9, min_len=1))
+    assert results[0] == results[1] == results[2]
+    assert len({len(h.tokens) for hypotheses in results[0] for h in hypotheses}) > 2  # sentences end at different steps
 
 
 def test_the_best_continuations_are_those_of_a_full_sort() -> None:
@@ -153,8 +153,8 @@ def test_beam_one_is_greedy(mechanism: str) -> None:
     model = decoder(mechanism)
     torch.manual_seed(2)
     prefixes = torch.randn(3, 6, 16, dtype=torch.float64)
-    found = search(model, prefixes, torch.tensor([6, 6, 6]), beam=1, max_len_b=9, min_len=0)
-    for prefix, (hypothesis,) in zip(prefixes, found, strict=True):
+    hypotheses = search(model, prefixes, torch.tensor([6, 6, 6]), beam=1, max_len_b=9, min_len=0)
+    for prefix, (hypothesis,) in zip(prefixes, hypotheses, strict=True):
         tokens: list[int] = []
         while not tokens or tokens[-1] != EOS:
             logits = model(torch.tensor([[EOS, *tokens]]), prefix[None])[0, -1]
@@ -165,8 +165,8 @@ def test_beam_one_is_greedy(mechanism: str) -> None:
 
 def test_length_limit_follows_the_source() -> None:
     prefixes = torch.randn(2, 6, 16, dtype=torch.float64)
-    found = search(decoder("mha"), prefixes, torch.tensor([6, 2]), beam=2, max_len_a=0.5, max_len_b=1, min_len=99)
-    assert [[len(h.tokens) for h in hypotheses] for hypotheses in found] == [[5, 5], [3, 3]]
+    results = search(decoder("mha"), prefixes, torch.tensor([6, 2]), beam=2, max_len_a=0.5, max_len_b=1, min_len=99)
+    assert [[len(h.tokens) for h in hypotheses] for hypotheses in results] == [[5, 5], [3, 3]]
 
 
 def test_only_some_tokens_may_begin() -> None:
@@ -174,9 +174,9 @@ def test_only_some_tokens_may_begin() -> None:
     prefixes = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     lengths = torch.tensor([5, 3, 4])
     for allowed in ([4], [3, 5]):
-        found = BeamSearch(3, max_len_b=6)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, first=allowed)
-        assert all(h.tokens[0] in allowed for hypotheses in found for h in hypotheses)
-        for prefix, size, hypotheses in zip(prefixes, lengths.tolist(), found, strict=True):
+        results = BeamSearch(3, max_len_b=6)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, first=allowed)
+        assert all(h.tokens[0] in allowed for hypotheses in results for h in hypotheses)
+        for prefix, size, hypotheses in zip(prefixes, lengths.tolist(), results, strict=True):
             best = hypotheses[0]
             given = logp_of_set(model, prefix[:size], allowed)  # what the first token is chosen among
             want = (logp(model, prefix[:size], [best.tokens])[0] - given) / len(best.tokens)
@@ -190,13 +190,13 @@ def logp_of_set(model: PrefixDecoder, prefix: Tensor, tokens: list[int]) -> floa
 def test_temperature_divides_the_logits() -> None:
     model = decoder("mha")
     prefixes = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = search(model, prefixes, torch.tensor([5, 3]), beam=2, max_len_b=6, temperature=0.5)
+    hypotheses = search(model, prefixes, torch.tensor([5, 3]), beam=2, max_len_b=6, temperature=0.5)
     with torch.no_grad():
         model.unembedding.weight.mul_(2)
     again = search(model, prefixes, torch.tensor([5, 3]), beam=2, max_len_b=6)
-    for one, two in zip(found, again, strict=True):
-        assert [h.tokens for h in one] == [h.tokens for h in two]
-        assert [h.score for h in one] == pytest.approx([h.score for h in two], abs=1e-6)
+    for plain, two in zip(hypotheses, again, strict=True):
+        assert [h.tokens for h in plain] == [h.tokens for h in two]
+        assert [h.score for h in plain] == pytest.approx([h.score for h in two], abs=1e-6)
     with pytest.raises(ValueError, match="temperature=0.0: expected float > 0"):
         BeamSearch(temperature=0.0)
 
@@ -206,12 +206,14 @@ def test_unknown_words_are_written_only_where_they_may_be() -> None:
     torch.manual_seed(0)
     prefixes, lengths = torch.randn(3, 5, 16, dtype=torch.float64), torch.tensor([5, 3, 4])
     free = search(model, prefixes, lengths, beam=2, max_len_b=6)
-    common = max(range(VOCAB), key=lambda t: sum(h.tokens.count(t) for found in free for h in found) * (t != EOS))
-    assert any(common in hypothesis.tokens for found in free for hypothesis in found)
+    common = max(range(VOCAB), key=lambda t: sum(h.tokens.count(t) for best in free for h in best) * (t != EOS))
+    assert any(common in hypothesis.tokens for hypotheses in free for hypothesis in hypotheses)
     allowed = BeamSearch(2, max_len_b=6)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, unk=common)
     assert allowed == free
     barred = BeamSearch(2, max_len_b=6, unknown=False)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, unk=common)
-    assert all(found and all(common not in hypothesis.tokens for hypothesis in found) for found in barred)
+    assert all(
+        hypotheses and all(common not in hypothesis.tokens for hypothesis in hypotheses) for hypotheses in barred
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -239,12 +241,12 @@ def test_a_text_ends_with_its_rows_however_seldom_that_is_looked_for(monkeypatch
 
         def step(self, tokens: Tensor, caches: list[Any]) -> Tensor:
             calls.append(len(calls))
-            said = torch.tensor([5 if len(calls) > 2 * row else 3 for row in range(len(tokens))])
-            return torch.nn.functional.one_hot(said[:, None].expand(-1, tokens.shape[1]), VOCAB) * 1000.0
+            text = torch.tensor([5 if len(calls) > 2 * row else 3 for row in range(len(tokens))])
+            return torch.nn.functional.one_hot(text[:, None].expand(-1, tokens.shape[1]), VOCAB) * 1000.0
 
     for every, made in ((1, 5), (4, 8), (16, 16)):
         calls: list[int] = []
         monkeypatch.setitem(sampling.WAIT, "cpu", every)
-        found = Sampling(20, 0.0)(Counting(), torch.zeros(3, 1, dtype=torch.long), end=5)
-        assert found.tolist() == [[5] * 5, [3, 3, 5, 5, 5], [3, 3, 3, 3, 5]]
+        hypotheses = Sampling(20, 0.0)(Counting(), torch.zeros(3, 1, dtype=torch.long), end=5)
+        assert hypotheses.tolist() == [[5] * 5, [3, 3, 5, 5, 5], [3, 3, 3, 3, 5]]
         assert len(calls) == made

@@ -135,7 +135,7 @@ def test_beam_search(graphs: list[int]) -> None:
 
 def test_sampling(graphs: list[int]) -> None:
     torch.manual_seed(1)
-    model = T6(23, 16, mtla, num_layers=2, ffn_dim=24, output_init="default").double().eval()
+    model = T6(23, 16, mtla, num_layers=1, ffn_dim=24, output_init="default").double().eval()
     compiled = Compiled(True)
     for rows, size, tokens in ((3, 4, BLOCK + 9), (4, 2, 7)):
         prompt, sampling = torch.randint(23, (rows, size)), Sampling(tokens=tokens)

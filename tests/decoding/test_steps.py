@@ -83,8 +83,8 @@ def texts(device: str) -> list[list[int]]:
         model.unembedding.weight.mul_(4)
     prefix, lengths = torch.randn(6, 5, WIDTH, dtype=torch.float64), torch.tensor([5, 3, 1, 5, 2, 4])
     search = BeamSearch(beam=3, max_len_a=8.0, max_len_b=0)  # of other lengths
-    found = search(model.to(device), prefix.to(device), lengths.to(device), bos=2, eos=2, pad=1)
-    return [hypotheses[0].tokens for hypotheses in found]
+    best = search(model.to(device), prefix.to(device), lengths.to(device), bos=2, eos=2, pad=1)
+    return [hypotheses[0].tokens for hypotheses in best]
 
 
 def test_beam_search_writes_texts_of_many_lengths() -> None:

@@ -12,7 +12,7 @@ LENGTHS = torch.tensor([41, 23, 9])
 def test_batch_norm_counts_real_frames_only() -> None:
     """In training too, more padding gives the same output and the same running statistics."""
     torch.manual_seed(0)
-    found = []
+    norm = []
     for extra in (0, 6):
         torch.manual_seed(0)
         module = ConvolutionModule(8, 3, 0.0).double()
@@ -20,31 +20,31 @@ def test_batch_norm_counts_real_frames_only() -> None:
         x = F.pad(torch.randn(2, 9, 8).double(), (0, 0, 0, extra), value=50.0)
         real = torch.arange(9 + extra) < torch.tensor([[9], [5]])
         x[1, 5:] = 7.0
-        found.append((module(x, real)[:, :9][real[:, :9]], module.batch_norm.running_var))
-    torch.testing.assert_close(found[0], found[1])
+        norm.append((module(x, real)[:, :9][real[:, :9]], module.batch_norm.running_var))
+    torch.testing.assert_close(norm[0], norm[1])
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_is_torch_s_over_the_real_frames(training: bool) -> None:
     torch.manual_seed(0)
-    ours, real = MaskedBatchNorm(8).double().train(training), torch.arange(9) < torch.tensor([[9], [5], [1]])
-    theirs = torch.nn.BatchNorm1d(8).double().train(training)
-    for module in (ours, theirs):
+    norm, real = MaskedBatchNorm(8).double().train(training), torch.arange(9) < torch.tensor([[9], [5], [1]])
+    reference = torch.nn.BatchNorm1d(8).double().train(training)
+    for module in (norm, reference):
         torch.manual_seed(1)
         for value in (module.weight.data, module.bias.data, module.running_mean):
             assert value is not None
             value.normal_()
     x, g = torch.randn(3, 9, 8).double(), torch.randn(3, 9, 8).double()
     inputs = [x.clone().requires_grad_() for _ in range(2)]
-    found, want = ours(inputs[0], real), torch.zeros_like(x)
-    want[real] = theirs(inputs[1][real])
-    torch.testing.assert_close(found, want)
+    output, want = norm(inputs[0], real), torch.zeros_like(x)
+    want[real] = reference(inputs[1][real])
+    torch.testing.assert_close(output, want)
     grads = [
         torch.autograd.grad((y * g).sum(), [i, m.weight, m.bias])
-        for y, i, m in zip((found, want), inputs, (ours, theirs), strict=True)
+        for y, i, m in zip((output, want), inputs, (norm, reference), strict=True)
     ]
     torch.testing.assert_close(*grads)
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    torch.testing.assert_close(norm.state_dict(), reference.state_dict())
 
 
 def test_the_convolution_is_the_formula() -> None:

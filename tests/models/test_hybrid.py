@@ -41,10 +41,10 @@ def test_layers_follow_the_pattern_and_counts_follow_the_layers(task: str) -> No
     kinds = [MTLA, MTLA, MHA, MTLA]
     assert [type(attention) for attention in stack] == kinds
     pairs = [only_mtla[0] if kind is MTLA else only_mha[0] for kind in kinds]
-    for mine, alone in zip(stack, pairs, strict=True):
-        assert count_parameters(mine) == count_parameters(alone)
-        assert mine.cache_elements(6, 9, 5, 2) == alone.cache_elements(6, 9, 5, 2)
-        assert mine.multiply_adds(14, 5) == alone.multiply_adds(14, 5)
+    for layer, alone in zip(stack, pairs, strict=True):
+        assert count_parameters(layer) == count_parameters(alone)
+        assert layer.cache_elements(6, 9, 5, 2) == alone.cache_elements(6, 9, 5, 2)
+        assert layer.multiply_adds(14, 5) == alone.multiply_adds(14, 5)
     inside = [count_parameters(model)["attention"] for model in models]
     if task == "wmt16":
         assert [type(layer.attention) for layer in models[0].encoder.layers] == kinds
@@ -70,7 +70,9 @@ def test_steps_of_a_language_model_equal_its_parallel_form() -> None:
 def test_beam_search_through_caches_of_different_kinds() -> None:
     model = build_model(config("mustc", PATTERN), vocab_size=12).decoder.double().eval()
     prefix, lengths = torch.randn(2, 5, 32, dtype=torch.float64), torch.tensor([5, 3])
-    best = [found[0] for found in BeamSearch(beam=3, max_len_b=6)(model, prefix, lengths, bos=2, eos=2, pad=1)]
+    best = [
+        hypotheses[0] for hypotheses in BeamSearch(beam=3, max_len_b=6)(model, prefix, lengths, bos=2, eos=2, pad=1)
+    ]
     for row, hypothesis in enumerate(best):
         text = torch.tensor([hypothesis.tokens])
         inputs = torch.cat((torch.tensor([[2]]), text[:, :-1]), 1)

@@ -58,8 +58,8 @@ def test_smoothed_loss_and_gradient_are_torch_s(model: LanguageModel) -> None:
         loss, reported, _, count = module.losses((tokens, targets))
         assert loss.item() == pytest.approx(want.item(), rel=1e-12)
         assert reported.item() == pytest.approx(plain.item(), rel=1e-12) and count == real.sum()
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for got, exact in zip(found, gradients, strict=True):
+        gradients_here = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for got, exact in zip(gradients_here, gradients, strict=True):
             assert (got is None) == (exact is None)
             if got is not None and exact is not None:
                 torch.testing.assert_close(got, exact)

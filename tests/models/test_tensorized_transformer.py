@@ -45,7 +45,7 @@ def embeddings(softmax: AdaptiveSoftmax | TiedSoftmax) -> list[Tensor]:
     """Each word's, (d,)."""
     if isinstance(softmax, TiedSoftmax):
         return list(softmax.linear.weight)
-    found = []
+    vectors = []
     for i, cluster in enumerate((softmax.head, *softmax.tail)):
         assert isinstance(cluster, Cluster)
         projection: Tensor
@@ -53,8 +53,8 @@ def embeddings(softmax: AdaptiveSoftmax | TiedSoftmax) -> list[Tensor]:
             projection = softmax.embed_projections[i].get_parameter("weight")
         else:
             projection = torch.eye(32).double() if cluster.projection is None else cluster.projection.weight.mT
-        found += [projection @ row for row in cluster.linear.weight[: None if i else softmax.shortlist_size]]
-    return found
+        vectors += [projection @ row for row in cluster.linear.weight[: None if i else softmax.shortlist_size]]
+    return vectors
 
 
 def log_probabilities(softmax: AdaptiveSoftmax | TiedSoftmax, x: Tensor) -> Tensor:

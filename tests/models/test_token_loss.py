@@ -47,8 +47,8 @@ def same(model: nn.Module, loss: Callable[[], Tensor], tokens: int) -> None:
         value.backward()
         results.append([value.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     assert len(results[0]) > 5
-    for found in results[1:]:
-        torch.testing.assert_close(found, results[0], rtol=1e-12, atol=1e-12)
+    for got in results[1:]:
+        torch.testing.assert_close(got, results[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -70,22 +70,22 @@ def test_a_sequence_to_text_model_s(name: str) -> None:
     inputs = torch.randint(4, V, (B, 9)) if width is None else torch.randn(B, 9, width).double()
     text, targets = torch.randint(4, V, (B, T)), torch.randint(4, V, (B, T))
     targets[1, 4:] = 1
-    found: list[Any] = []
+    got: list[Any] = []
 
     def loss() -> Tensor:
-        found.append(model.token_losses(inputs, torch.tensor(rows), text, targets, 1, 0.1))
-        return (found[-1].smoothed * torch.arange(1.0, T + 1)).sum()
+        got.append(model.token_losses(inputs, torch.tensor(rows), text, targets, 1, 0.1))
+        return (got[-1].smoothed * torch.arange(1.0, T + 1)).sum()
 
     same(model, loss, B * T)
     logits = model(inputs, torch.tensor(rows), text)[0].flatten(0, 1)
-    for smoothing, values in ((0.1, found[0].smoothed), (0.0, found[0].plain)):
+    for smoothing, values in ((0.1, got[0].smoothed), (0.0, got[0].plain)):
         want = nn.functional.cross_entropy(
             logits, targets.flatten(), ignore_index=1, label_smoothing=smoothing, reduction="sum"
         )
         torch.testing.assert_close(values.sum(), want)
-    for each in found:
+    for each in got:
         assert torch.equal(each.right.flatten(), logits.argmax(-1) == targets.flatten())
-        torch.testing.assert_close(each.plain, found[0].plain)
+        torch.testing.assert_close(each.plain, got[0].plain)
 
 
 def test_the_logits_are_never_there_together() -> None:
@@ -95,8 +95,8 @@ def test_the_logits_are_never_there_together() -> None:
     for size in (None, 32):
         hidden = torch.randn(1, tokens, width, requires_grad=True)
         with LiveTensors() as alive:
-            found = token_nats(hidden, torch.randint(words, (1, tokens)), lambda h: h @ matrix.mT, size)
-            found.sum().backward()
+            got = token_nats(hidden, torch.randint(words, (1, tokens)), lambda h: h @ matrix.mT, size)
+            got.sum().backward()
         matrix.grad = None
         peaks[size] = alive.peak
     logits = 4 * words * tokens

@@ -80,5 +80,5 @@ def test_wide_features_bring_a_linear_layer_and_a_norm() -> None:
 def described(*overrides: str) -> dict[str, int]:
     record: dict[str, Any] = {"kv_cache": {}}
     task_of(compose(*overrides), Task).describe(record)
-    found: dict[str, int] = record["parameters"]
-    return found
+    parameters: dict[str, int] = record["parameters"]
+    return parameters

@@ -16,28 +16,28 @@ TEST = [[16, 4, 20], [64, 8, 7]]
 
 
 def make(**settings: Any) -> RecallData:
-    given: dict[str, Any] = {"problem": "mqar", "vocab_size": 64, "train": TRAIN, "test": TEST, "validation": 10}
-    return RecallData(**given | {"update_sequences": 8, "batch_size": 4, "eval_batch_size": 6} | settings)
+    defaults: dict[str, Any] = {"problem": "mqar", "vocab_size": 64, "train": TRAIN, "test": TEST, "validation": 10}
+    return RecallData(**defaults | {"update_sequences": 8, "batch_size": 4, "eval_batch_size": 6} | settings)
 
 
 def tokens(data: RecallData, split: Any, cell: int = 0) -> np.ndarray:
-    found = data.sequences(split)
-    return found.__getitems__(range(found.starts[cell], found.starts[cell + 1]))[0].numpy()
+    sequences = data.sequences(split)
+    return sequences.__getitems__(range(sequences.starts[cell], sequences.starts[cell + 1]))[0].numpy()
 
 
 def test_splits_share_no_sequence_and_held_out_ones_are_those_of_every_seed() -> None:
-    one, two = make(), make(seed=2)
-    for data in (one, two):
+    first, second = make(), make(seed=2)
+    for data in (first, second):
         data.setup()
-    rows = [{row.tobytes() for row in tokens(one, split)} for split in ("train", "validation", "test")]
+    rows = [{row.tobytes() for row in tokens(first, split)} for split in ("train", "validation", "test")]
     assert [len(part) for part in rows] == [40, 10, 20] and not set.intersection(*rows)
     assert not rows[0] & rows[2] and not rows[0] & rows[1]
-    assert (tokens(one, "train") != tokens(two, "train")).any()
-    assert all((tokens(one, split) == tokens(two, split)).all() for split in ("validation", "test"))
+    assert (tokens(first, "train") != tokens(second, "train")).any()
+    assert all((tokens(first, split) == tokens(second, split)).all() for split in ("validation", "test"))
     again = make(test=[[64, 8, 7]])
     again.setup("test")
-    assert (tokens(again, "test") == tokens(one, "test", 1)).all()  # the same in every grid that has the cell
-    assert "train 65, validation 20, test 27 sequences; vocabulary 64" in one.corpus
+    assert (tokens(again, "test") == tokens(first, "test", 1)).all()  # the same in every grid that has the cell
+    assert "train 65, validation 20, test 27 sequences; vocabulary 64" in first.corpus
 
 
 def test_an_update_is_of_one_cell_and_every_sequence_comes_at_most_once() -> None:
@@ -60,12 +60,12 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     def order(epoch: int, size: int = 8, accumulate: int = 1, **more: int) -> list[list[int]]:
         return list(CellUpdates(sequences, Share(size, accumulate), seed=1, epoch=epoch, **more))
 
-    whole = order(0)
-    assert whole == order(0) != order(1) and len(whole) == 8
+    alone = order(0)
+    assert alone == order(0) != order(1) and len(alone) == 8
     halves = [order(0, 4, 1, rank=rank, world_size=2) for rank in (0, 1)]
-    assert [a + b for a, b in zip(*halves, strict=True)] == whole
+    assert [a + b for a, b in zip(*halves, strict=True)] == alone
     parts = order(0, 4, 2)
-    assert [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)] == whole
+    assert [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)] == alone
     assert order(0, 4, 2, start=5) == parts[5:]
     assert len(CellUpdates(sequences, Share(4, 2), seed=1, epoch=0, start=5)) == 16
 
@@ -75,11 +75,11 @@ def test_held_out_batches_are_of_one_cell_and_cover_all(world: int) -> None:
     data = make()
     data.setup("test")
     sequences = data.sequences("test")
-    found = [ordered_batches([20, 7], 6, rank=rank, world_size=world) for rank in range(world)]
-    assert sorted(i for batches in found for batch in batches for i in batch) == list(range(27))
-    assert all(len({sequences.cell_of(i) for i in batch}) == 1 for batches in found for batch in batches)
-    one, _ = sequences[20]
-    assert one.dtype == torch.int64 and one.shape == (64,)
+    ranks = [ordered_batches([20, 7], 6, rank=rank, world_size=world) for rank in range(world)]
+    assert sorted(i for batches in ranks for batch in batches for i in batch) == list(range(27))
+    assert all(len({sequences.cell_of(i) for i in batch}) == 1 for batches in ranks for batch in batches)
+    sequence, _ = sequences[20]
+    assert sequence.dtype == torch.int64 and sequence.shape == (64,)
 
 
 @pytest.mark.parametrize(

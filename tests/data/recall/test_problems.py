@@ -67,8 +67,8 @@ def test_gaps_follow_the_power_law() -> None:
         weights = np.arange(1, space + 1) ** (power - 1)
         shares = weights / weights.sum()
         problem = AssociativeRecall(VOCAB, power=power)
-        one = problem.gaps(np.random.default_rng(1), count, 1, space)[:, 0]
-        assert np.bincount(one, minlength=space) / count == pytest.approx(shares, abs=0.008)
+        single = problem.gaps(np.random.default_rng(1), count, 1, space)[:, 0]
+        assert np.bincount(single, minlength=space) / count == pytest.approx(shares, abs=0.008)
         two = problem.gaps(np.random.default_rng(2), count, 2, space)
         for first in range(space):
             for second in set(range(space)) - {first}:
@@ -81,8 +81,8 @@ def test_tokens_are_copied_in_their_order() -> None:
     places = np.zeros(15)
     for row, wanted in zip(tokens, targets, strict=True):
         assert (row[15:] == MARK).all() and (wanted[:15] == IGNORE).all()
-        given = row[:15][row[:15] != BLANK]
-        assert given.tolist() == wanted[15:].tolist() and given.min() > MARK
+        originals = row[:15][row[:15] != BLANK]
+        assert originals.tolist() == wanted[15:].tolist() and originals.min() > MARK
         places += row[:15] != BLANK
     assert places.min() > 0.5 * places.mean()  # scattered over all places
 
@@ -91,33 +91,33 @@ def test_tokens_are_copied_in_their_order() -> None:
 def test_the_needle_stands_once_at_its_depth(depth: float) -> None:
     length = 43
     tokens, targets = drawn(NeedleInNoise(VOCAB), length, depth)
-    found = []
+    places = []
     for row, wanted in zip(tokens, targets, strict=True):
         assert (wanted[:-1] == IGNORE).all()
         (place,) = np.flatnonzero(row[:-1] == row[-1])
         assert row[place + 1] == wanted[-1] >= VOCAB // 2 and place + 1 < length - 1
-        found.append(place)
+        places.append(place)
     if depth == ANYWHERE:
-        assert min(found) == 0 and max(found) == length - 3 and len(set(found)) > 30
+        assert min(places) == 0 and max(places) == length - 3 and len(set(places)) > 30
     else:
-        assert set(found) == {round(depth * (length - 3))}
+        assert set(places) == {round(depth * (length - 3))}
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_same_seed_gives_the_same_sequences(name: str) -> None:
     problem: Problem = PROBLEMS[name](VOCAB)
     level = 0.5 if name == "needle" else 4
-    one, two, other = (drawn(problem, 32, level, seed=seed) for seed in (1, 1, 2))
-    assert all((a == b).all() for a, b in zip(one, two, strict=True)) and (one[0] != other[0]).any()
-    assert problem.text(one[0][0], one[1][0])
+    first, again, other = (drawn(problem, 32, level, seed=seed) for seed in (1, 1, 2))
+    assert all((a == b).all() for a, b in zip(first, again, strict=True)) and (first[0] != other[0]).any()
+    assert problem.text(first[0][0], first[1][0])
 
 
 @pytest.mark.parametrize(("size", "below"), [(1, 1), (2, 4), (3, 4), (4, 4)])
 def test_ordered_choices_are_equally_likely(size: int, below: int) -> None:
     count, choices = 24000, list(itertools.permutations(range(below), size))
-    found = distinct(np.random.default_rng(0), count, size, below)
-    assert found.shape == (count, size)
-    seen = Counter(map(tuple, found.tolist()))
+    rows = distinct(np.random.default_rng(0), count, size, below)
+    assert rows.shape == (count, size)
+    seen = Counter(map(tuple, rows.tolist()))
     assert set(seen) == set(choices)
     assert max(abs(n / count * len(choices) - 1) for n in seen.values()) < 0.2  # about six standard deviations
 

@@ -35,11 +35,11 @@ def test_synthesizers_do_not_disturb_each_other() -> None:
     with Synthesizer() as alone:
         expected = [alone.speak(text, voice) for text in ("One.", "Two.")]
     with Synthesizer() as first, Synthesizer() as second:
-        one = first.speak("One.", voice)
+        before = first.speak("One.", voice)
         second.speak("Something else.", VOICES[2])
-        two = first.speak("Two.", voice)
-    np.testing.assert_array_equal(one, expected[0])
-    np.testing.assert_array_equal(two, expected[1])
+        after = first.speak("Two.", voice)
+    np.testing.assert_array_equal(before, expected[0])
+    np.testing.assert_array_equal(after, expected[1])
 
 
 @pytest.mark.parametrize("name", ["en-us+nobody", "xx-nowhere"])
