@@ -110,9 +110,9 @@ class WordVocabulary(Vocabulary):
             return [self._numbers[word] for word in words]
         except KeyError as error:
             examples = ", ".join([word for word in self.words if word != self.words[self.end]][:3])
-            words = f"the vocabulary, whose {self.size} words ({examples}, ...) lack {self.unknown}"
+            lacking = f"the vocabulary, whose {self.size} words ({examples}, ...) lack {self.unknown}"
             advice = f"train with task.data.vocabulary.min_count=2 to have {self.unknown} for rare words"
-            raise DataError(f"the word {error.args[0]!r} is not in {words}; {advice}") from error
+            raise DataError(f"the word {error.args[0]!r} is not in {lacking}; {advice}") from error
 
     def text(self, ids: Sequence[int]) -> str:
         lines = " ".join("\n" if i == self.end else self.words[i] for i in ids)
