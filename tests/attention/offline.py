@@ -49,8 +49,8 @@ def shared_memory(
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    found: int = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
-    return found
+    result: int = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared
+    return result
 
 
 def attend(capability: int, dtype: torch.dtype, lines: int, content: int, rest: int, shared: bool, masked: bool) -> int:
@@ -120,8 +120,8 @@ def main() -> None:
             (torch.float32, 4, 64, 32, True, False),
         ):
             print(json.dumps([f"latent {capability} {case}", attend(capability, *case), memory]))
-        for given in ((torch.bfloat16, 34, 2, 6, 64), (torch.float16, 22, 2, 0, 128), (torch.float32, 5, 1, 4, 32)):
-            print(json.dumps([f"factor {capability} {given}", factors(capability, *given), memory]))
+        for inputs in ((torch.bfloat16, 34, 2, 6, 64), (torch.float16, 22, 2, 0, 128), (torch.float32, 5, 1, 4, 32)):
+            print(json.dumps([f"factor {capability} {inputs}", factors(capability, *inputs), memory]))
     types = {"partial": "*fp32", "sums": "*fp32", "out": "*bf16"}
     print(
         json.dumps(["reduce", shared_memory(split._reduce, types, {"SPLITS": 64, "PART": 32, "BLOCK": 64}, 90), 2**16])

@@ -143,32 +143,32 @@ def test_expanded_and_rebuilt_forms(backend: Backend, kernels: Callable[[Backend
     def built(heads: slice, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         return q[:, :, heads], partial_softmax.expand(latent, rotary, up[heads])
 
-    found = []
+    result = []
     for taken in (Backend.PLAIN, backend):
         kernels(taken)
         for out in (
             expanded_attention(*inputs, VALUE, 0.7, stride=2),
             rebuilt_attention(share, built, inputs, 3, VALUE, 0.7),
         ):
-            found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-    for want, got in zip(found[:2], found[2:], strict=True):
+            result.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for want, got in zip(result[:2], result[2:], strict=True):
         assert all(error(*pair) < 1e-11 for pair in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("backend", [*HALF_PRECISION, Backend.FUSED_CUDA], ids=lambda b: b.name)
 def test_calls_and_shapes_are_those_that_torch_declares_for_cuda(backend: Backend, stride: int) -> None:
-    q, packed, held = (
+    q, packed, stored = (
         torch.empty(n, t, 2, w, device="meta", dtype=torch.bfloat16)
         for n, t, w in ((4, 64, 96), (4, 64, 160), (2, 32, 160))
     )
-    past = [Past(held), Past(held, torch.ones(2, 32, device="meta", dtype=torch.bool))]
+    past = [Past(stored), Past(stored, torch.ones(2, 32, device="meta", dtype=torch.bool))]
     run = MergedPattern(64, 0.1, stride, 0.1, backend)
-    out, kept = run.forward(q, packed, past)
+    out, saved = run.forward(q, packed, past)
     dq = torch.empty_like(q)
-    dpacked, more = run.backward(torch.empty_like(out), q, packed, past, out, kept, dq)
-    assert out.shape == (4, 64, 2, 64) and kept.lse.shape == (4, 64, 2) and dq.shape == q.shape
-    assert dpacked.shape == packed.shape and [d.shape for d in more] == [held.shape] * 2
+    dpacked, more = run.backward(torch.empty_like(out), q, packed, past, out, saved, dq)
+    assert out.shape == (4, 64, 2, 64) and saved.lse.shape == (4, 64, 2) and dq.shape == q.shape
+    assert dpacked.shape == packed.shape and [d.shape for d in more] == [stored.shape] * 2
 
 
 @pytest.mark.parametrize(

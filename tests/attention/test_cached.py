@@ -116,10 +116,10 @@ def walk(mechanism: Mechanism, operations: list[str], kind: str, seed: int, *, b
             cache.reorder(rows)
             model.history = model.history[rows]
         elif operation == "select" and count > 1:
-            kept = torch.randperm(count, generator=rng)[: 1 + below(count)]
-            cache.select(kept)
-            model.select(kept)
-            count = len(kept)
+            remaining = torch.randperm(count, generator=rng)[: 1 + below(count)]
+            cache.select(remaining)
+            model.select(remaining)
+            count = len(remaining)
         elif operation == "crop":
             crop(cache, model, below(cache.length + 1))
         x = draw(rng, count * beam, 1 if below(3) else 1 + below(3), 32)
@@ -187,9 +187,9 @@ def test_crop_with_ragged_prefixes(mechanism: Mechanism) -> None:
     attention.read_prefix(prefix, lengths, cache)
     attention.extend(x[:, :7], cache)
     model.extend(x[:, :7])
-    found = [crop(cache, model, length) for length in (7, 6, 5, 4)]
+    result = [crop(cache, model, length) for length in (7, 6, 5, 4)]
     if attention.cache_elements_per_token and not isinstance(attention, MTLAWindow):
-        assert found == [True, *[mechanism.stride in (None, 1)] * 3]
+        assert result == [True, *[mechanism.stride in (None, 1)] * 3]
     assert error(attention.extend(x[:, 7:], cache), model.extend(x[:, 7:])) < 1e-12
 
 

@@ -30,8 +30,8 @@ class Form(NamedTuple):
 
 def grouped(d: int, heads: int, groups: int) -> Form:
     """Four projections with biases, two of them of `groups` heads only; keys and values of those are kept."""
-    kept = groups * d // heads
-    return Form(2 * d * (d + kept) + 2 * d + 2 * kept, 2 * kept)
+    cached = groups * d // heads
+    return Form(2 * d * (d + cached) + 2 * d + 2 * cached, 2 * cached)
 
 
 def latent(d: int, heads: int, *, gate: bool) -> Form:
@@ -60,8 +60,8 @@ def products(d: int, heads: int, *, a: bool = True, b: bool = True, shared: bool
     ranks = 4 + (min(6, heads, width) if q else 0)
     head = ranks * heads * (d if a else 1)
     token = (ranks - 2 * shared) * width * (d if b else 1)
-    kept = a * 4 * heads + b * (4 - 2 * shared) * width
-    return Form(head + token + (1 if q else 2) * d * heads * width, kept)
+    cached = a * 4 * heads + b * (4 - 2 * shared) * width
+    return Form(head + token + (1 if q else 2) * d * heads * width, cached)
 
 
 def multilinear(d: int, rank: int, slots: int, state: int) -> Form:

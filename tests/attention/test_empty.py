@@ -22,8 +22,8 @@ def test_forward(mechanism: Mechanism, shape: tuple[int, int], size: int | None,
     attention, x = mechanism.build().train(training), draw(*shape).requires_grad_()
     prefix = None if size is None else draw(shape[0], size)
     lengths = torch.full((shape[0],), shape[1])
-    for given in (None, torch.full((shape[0],), size or 0)):
-        y = attention(x, prefix, lengths=lengths, prefix_lengths=given)
+    for sizes in (None, torch.full((shape[0],), size or 0)):
+        y = attention(x, prefix, lengths=lengths, prefix_lengths=sizes)
         assert y.shape == x.shape and y.dtype == x.dtype
         y.sum().backward()
     assert x.grad is not None and x.grad.shape == x.shape

@@ -56,15 +56,15 @@ class Case(NamedTuple):
         def part(rows: int, room: int, used: int | tuple[int, ...] | None) -> Part:
             head = (1, self.ranks, self.heads, 1) if self.fixed else (rows, self.ranks, self.heads, room)
             stored = self.width if self.third_dim is None else self.width // self.third_dim + self.third_dim
-            found = Part(*(draw(*shape) for shape in (head, (rows, self.ranks, room, stored)) * 2))
+            result = Part(*(draw(*shape) for shape in (head, (rows, self.ranks, room, stored)) * 2))
             for n in range(rows):  # what does not exist is never used
                 first = room if used is None else used[n % len(used)] if isinstance(used, tuple) else used
-                found.key_token[n, :, first:] = found.value_token[n, :, first:] = math.nan
+                result.key_token[n, :, first:] = result.value_token[n, :, first:] = math.nan
             mask = torch.rand(rows, room - 1, generator=generator) > 0.4 if self.masked else None
             if mask is not None:
                 mask[0] = False
                 mask = mask.to(device)
-            return found._replace(
+            return result._replace(
                 used=torch.tensor(used, device=device) if isinstance(used, tuple) else used, mask=mask
             )
 
@@ -273,8 +273,8 @@ def test_the_heuristic_chooses_what_fits_and_the_search_tries_all_of_that(monkey
         call()
         return float(len(tried))
 
-    found = factor.measure_choices(query, parts, scale, timed, **rest)
-    assert [blocks for _, blocks in found] == tried and len(set(tried)) == len(tried) > 10
+    result = factor.measure_choices(query, parts, scale, timed, **rest)
+    assert [blocks for _, blocks in result] == tried and len(set(tried)) == len(tried) > 10
     assert all(factor.shared_memory(blocks, parts[0], 64) <= 100 * 1024 for blocks in tried)
     for dtype in TOLERANCE:
         for heads, ranks, width in ((1, 1, 16), (34, 2, 64), (47, 8, 256), (32, 1, 128), (300, 2, 64)):

@@ -52,12 +52,12 @@ def test_blocks_are_those_that_a_dense_mask_needs(rows: int, size: int, kind: st
         (j < high[:, None]) if kind != "exists" else i >= 0
     )
     seen = seen & (exists[:, None] if kind == "exists" else torch.ones(1, 1, size, dtype=torch.bool))
-    found = block_mask(part, rows)
-    assert found is not None and found.full_kv_num_blocks is not None and found.full_kv_indices is not None
+    result = block_mask(part, rows)
+    assert result is not None and result.full_kv_num_blocks is not None and result.full_kv_indices is not None
     for b in range(len(seen)):
         for n, begin in enumerate(range(0, rows, BLOCK)):
-            partly = found.kv_indices[b, 0, n, : int(found.kv_num_blocks[b, 0, n])].tolist()
-            whole = found.full_kv_indices[b, 0, n, : int(found.full_kv_num_blocks[b, 0, n])].tolist()
+            partly = result.kv_indices[b, 0, n, : int(result.kv_num_blocks[b, 0, n])].tolist()
+            whole = result.full_kv_indices[b, 0, n, : int(result.full_kv_num_blocks[b, 0, n])].tolist()
             for m, first in enumerate(range(0, size, BLOCK)):
                 tile = seen[b, begin : begin + BLOCK, first : first + BLOCK]
                 assert (m in whole) == bool(tile.all())

@@ -108,12 +108,12 @@ def check(case: Case, backend: Backend, dtype: torch.dtype, device: str, backwar
         past = [Past(t, mask) for t in leaves[2:]]
         out = merged_attention(leaves[0], leaves[1], case.value, case.scale, stride=case.stride, past=past)
     assert used(pairs)["merged"] == [backend.name] and out.dtype == dtype
-    found, wanted = [out], [want]
+    result, wanted = [out], [want]
     if backward:
         g = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-        found += torch.autograd.grad(out, leaves, g.to(device))
+        result += torch.autograd.grad(out, leaves, g.to(device))
         wanted += torch.autograd.grad(want, exact, g.double())
-    for got, exactly in zip(found, wanted, strict=True):
+    for got, exactly in zip(result, wanted, strict=True):
         assert got.isfinite().all()
         assert off(got.detach(), exactly.detach()) < TOLERANCE[dtype]
 

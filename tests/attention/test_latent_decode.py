@@ -54,18 +54,18 @@ def drawn(case: Case, device: torch.device) -> tuple[Tensor, list[CacheSegment],
     def segment(rows: int, slots: int, kind: str) -> CacheSegment:
         key = draw(rows, case.groups or 1, slots, width)
         value = None if case.groups is None else draw(rows, case.groups, slots, case.widths[1])
-        held = torch.randint(1, slots + 1, (rows,), generator=rng).tolist()
-        held = [slots] * rows if kind == "none" else [held[0]] * rows if kind in ("int", "one") else held
-        exists = torch.arange(slots) < torch.tensor(held)[:, None]
+        stored = torch.randint(1, slots + 1, (rows,), generator=rng).tolist()
+        stored = [slots] * rows if kind == "none" else [stored[0]] * rows if kind in ("int", "one") else stored
+        exists = torch.arange(slots) < torch.tensor(stored)[:, None]
         if kind == "mask":
             exists = torch.rand(rows, slots, generator=rng) < 0.6
         for tensor in (key, value):
             if tensor is not None:
                 tensor.masked_fill_(~exists.to(device)[:, None, :, None], torch.nan)
-        given = torch.tensor(held[:1] if kind == "one" else held, device=device)
+        counts = torch.tensor(stored[:1] if kind == "one" else stored, device=device)
         if kind == "mask":
             return CacheSegment(key, value, mask=exists.to(device))
-        return CacheSegment(key, value, None if kind == "none" else held[0] if kind == "int" else given)
+        return CacheSegment(key, value, None if kind == "none" else stored[0] if kind == "int" else counts)
 
     segments = [segment(batch, case.slots, case.counts)]
     if case.prefix:
@@ -242,8 +242,8 @@ def test_a_captured_step_follows_its_counts() -> None:
     inputs = [t[0].clone() for t in (latents, rotary, hidden, q)]
 
     def step(slots: Tensor) -> Tensor:
-        held = merge_slot(slots, inputs[0], inputs[1], inputs[2], gates, at, stride)
-        text = CacheSegment(slots[:, None], end=held)
+        buffer = merge_slot(slots, inputs[0], inputs[1], inputs[2], gates, at, stride)
+        text = CacheSegment(slots[:, None], end=buffer)
         return latent_decode(inputs[3], [CacheSegment(prefix, end=counts), text], 0.1, value_dim=r)
 
     side = torch.cuda.Stream()
@@ -259,8 +259,8 @@ def test_a_captured_step_follows_its_counts() -> None:
     captured.zero_()
     for t in range(steps):
         at.fill_(t)
-        for held, new in zip(inputs, (latents, rotary, hidden, q), strict=True):
-            held.copy_(new[t])
+        for buffer, new in zip(inputs, (latents, rotary, hidden, q), strict=True):
+            buffer.copy_(new[t])
         graph.replay()
         assert torch.equal(out, step(eager)), t
         assert torch.equal(captured, eager), t

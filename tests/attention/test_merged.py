@@ -206,7 +206,7 @@ def test_a_length_off_the_stride_is_an_error() -> None:
 def test_keeps_no_square_of_the_length() -> None:
     """What is held for the backward pass grows linearly with T."""
 
-    def kept(total: int) -> int:
+    def saved_bytes(total: int) -> int:
         sizes: dict[int, int] = {}
 
         def pack(t: Tensor) -> Tensor:
@@ -219,4 +219,4 @@ def test_keeps_no_square_of_the_length() -> None:
             merged_attention(q, packed, VALUE, 1.0, stride=2)
         return sum(sizes.values())
 
-    assert kept(512) <= 2 * kept(256)
+    assert saved_bytes(512) <= 2 * saved_bytes(256)

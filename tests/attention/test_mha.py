@@ -148,7 +148,7 @@ def test_equals_transformers(family: str, groups: int) -> None:
     want: Tensor = published(x, position_embeddings=(cos, sin), attention_mask=None)[0]
     assert error(attention(x), want) < 1e-4
     assert attention.rope_theta is not None
-    mine = rotary_table(16, attention.rope_theta, 100, torch.float64, x.device, attention.rope_scaling)
-    assert (mine[0] - cos[0, :, :8]).abs().max() < 1e-5 and (mine[1] - sin[0, :, :8]).abs().max() < 1e-5
+    actual = rotary_table(16, attention.rope_theta, 100, torch.float64, x.device, attention.rope_scaling)
+    assert (actual[0] - cos[0, :, :8]).abs().max() < 1e-5 and (actual[1] - sin[0, :, :8]).abs().max() < 1e-5
     cache = attention.new_cache(2, 100)
     assert error(extend_by(attention, x, cache, [90, *[1] * 10]), want) < 1e-4

@@ -63,13 +63,13 @@ def test_long_texts_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch)
 def test_a_crop_is_exact_or_refused() -> None:
     attention = small(2, 3, 1)
     x, other = (torch.randn(1, 20, 16, dtype=torch.float64) for _ in range(2))
-    for kept in range(20):
+    for remaining in range(20):
         cache = attention.new_cache(1, 20)
         attention.extend(x, cache)
         try:
-            cache.crop(kept)
+            cache.crop(remaining)
         except ValueError as refusal:
-            assert "crop to 0" in str(refusal) and 0 < kept < 19
+            assert "crop to 0" in str(refusal) and 0 < remaining < 19
             continue
-        out = torch.cat([attention.extend(part, cache) for part in other[:, kept:].split(1, 1)], 1)
-        assert error(out, attention(torch.cat((x[:, :kept], other[:, kept:]), 1))[:, kept:]) < 1e-12
+        out = torch.cat([attention.extend(part, cache) for part in other[:, remaining:].split(1, 1)], 1)
+        assert error(out, attention(torch.cat((x[:, :remaining], other[:, remaining:]), 1))[:, remaining:]) < 1e-12

@@ -270,8 +270,8 @@ def test_the_compiled_absolute_form_keeps_its_own_backward() -> None:
     inputs, grad = [x, *attention.parameters()], draw(2, 11, D)
     got, want = torch.compile(attention, backend=backend, fullgraph=True)(x), attention(x)
     assert error(got, want) < 1e-13
-    for mine, exact in zip(
+    for actual, exact in zip(
         torch.autograd.grad(got, inputs, grad), torch.autograd.grad(want, inputs, grad), strict=True
     ):
-        assert error(mine, exact) < 1e-12
+        assert error(actual, exact) < 1e-12
     assert len(graphs) == 1 and "autograd_function_apply" in graphs[0]  # of the strips, not zeros of N x N for each

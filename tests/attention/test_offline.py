@@ -20,7 +20,7 @@ def test_kernels_compile_for_gpus_and_fit_their_shared_memory() -> None:
     }
     run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, env=environment)
     assert run.returncode == 0, run.stderr
-    found = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(found) == 20
-    for name, taken, there in found:
+    result = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(result) == 20
+    for name, taken, there in result:
         assert taken <= there, name

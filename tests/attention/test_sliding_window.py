@@ -96,8 +96,8 @@ def test_a_window_as_long_as_the_text_is_mha(window: int) -> None:
 
 def test_the_cache_holds_the_window_and_the_whole_prefix() -> None:
     attention = SlidingWindow(32, 4, window=5)
-    for text, held in ((3, 3), (5, 5), (6, 5), (1000, 5)):
-        assert attention.cache_elements(2, text, 20) == 2 * (held + 20) * 2 * 32
+    for text, stored in ((3, 3), (5, 5), (6, 5), (1000, 5)):
+        assert attention.cache_elements(2, text, 20) == 2 * (stored + 20) * 2 * 32
     assert attention.multiply_adds(1000) == attention.multiply_adds(5)
     with_prefix = attention.multiply_adds(1000, 900) - attention.multiply_adds(100)
     assert with_prefix == 900 * 2 * 32

@@ -62,15 +62,15 @@ def test_static_factors_lie_in_whole_blocks(name: str) -> None:
     assert isinstance(cache, FactorCache)
     before = {name: buffer.shape for name, buffer in cache.text.items()}
     cache.text = {name: torch.randn_like(buffer) for name, buffer in cache.text.items()}
-    kept = dict(cache.text)
+    unpadded = dict(cache.text)
     for _ in range(2):
         cache.make_static()
         shapes = [(buffer.shape, buffer.is_contiguous()) for buffer in cache.buffers()]
         assert shapes == [(buffer.shape, True) for buffer in aligned.buffers()]
         assert cache.nbytes == aligned.nbytes and len(cache.cos) == 5 + 32 and cache.capacity == 19
     for name, buffer in cache.text.items():
-        own = tuple(slice(size) for size in before[name])
-        assert torch.equal(buffer[own], kept[name]) and buffer.count_nonzero() == kept[name].count_nonzero()
+        span = tuple(slice(size) for size in before[name])
+        assert torch.equal(buffer[span], unpadded[name]) and buffer.count_nonzero() == unpadded[name].count_nonzero()
     pointers = [buffer.data_ptr() for buffer in aligned.buffers()]
     aligned.make_static()
     assert [buffer.data_ptr() for buffer in aligned.buffers()] == pointers  # nothing is copied that fits

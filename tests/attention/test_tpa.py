@@ -54,13 +54,13 @@ def test_options_equal_the_equations_forward_backward_and_cached(name: str, opti
 def as_products(mha: MHA) -> TPANonContextualA:
     """Non-contextual TPA with the weights of MHA, GQA or MQA (section 3.4)."""
     h, groups, width = mha.num_heads, mha.num_kv_heads, mha.head_dim
-    found = TPANonContextualA(mha.d_model, h, width, rank=groups, q_rank=h).double()
+    result = TPANonContextualA(mha.d_model, h, width, rank=groups, q_rank=h).double()
     group = torch.eye(groups, dtype=torch.float64).repeat_interleave(h // groups, 1)  # which heads it has
     with torch.no_grad():
-        found.head_factors.copy_(torch.cat((h * torch.eye(h, dtype=torch.float64), groups * group, groups * group)))
-        found.factors.weight.copy_(torch.cat((mha.query.weight, mha.key.weight, mha.value.weight)))
-        found.out.weight.copy_(mha.out.weight)
-    return found
+        result.head_factors.copy_(torch.cat((h * torch.eye(h, dtype=torch.float64), groups * group, groups * group)))
+        result.factors.weight.copy_(torch.cat((mha.query.weight, mha.key.weight, mha.value.weight)))
+        result.out.weight.copy_(mha.out.weight)
+    return result
 
 
 @pytest.mark.parametrize("groups", [4, 2, 1], ids=["mha", "gqa", "mqa"])
@@ -132,32 +132,32 @@ def test_initial_weights_fill_their_bounds(init: str, bounds: tuple[float, ...])
 def test_backward_keeps_factors_and_not_what_is_built_of_them() -> None:
     """Bytes kept for backward at the small T6's sizes, weights left out: at most 1.3 times MHA's."""
 
-    def kept(attention: Attention, x: Tensor) -> int:
+    def saved_bytes(attention: Attention, x: Tensor) -> int:
         weights = {p.untyped_storage().data_ptr() for p in attention.parameters()}
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
 
         def pack(t: Tensor) -> Tensor:
             if t.untyped_storage().data_ptr() not in weights:
-                found[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+                result[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             y = attention(x)  # alive until all is counted: a freed address might be used again
-            return sum(found.values()) + 0 * y.ndim
+            return sum(result.values()) + 0 * y.ndim
 
     x = torch.randn(1, 128, 768, requires_grad=True)
-    assert kept(TPA(768, 34, 64), x) <= 1.3 * kept(MHA(768, 12, bias=False), x)
+    assert saved_bytes(TPA(768, 34, 64), x) <= 1.3 * saved_bytes(MHA(768, 12, bias=False), x)
 
 
 def ways(attention: TPA, cache: Cache, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The same new positions on factors, and on keys and values built again."""
-    found = []
+    result = []
     for on_factors in (True, False):
-        mine = copy.deepcopy(cache)
+        copied = copy.deepcopy(cache)
         monkeypatch.setattr(TPA, "in_factor_space", lambda *_, on_factors=on_factors: on_factors)
-        found.append(attention.extend(x, mine))
+        result.append(attention.extend(x, copied))
     monkeypatch.undo()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("new", [1, 3])
@@ -190,16 +190,16 @@ def test_logits_far_apart_in_a_step(dtype: torch.dtype, gap: float) -> None:
         x = torch.randn(1, 1, 32).to(dtype)
         f = tpa._factors(cache.angles(2049, 2050), *tpa._compact(x))
         q, _ = tpa._dense(f)
-        held = cache.text
-        held["key_head"][..., 0] = 0
-        held["key_head"][0, 0, :, 0] = sign * gap  # K_0 = gap a (x) b, with b along the first head's query
-        held["key_token"][0, 0, 0] = (q[0, 0, 0] / (q[0, 0, 0].float().square().sum() * tpa.scale)).to(dtype)
+        stored = cache.text
+        stored["key_head"][..., 0] = 0
+        stored["key_head"][0, 0, :, 0] = sign * gap  # K_0 = gap a (x) b, with b along the first head's query
+        stored["key_token"][0, 0, 0] = (q[0, 0, 0] / (q[0, 0, 0].float().square().sum() * tpa.scale)).to(dtype)
         cache.length = 2049
         assert tpa.in_factor_space(1, 1, 2050, 0)
         read = tpa._step(f, 1, [cache.text_segment(2049)])
         assert read.isfinite().all()
         if sign > 0:
-            heads, tokens = held["value_head"][0, :, 0, 0].double(), held["value_token"][0, :, 0].double()
+            heads, tokens = stored["value_head"][0, :, 0, 0].double(), stored["value_token"][0, :, 0].double()
             assert error(read[0, 0, 0], heads @ tokens / 2) < (1e-5 if dtype == torch.float32 else 0.03)
         assert tpa.extend(x, cache).isfinite().all()
 

@@ -63,12 +63,12 @@ def test_rotated_factors_are_rotated_queries_and_keys(name: str, options: tuple[
     assert error(got[0], turned(attention, query, positions)) < 1e-12
     assert error(got[1], turned(attention, key, positions)) < 1e-12
     assert torch.equal(got[2], value)  # values are not rotated
-    found = products(*got[:2])
+    result = products(*got[:2])
     for t in range(LENGTH):
         for s in range(LENGTH):
             by = torch.tensor([t - s], dtype=torch.float64)
             want = products(turned(attention, query[:, t : t + 1], by), key[:, s : s + 1])
-            assert error(found[..., t, s], want[..., 0, 0]) < 1e-12
+            assert error(result[..., t, s], want[..., 0, 0]) < 1e-12
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
@@ -120,9 +120,9 @@ class RotatedValues(TPASharedB):
     """Wrong: values read the rotated factor that keys have, as if the cache held it once for both."""
 
     def _factors(self, angles: Angles, *compact: Tensor) -> Factors:
-        found = super()._factors(angles, *compact)
-        keys = found.token[..., self.q_rank : self.q_rank + self.rank, :]
-        return found._replace(token=torch.cat((found.token[..., : self.q_rank + self.rank, :], keys), -2))
+        result = super()._factors(angles, *compact)
+        keys = result.token[..., self.q_rank : self.q_rank + self.rank, :]
+        return result._replace(token=torch.cat((result.token[..., : self.q_rank + self.rank, :], keys), -2))
 
 
 def outputs(attention: TPA, x: Tensor, first: int) -> Tensor:

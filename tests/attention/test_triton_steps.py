@@ -27,16 +27,16 @@ def decode(attention: Attention, device: str, lengths: torch.Tensor | None, size
     if size:
         attention.read_prefix(prefix, lengths, cache)
     history, worst = x[:, :0], 0.0
-    own, given = prefix.repeat_interleave(2, 0), None if lengths is None else lengths.repeat_interleave(2)
+    prefixes, sizes = prefix.repeat_interleave(2, 0), None if lengths is None else lengths.repeat_interleave(2)
     for t in range(steps):
         if t == min(2, steps - 1):
             cache.reorder(rows)
             history = history[rows]
         if t == steps - 1:
             cache.select(torch.tensor([1], device=device))
-            history, x, own, given = history[2:], x[2:], own[2:], None if given is None else given[2:]
+            history, x, prefixes, sizes = history[2:], x[2:], prefixes[2:], None if sizes is None else sizes[2:]
         history = torch.cat((history, x[:, t : t + 1]), 1)
-        want = attention(history, own if size else None, prefix_lengths=given)[:, -1:]
+        want = attention(history, prefixes if size else None, prefix_lengths=sizes)[:, -1:]
         with prefer(Backend.TRITON):
             worst = max(worst, error(attention.extend(x[:, t : t + 1], cache), want))
     return worst

@@ -57,11 +57,11 @@ class WindowCache(PositionalCache):
 
     def before(self) -> dict[str, Tensor]:
         """What the next text position reads besides itself, oldest first, by the names of `text`."""
-        found = {}
+        entries = {}
         for name, buffer in self.text.items():
             positions = torch.arange(max(0, self.length - self.window + 1), self.length, device=buffer.device)
-            found[name] = buffer.index_select(self.axes[name], positions % self.size)
-        return found
+            entries[name] = buffer.index_select(self.axes[name], positions % self.size)
+        return entries
 
     def keep(self, new: dict[str, Tensor]) -> None:
         """Write the next text positions, of which the newest stay.
