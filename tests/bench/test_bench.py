@@ -103,8 +103,8 @@ def test_a_run(attention: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_failed_check_gives_no_ratio(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forms: dict[Any, Any] = baselines.FORMS
-    monkeypatch.setitem(forms, MTLA, Wrong)
+    forms: dict[type[Attention], Any] = {**baselines.FORMS, MTLA: Wrong}
+    monkeypatch.setattr(baselines, "FORMS", forms)
     record = measured(config("bench.what=training"), tmp_path)
     mha, reference = record["bench"]["rows"][0]["ratios"]
     for pair in (mha, reference):

@@ -384,7 +384,7 @@ def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) ->
 
 
 def keys(node: Any, path: str = "") -> Iterator[str]:
-    """The dotted key of every value and of every group of values."""
+    """The dotted keys of nested mappings, with the prefix `path`."""
     if isinstance(node, dict):
         for name, child in node.items():
             key = f"{path}.{name}" if path else str(name)
