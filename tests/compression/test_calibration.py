@@ -57,9 +57,9 @@ def test_padding_does_not_count() -> None:
         grams.mask = torch.arange(7).expand(2, 7) >= torch.tensor([[0], [4]])
         model(words())
     mask = torch.arange(7).expand(2, 7) >= torch.tensor([[0], [4]])
-    kept = inputs_of(model, words(), path)[mask]
+    rows = inputs_of(model, words(), path)[mask]
     assert grams.tokens[path] == 10
-    torch.testing.assert_close(grams.of(path), kept.T @ kept / 10)
+    torch.testing.assert_close(grams.of(path), rows.T @ rows / 10)
     q, k = torch.ones(2, 1, 3)
     changing = Grams()
     for name, x in (("q", q), ("k", q), ("q", q)):
@@ -84,7 +84,7 @@ def test_outputs_over_the_calibration_data_are_kept_better(
     """The reported errors are those of the projections' outputs, and lower than without weights."""
     make, data = CASES[name]
     x, plain = data(), make().double()
-    found = []
+    result = []
     for weighted in (False, True):
         model = make().double()
         method = calibrated(
@@ -93,7 +93,7 @@ def test_outputs_over_the_calibration_data_are_kept_better(
             lambda grams, model=model: model(x),  # type: ignore[misc]
         )
         report = compress(model, method, tmp_path)[0]
-        found.append(report)
+        result.append(report)
         rebuilt = densify(model, make().double())
         layer = family_of(plain).layers(plain)[0]
         for each in ATTENTION:
@@ -101,9 +101,9 @@ def test_outputs_over_the_calibration_data_are_kept_better(
             flat = inputs_of(plain, x, place.path).flatten(0, 1)
             was, now = (flat @ place.read(one).T for one in (plain, rebuilt))
             assert report["output_errors"][each] == pytest.approx(float((was - now).norm() / was.norm()), rel=1e-6)
-    assert found[1]["output_error"] < 0.98 * found[0]["output_error"]
-    assert found[1]["error"] > found[0]["error"]
-    assert "stored" not in found[1]  # another result than without weights
+    assert result[1]["output_error"] < 0.98 * result[0]["output_error"]
+    assert result[1]["error"] > result[0]["error"]
+    assert "stored" not in result[1]  # another result than without weights
     model = make().double()
     other = calibrated(method, model, lambda grams: model(x[:3]))
     assert "stored" not in compress(model, other, tmp_path)[0]  # other calibration data

@@ -20,18 +20,18 @@ from tests.pretrained.tiny import ids, logits, tiny
 def test_what_the_modes_stack(mode: int, counts: list[int]) -> None:
     with torch.device("meta"):
         model = vit(depth=10)
-    found = TRAWL(mode=mode).stacks(model, family_of(model).layers(model))
-    assert [len(stack.matrices) for stack in found] == counts
-    places = [place for stack in found for place in stack.matrices]
+    result = TRAWL(mode=mode).stacks(model, family_of(model).layers(model))
+    assert [len(stack.matrices) for stack in result] == counts
+    places = [place for stack in result for place in stack.matrices]
     assert len(places) == len(set(places)) == sum(counts)
-    assert {stack.shape for stack in found} == ({(24, 24)} if mode <= 3 else {(96, 24)})
+    assert {stack.shape for stack in result} == ({(24, 24)} if mode <= 3 else {(96, 24)})
 
 
 def test_thirds_of_gptj() -> None:
     with torch.device("meta"):
         model = Llama(**{**SIZES, "depth": 28})
-    found = TRAWL(mode=6).stacks(model, LlamaFamily().layers(model))
-    assert [len(stack.matrices) // 3 for stack in found] == [10, 9, 9]
+    result = TRAWL(mode=6).stacks(model, LlamaFamily().layers(model))
+    assert [len(stack.matrices) // 3 for stack in result] == [10, 9, 9]
 
 
 def planted(model: nn.Module, rank: int, method: str, layer: int = 1) -> None:

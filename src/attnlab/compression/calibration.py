@@ -65,11 +65,11 @@ class Grams:
 
     def digest(self, paths: Sequence[str]) -> str:
         """What tells these Gram matrices from others, to 10 digits or so of each number."""
-        found = hashlib.sha256()
+        content = hashlib.sha256()
         for path in paths:
-            found.update(path.encode())
-            found.update(self.of(path).float().cpu().numpy().tobytes())
-        return found.hexdigest()[:16]
+            content.update(path.encode())
+            content.update(self.of(path).float().cpu().numpy().tobytes())
+        return content.hexdigest()[:16]
 
 
 @contextmanager
@@ -115,6 +115,6 @@ def calibrated(
             feed(grams)
     finally:
         model.train(training)
-    found = copy.copy(method)
-    found.grams = grams
-    return found
+    with_grams = copy.copy(method)
+    with_grams.grams = grams
+    return with_grams

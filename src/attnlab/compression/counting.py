@@ -56,18 +56,18 @@ def multiply_adds(
     counts = {"attention": 0, "rest": 0}
 
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        found = 0
+        count = 0
         if isinstance(module, Replacement):
-            found = module.multiply_adds(inputs[0].shape[:-1].numel())
+            count = module.multiply_adds(inputs[0].shape[:-1].numel())
         elif id(module) in attentions:
-            found = attentions[id(module)].products(inputs[0].shape[1])
+            count = attentions[id(module)].products(inputs[0].shape[1])
         elif isinstance(module, nn.Linear):
-            found = output.numel() * module.in_features
+            count = output.numel() * module.in_features
         elif isinstance(module, nn.Conv2d):
-            found = output.numel() * module.weight[0].numel()
+            count = output.numel() * module.weight[0].numel()
         elif isinstance(module, nn.LayerNorm):
-            found = PER_NORM * output.numel()
-        counts["attention" if id(module) in within else "rest"] += found
+            count = PER_NORM * output.numel()
+        counts["attention" if id(module) in within else "rest"] += count
 
     hooks = [module.register_forward_hook(hook) for module in model.modules() if id(module) not in inside]
     training = model.training
@@ -131,8 +131,8 @@ def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = Non
         for projection in layer.projections.values():
             out, width = projection.shape
             for path in {projection.path, layer.attention or projection.path}:
-                mine = path == projection.path or projection.path.startswith(f"{path}.")
-                sizes[path] = sizes.get(path, 0) + (out * width if mine else 0)
+                inside = path == projection.path or projection.path.startswith(f"{path}.")
+                sizes[path] = sizes.get(path, 0) + (out * width if inside else 0)
     placed = replacements(compressed)
     stay = {path: _stays(module) for path, module in placed.items()}
     parameters_dense = sum(sizes.get(path, 0) - stay[path] for path in placed)

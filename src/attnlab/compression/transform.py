@@ -97,11 +97,11 @@ def install(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
 
 def replacements(model: nn.Module) -> dict[str, Replacement]:
     """The modules that compression has put into a model, by path; those inside another one are left out."""
-    found: dict[str, Replacement] = {}
+    placed: dict[str, Replacement] = {}
     for path, module in model.named_modules():
-        if isinstance(module, Replacement) and not any(path.startswith(f"{outer}.") for outer in found):
-            found[path] = module
-    return found
+        if isinstance(module, Replacement) and not any(path.startswith(f"{outer}.") for outer in placed):
+            placed[path] = module
+    return placed
 
 
 def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: Family | None = None) -> nn.Module:
@@ -139,20 +139,20 @@ def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: F
                 place = places[path]
                 shape = (weight.shape[0], weight.shape[1])
                 Projection(path, shape, transposed=place.transposed, bias=place.bias).write(dense, weight, bias)
-    kept = {
+    rest = {
         key: value
         for key, value in model.state_dict().items()
         if not any(key.startswith(f"{path}.") for path in placed)
     }
-    if unknown := kept.keys() - dense.state_dict().keys():
+    if unknown := rest.keys() - dense.state_dict().keys():
         raise ConfigError(f"{type(dense).__name__} has no {min(unknown)}: it is of another architecture")
-    dense.load_state_dict(kept, strict=False)
+    dense.load_state_dict(rest, strict=False)
     return dense
 
 
 def _apply(model: nn.Module, layers: list[Layer], change: Change) -> dict[str, Replacement]:
     """Put in place what a unit made, and return the new modules by path."""
-    found = dict(change.modules)
+    placed = dict(change.modules)
     by_layer = {layer.path: layer.projections for layer in layers}
     fused: dict[str, dict[Place, Replacement]] = {}
     for place, new in change.projections.items():
@@ -160,26 +160,26 @@ def _apply(model: nn.Module, layers: list[Layer], change: Change) -> dict[str, R
         if isinstance(new, Tensor):
             projection.write(model, new)
         elif projection.rows is None:
-            found[projection.path] = new
+            placed[projection.path] = new
         else:
             fused.setdefault(projection.path, {})[place] = new
     for path, parts in fused.items():
-        mine = {
+        members = {
             (layer.path, name): projection
             for layer in layers
             for name, projection in layer.projections.items()
             if projection.path == path
         }
-        found[path] = Fused(
-            [parts[place] if place in parts else _slice(model, projection) for place, projection in mine.items()],
-            [list(projection.rows or ()) for projection in mine.values()],
+        placed[path] = Fused(
+            [parts[place] if place in parts else _slice(model, projection) for place, projection in members.items()],
+            [list(projection.rows or ()) for projection in members.values()],
         )
-    for path, module in found.items():
+    for path, module in placed.items():
         like, training = _like(model, path)
         if not like.is_meta:
             module.to(like.device, like.dtype)
         replace(model, path, module.train(training))
-    return found
+    return placed
 
 
 def _slice(model: nn.Module, projection: Projection) -> nn.Linear:

@@ -126,8 +126,8 @@ def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None
     u2 = torch.linalg.eigh(sum(_columns(block) for block in wide))[1].flip(-1)
     energy = sum((u1.T @ block @ u2).square().sum((0, 1)) for block in wide)
     assert isinstance(energy, Tensor)
-    kept = torch.nn.functional.pad(energy.cumsum(0).cumsum(1), (1, 0, 1, 0))
-    return (1 - kept / max(square, TINY)).clamp_min(0)
+    captured = torch.nn.functional.pad(energy.cumsum(0).cumsum(1), (1, 0, 1, 0))
+    return (1 - captured / max(square, TINY)).clamp_min(0)
 
 
 def _check(blocks: Sequence[Tensor], ranks: tuple[int, int], stacks: Sequence[int | None]) -> None:

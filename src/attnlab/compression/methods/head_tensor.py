@@ -83,12 +83,12 @@ def named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
         sizes: of the layer's tensor.
         errors: for each stack those of its matrices, (n,).
     """
-    found = {
+    matrices = {
         name: float(error)
         for stack, each in zip(sizes.stacks, errors, strict=True)
         for name, error in zip(stack.names, each, strict=True)
     }
-    return {name: found[name] for name in sizes.places}
+    return {name: matrices[name] for name in sizes.places}
 
 
 def read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:

@@ -114,15 +114,15 @@ class LASER(Method):
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
         self.units(model, layers)  # what cannot be compressed is refused there
-        found = []
+        choices = []
         for layer in chosen_layers(layers, self.layers):
             for name in named(layer, self.matrices):
                 matrix = layer.projections[name]
                 lost, (out_dim, dim) = lost_squares(matrix.read(model)), matrix.shape
                 most = (out_dim * dim - 1) // (out_dim + dim)  # more takes as many parameters as the dense matrix
                 steps = [Step(rank * (out_dim + dim), float(lost[rank]), rank) for rank in grid(most, STEPS)]
-                found.append(Ladder(place_of(layer, name), out_dim * dim, steps))
-        return found
+                choices.append(Ladder(place_of(layer, name), out_dim * dim, steps))
+        return choices
 
     def _rank(self, layer: Layer, name: str) -> int:
         return self.rank_for(layer.projections[name]) if self.chosen is None else self.chosen[place_of(layer, name)]
@@ -164,7 +164,7 @@ class LASER(Method):
         ranks: Mapping[str, int],
         watch: Watch,
     ) -> Change:
-        found: dict[Place, Replacement | Tensor] = {}
+        changes: dict[Place, Replacement | Tensor] = {}
         errors, dense = {}, []
         for done, (name, matrix) in enumerate(matrices.items(), 1):
             weight, rank = matrix.read(model), ranks[name]
@@ -177,14 +177,14 @@ class LASER(Method):
             pair = self._pair(matrix, rank)
             if pair is None:
                 dense.append(name)
-                found[layer.path, name] = a @ b
+                changes[layer.path, name] = a @ b
             else:
                 bias = matrix.read_bias(model)
                 pair = pair.double()
                 pair.load_state_dict({"0.weight": b, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
-                found[layer.path, name] = pair
+                changes[layer.path, name] = pair
             watch("SVD", done, len(matrices))
-        return Change(projections=found, report={"ranks": dict(ranks), **errors, "dense": dense})
+        return Change(projections=changes, report={"ranks": dict(ranks), **errors, "dense": dense})
 
 
 def place_of(layer: Layer, name: str) -> str:
@@ -202,7 +202,7 @@ def named(layer: Layer, names: Sequence[str]) -> list[str]:
         ConfigError: a name that the layer does not have, or a matrix that cannot be compressed.
     """
     groups = {"mlp": layer.matrices, "attn": list(ATTENTION), "all": [*ATTENTION, *layer.matrices]}
-    found: list[str] = []
+    chosen: list[str] = []
     for name in names:
         aliases = [] if name in layer.projections else ALIASES.get(name, ())
         wanted = groups.get(name) or next(([alias] for alias in aliases if alias in layer.projections), [name])
@@ -213,5 +213,5 @@ def named(layer: Layer, names: Sequence[str]) -> list[str]:
         if missing := [each for each in wanted if each not in layer.projections]:
             known = ", ".join([*layer.projections, *groups])
             raise ConfigError(f"compress.matrices: {layer.path} has no {missing[0]}; expected one of {known}")
-        found += wanted
-    return list(dict.fromkeys(found))
+        chosen += wanted
+    return list(dict.fromkeys(chosen))

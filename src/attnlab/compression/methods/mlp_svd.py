@@ -58,7 +58,7 @@ class MLPSVD(Method):
     def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
         mlp_units(model, layers, 1)  # what cannot be compressed is refused there
         assert self.keep is not None
-        found = {}
+        ranks = {}
         for layer in layers:
             if layer.mlp is not None:
                 shapes = [layer.projections[name].shape for name in layer.matrices]
@@ -67,8 +67,8 @@ class MLPSVD(Method):
                     raise ConfigError(
                         f"compress.keep={self.keep}: {layer.mlp} can keep {each / dense:.4f} to 1 of its multiply-adds"
                     )
-                found[layer.mlp] = min(int(self.keep * dense / each), *(min(shape) for shape in shapes))
-        return found
+                ranks[layer.mlp] = min(int(self.keep * dense / each), *(min(shape) for shape in shapes))
+        return ranks
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         return int(report["ranks"]) if self.keep is None else None

@@ -197,12 +197,12 @@ class QueryKeyMethod(Method):
         """Decompose a layer, in float64."""
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
-        found = [(layer, layer.attention) for layer in layers if layer.attention is not None]
-        if not found:
+        attentions = [(layer, layer.attention) for layer in layers if layer.attention is not None]
+        if not attentions:
             raise ConfigError(f"{type(model).__name__} has no attention with a qkv projection: nothing to compress")
         units = [
             (self if value is None else self._at(value))._unit(model, layer, path)
-            for layer, path in found
+            for layer, path in attentions
             for compressed, value in [value_of(self.chosen, path)]
             if compressed
         ]
@@ -290,8 +290,8 @@ class QueryKeyMethod(Method):
         """The unit of one attention module."""
 
         def fitted(watch: Watch) -> Change:
-            found = fit(watch)
-            return Change({path: found.module}, report=found.report)
+            outcome = fit(watch)
+            return Change({path: outcome.module}, report=outcome.report)
 
         return Unit(path, [path], self.settings, fitted, lambda: Change({path: outline()}))
 
@@ -307,9 +307,11 @@ class QueryKeyMethod(Method):
             rank: of each head's matrix; with vo="irratt" on average.
             report: gets the relative error, and with vo="irratt" the ranks.
         """
-        found = global_svd(heads.vo, rank * len(heads.value)) if self.vo == "irratt" else truncated_svd(heads.vo, rank)
-        report |= {"vo_error": found.error} | ({"vo_ranks": found.ranks} if self.vo == "irratt" else {})
-        return found
+        factors = (
+            global_svd(heads.vo, rank * len(heads.value)) if self.vo == "irratt" else truncated_svd(heads.vo, rank)
+        )
+        report |= {"vo_error": factors.error} | ({"vo_ranks": factors.ranks} if self.vo == "irratt" else {})
+        return factors
 
     def ranks(self, sizes: Sizes, path: str = "attention") -> tuple[int, int]:
         """Query-key and value-output rank in use. ConfigError: out of bounds for a layer of these sizes."""
@@ -334,8 +336,8 @@ class QueryKeyMethod(Method):
 
 def _lost(squares: Tensor, rank: int, alike: bool) -> float:
     """The relative squared error of heads with this rank each, or on average; squares of singular values (H, D)."""
-    kept = squares[:, :rank] if alike else squares.flatten().topk(rank * len(squares)).values
-    return float(1 - kept.sum() / squares.sum())
+    largest = squares[:, :rank] if alike else squares.flatten().topk(rank * len(squares)).values
+    return float(1 - largest.sum() / squares.sum())
 
 
 def _shapes(layer: Layer) -> list[tuple[int, int]]:

@@ -141,7 +141,7 @@ class TRAWL(Method):
         return units
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        found = []
+        choices = []
         for stack in self.stacks(model, layers):
             out, width = stack.shape
             most = (out * width - 1) // (out + width)  # more takes as many parameters as the dense matrices
@@ -151,8 +151,8 @@ class TRAWL(Method):
                 lost = truncation_errors([stack.read(model)[:, None]], [self.stack_rank]).diagonal().tolist()
             count = len(stack.matrices) * (out + width)
             steps = [Step(rank * count, float(lost[rank]), rank) for rank in range(1, most + 1)]
-            found.append(Ladder(stack.name, stack.dense, steps))
-        return found
+            choices.append(Ladder(stack.name, stack.dense, steps))
+        return choices
 
     def stacks(self, model: nn.Module, layers: Sequence[Layer]) -> list[MatrixStack]:
         """The tensors of the mode. ConfigError: matrices that are unknown, compressed already, or of several shapes."""
@@ -160,11 +160,11 @@ class TRAWL(Method):
         span = SPAN[(self.mode - 1) % 3]
         count = {"model": 1, "layer": len(chosen), "thirds": min(3, len(chosen))}[span]
         sizes = [len(chosen) // count + (i < len(chosen) % count) for i in range(count)]
-        found, first = [], 0
+        units, first = [], 0
         for size in sizes:
-            found.append(self._stack(model, chosen[first : first + size]))
+            units.append(self._stack(model, chosen[first : first + size]))
             first += size
-        return found
+        return units
 
     def _stack(self, model: nn.Module, layers: Sequence[Layer]) -> MatrixStack:
         attention = self.mode <= 3
@@ -211,7 +211,7 @@ class TRAWL(Method):
     def _fit(self, model: nn.Module, stack: MatrixStack, rank: int, watch: Watch) -> Change:
         tensor = stack.read(model)
         left, right, history = self._decomposed(tensor, rank, watch)
-        found: dict[Place, Replacement | Tensor] = {}
+        changes: dict[Place, Replacement | Tensor] = {}
         errors = {}
         for i, (place, matrix) in enumerate(stack.matrices.items()):
             a, b = (right[i], left[i]) if place in stack.turned else (left[i], right[i])  # W = a @ b.T
@@ -219,22 +219,22 @@ class TRAWL(Method):
             errors[".".join(place)] = float((tensor[i] - left[i] @ right[i].T).norm() / norm)
             pair = _pair(matrix, rank)
             if pair is None:
-                found[place] = a @ b.T
+                changes[place] = a @ b.T
                 continue
             bias = matrix.read_bias(model)
             pair = pair.double()
             pair.load_state_dict({"0.weight": b.T, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
-            found[place] = pair
-        dense = [".".join(place) for place, new in found.items() if isinstance(new, Tensor)]
+            changes[place] = pair
+        dense = [".".join(place) for place, new in changes.items() if isinstance(new, Tensor)]
         report = {"ranks": rank, "error": history[-1], "errors": errors, "dense": dense, "history": history}
-        return Change(projections=found, report=report)
+        return Change(projections=changes, report=report)
 
     def _decomposed(self, tensor: Tensor, rank: int, watch: Watch) -> tuple[Tensor, Tensor, list[float]]:
         """left (n, I, R) and right (n, J, R) with W_i ~ left[i] @ right[i].T, and the relative errors of the sweeps."""
         count = len(tensor)
         if self.method == "cp":
             start = self.start if count <= rank <= count * tensor.shape[-1] else "random"
-            found = cp_als(
+            solution = cp_als(
                 Slices.of(tensor.movedim(0, -1)),
                 rank,
                 start=start,
@@ -244,7 +244,7 @@ class TRAWL(Method):
                 seed=self.seed,
                 watch=lambda *done: watch("CP", *done),
             )
-            return found.a * found.c[:, None], found.b.expand(count, -1, -1), found.history.tolist()
+            return solution.a * solution.c[:, None], solution.b.expand(count, -1, -1), solution.history.tolist()
         core = tucker(
             [tensor[:, None]],
             (rank, rank),

@@ -152,16 +152,16 @@ class FactoredAttention(CompressedAttention):
     def _packed(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         """(B, N, R), (B, N, R), (B, N, P) -> (B, N, P)."""
         dropout = self.attn_drop.p if self.training else 0.0
-        found = []
+        outputs = []
         for bucket in self.buckets:
-            mine, width = slice(bucket.first, bucket.end), bucket.width
+            heads, width = slice(bucket.first, bucket.end), bucket.width
             qs, ks = (_pack(z, self.ranks, bucket, width) for z in (q, k))
             vs = _pack(v, self.value_ranks, bucket, width)
             y = F.scaled_dot_product_attention(
                 qs, ks, vs, attn_mask, dropout, is_causal=is_causal, scale=self.scale
             ).transpose(1, 2)  # (B, N, h, E)
-            found.append(_unpack(y, self.value_ranks[mine]))
-        return found[0] if len(found) == 1 else torch.cat(found, -1)
+            outputs.append(_unpack(y, self.value_ranks[heads]))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         assert self.fusion is not None
@@ -269,16 +269,16 @@ class SlimAttention(CompressedAttention):
 
 def _pack(z: Tensor, ranks: Sequence[int], bucket: Bucket, width: int) -> Tensor:
     """Columns (B, N, sum ranks) of the bucket's heads, each filled up with zeros: (B, h, N, width)."""
-    mine = ranks[bucket.first : bucket.end]
+    in_bucket = ranks[bucket.first : bucket.end]
     begin = sum(ranks[: bucket.first])
-    z = z[..., begin : begin + sum(mine)]
-    if all(rank == width for rank in mine):
-        return z.unflatten(-1, (len(mine), width)).transpose(1, 2)
-    if len(set(mine)) == 1:
-        return F.pad(z.unflatten(-1, (len(mine), mine[0])), (0, width - mine[0])).transpose(1, 2)
+    z = z[..., begin : begin + sum(in_bucket)]
+    if all(rank == width for rank in in_bucket):
+        return z.unflatten(-1, (len(in_bucket), width)).transpose(1, 2)
+    if len(set(in_bucket)) == 1:
+        return F.pad(z.unflatten(-1, (len(in_bucket), in_bucket[0])), (0, width - in_bucket[0])).transpose(1, 2)
     zero = z.new_zeros(1).expand(*z.shape[:-1], width)
-    pieces = [piece for part in z.split(list(mine), -1) for piece in (part, zero[..., : width - part.shape[-1]])]
-    return torch.cat(pieces, -1).unflatten(-1, (len(mine), width)).transpose(1, 2)
+    pieces = [piece for part in z.split(list(in_bucket), -1) for piece in (part, zero[..., : width - part.shape[-1]])]
+    return torch.cat(pieces, -1).unflatten(-1, (len(in_bucket), width)).transpose(1, 2)
 
 
 def _unpack(y: Tensor, ranks: Sequence[int]) -> Tensor:

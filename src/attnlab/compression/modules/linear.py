@@ -90,8 +90,8 @@ class Fused(Replacement):
         weights, biases, error = [], [], 0.0
         for part in self.parts:
             if isinstance(part, Replacement):
-                found, lost = part.dense()
-                weight, bias = found[""]
+                matrices, lost = part.dense()
+                weight, bias = matrices[""]
                 error = max(error, lost)
             else:
                 assert isinstance(part, nn.Linear)

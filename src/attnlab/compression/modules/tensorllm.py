@@ -243,8 +243,8 @@ class HeadFactors(Replacement):
         state = (*self._state(), marks, _autocast(self.u1.device.type))
         if name not in self._derived or self._derived[name][0] != state:
             self._derived[name] = state, make()
-        found: Tensor = self._derived[name][1]
-        return found
+        product: Tensor = self._derived[name][1]
+        return product
 
     def _state(self) -> tuple[Any, ...]:
         """What changes when a weight changes."""
@@ -262,15 +262,15 @@ class HeadFactors(Replacement):
         if len(names) == 1 or torch.compiler.is_compiling():
             return make()
         state = (_version(x), torch.is_grad_enabled(), _autocast(x.device.type), self._state())
-        given, was, found, waiting = self._shared.get(axis, (None, None, None, set()))
-        if given is not x or was != state or name not in waiting:
-            found, waiting = make(), names
+        last, was, shared, waiting = self._shared.get(axis, (None, None, None, set()))
+        if last is not x or was != state or name not in waiting:
+            shared, waiting = make(), names
         waiting = waiting - {name}
         if waiting:
-            self._shared[axis] = x, state, found, waiting
+            self._shared[axis] = x, state, shared, waiting
         else:
             self._shared.pop(axis, None)
-        result: Tensor = found
+        result: Tensor = shared
         return result
 
 
@@ -297,10 +297,10 @@ class HeadProjection(Replacement):
         return {"factors": self.factors, "name": self.name, **sizes, "bias": self.bias is not None}
 
     def bind(self, model: nn.Module, path: str) -> None:
-        found = model.get_submodule(self.factors)
-        if not isinstance(found, HeadFactors) or self.name not in found.place:
+        owner = model.get_submodule(self.factors)
+        if not isinstance(owner, HeadFactors) or self.name not in owner.place:
             raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
-        self._owner = [found]
+        self._owner = [owner]
 
     @property
     def weight(self) -> Tensor:
