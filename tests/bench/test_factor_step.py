@@ -41,6 +41,6 @@ def test_the_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None
 def test_on_a_gpu_bytes_per_second_stand_beside_a_copy(tmp_path: Path) -> None:
     words = "hardware=gpu", "bench.dtype=bfloat16", "bench.batch=16", "bench.context=[4096]"
     record = measured(config(*SMALL[:1], "bench.references=[mha]", *words, attention="tpa"), tmp_path)
-    for found in record["bench"]["rows"][0]["variants"].values():
-        assert 0 < found["share_of_copy"] < 1.5
+    for result in record["bench"]["rows"][0]["variants"].values():
+        assert 0 < result["share_of_copy"] < 1.5
     assert all(NOT_RUN not in pair for pair in record["bench"]["rows"][0]["ratios"])

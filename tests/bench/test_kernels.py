@@ -25,12 +25,12 @@ def test_on_a_cpu_the_kernel_is_checked_and_not_timed(tmp_path: Path, capsys: py
     assert row["what"] == "kernels" and row["context"] == 20
     assert list(row["variants"]) == ["mtla triton", "mtla torch", "mha triton", "mha torch"]
     assert list(checks) == list(row["variants"])
-    assert all(found["output"] <= found["tolerance"] == 1e-3 for found in checks.values())
-    for name, found in row["variants"].items():
+    assert all(result["output"] <= result["tolerance"] == 1e-3 for result in checks.values())
+    for name, result in row["variants"].items():
         if name.endswith("triton"):
-            assert "timed on CUDA" in found[NOT_RUN]
+            assert "timed on CUDA" in result[NOT_RUN]
         else:
-            assert found["bytes"] > 0 and found["share_of_copy"] == found["bytes_per_second"] == NOT_RUN
+            assert result["bytes"] > 0 and result["share_of_copy"] == result["bytes_per_second"] == NOT_RUN
     assert all("timed on CUDA" in pair[NOT_RUN] for pair in row["ratios"])
     assert "mtla triton" in capsys.readouterr().out
 
@@ -67,15 +67,15 @@ def test_what_does_not_fit_is_left_out_and_the_others_are_measured(
     record = measured(
         config("bench.what=kernels", "bench.context=[4]", "bench.references=[mha]", "bench.memory=false"), tmp_path
     )
-    found = record["bench"]["rows"][0]["variants"]
-    assert found["mha torch"] == {NOT_RUN: "CUDA out of memory. Tried to allocate 80 GiB"}
-    assert found["mtla torch"]["seconds"]["median"] > 0
+    result = record["bench"]["rows"][0]["variants"]
+    assert result["mha torch"] == {NOT_RUN: "CUDA out of memory. Tried to allocate 80 GiB"}
+    assert result["mtla torch"]["seconds"]["median"] > 0
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_bytes_per_second_stand_beside_a_copy(tmp_path: Path) -> None:
     words = "hardware=gpu", "bench.dtype=bfloat16", "bench.prefix=0", "bench.batch=16", "bench.context=[4096]"
     record = measured(config(*SMALL, *words), tmp_path)
-    for found in record["bench"]["rows"][0]["variants"].values():
-        assert 0 < found["share_of_copy"] < 1.5
+    for result in record["bench"]["rows"][0]["variants"].values():
+        assert 0 < result["share_of_copy"] < 1.5
     assert all(NOT_RUN not in pair for pair in record["bench"]["rows"][0]["ratios"])

@@ -30,9 +30,9 @@ def test_operations_are_those_of_the_pairs_that_are_seen() -> None:
 
 
 def test_shares_of_the_peaks_of_a_device_that_is_known() -> None:
-    found = utilisation.utilisation("NVIDIA H200", "bfloat16", 2.0, int(989e12), int(4.8e12))
-    assert found["share_of_peak_flops"] == found["share_of_peak_bandwidth"] == 0.5
-    assert found["flops"] == 494.5e12 and found["bytes_per_second"] == 2.4e12
+    result = utilisation.utilisation("NVIDIA H200", "bfloat16", 2.0, int(989e12), int(4.8e12))
+    assert result["share_of_peak_flops"] == result["share_of_peak_bandwidth"] == 0.5
+    assert result["flops"] == 494.5e12 and result["bytes_per_second"] == 2.4e12
     assert utilisation.utilisation("NVIDIA H200", "bfloat16", 2.0, None, None) == {}
     unknown = utilisation.utilisation("Some Card", "bfloat16", 2.0, 10, 10)
     assert unknown["share_of_peak_flops"] == unknown["share_of_peak_bandwidth"] == NOT_KNOWN
@@ -53,9 +53,9 @@ def test_float32_has_the_peak_of_what_computes_it(precision: str, want: float) -
 def test_a_kernel_that_was_timed_and_not_checked_gives_no_ratio() -> None:
     check = {"output": 0.0, "kernels": {"merged": ["FUSED_CUDA"], "step": ["TRITON"]}}
     assert unchecked(check, {"kernels": {"merged": ["FUSED_CUDA"], "dense": ["SDPA flash"]}}) == []
-    found = {"kernels": {"merged": ["FLASH_CUDA", "FUSED_CUDA"], "window": ["FLEX", "SDPA"]}}
-    assert unchecked(check, found) == ["FLASH_CUDA (merged)", "FLEX (window)"]
-    assert unchecked({}, found) == []  # of a published algorithm, which is its own reference
+    result = {"kernels": {"merged": ["FLASH_CUDA", "FUSED_CUDA"], "window": ["FLEX", "SDPA"]}}
+    assert unchecked(check, result) == ["FLASH_CUDA (merged)", "FLEX (window)"]
+    assert unchecked({}, result) == []  # of a published algorithm, which is its own reference
 
 
 class Products:
@@ -90,8 +90,8 @@ def test_on_a_gpu_a_large_product_comes_near_the_peak_and_never_above_it() -> No
     assert operations_of(work, {"dense": ["SDPA flash"]}) == work.operations()  # type: ignore[arg-type]
     seconds = min(timed(work, device)["seconds"] for _ in range(5))  # type: ignore[arg-type]
     name = torch.cuda.get_device_name()
-    found = utilisation.utilisation(name, "bfloat16", seconds, work.operations(), None)
-    share = found["share_of_peak_flops"]
+    result = utilisation.utilisation(name, "bfloat16", seconds, work.operations(), None)
+    share = result["share_of_peak_flops"]
     assert share == NOT_KNOWN if peak_of(name) is None else 0.2 < float(share) < 1.0
     flush(device)
     assert utilisation._other(device).numel() >= torch.cuda.get_device_properties(device).L2_cache_size

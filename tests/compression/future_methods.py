@@ -81,9 +81,9 @@ class View(Replacement):
         return {"factors": self.path, "name": self.name, **sizes, "bias": self.bias is not None}
 
     def bind(self, model: nn.Module, path: str) -> None:
-        found = model.get_submodule(self.path)
-        assert isinstance(found, Factors)
-        self._factors = [found]
+        result = model.get_submodule(self.path)
+        assert isinstance(result, Factors)
+        self._factors = [result]
 
     def forward(self, x: Tensor) -> Tensor:
         (factors,) = self._factors

@@ -86,7 +86,7 @@ class LlamaFamily(Family):
         return isinstance(model, Llama)
 
     def layers(self, model: nn.Module) -> list[Layer]:
-        found = []
+        result = []
         for path, module in model.named_modules():
             if not isinstance(module, LlamaLayer):
                 continue
@@ -104,8 +104,8 @@ class LlamaFamily(Family):
                 shape = (linear.out_features, linear.in_features)
                 projections[name] = Projection(f"{path}.mlp.{name}_proj", shape)
             rotary = {"products": f"{place}: rotary positions stand between projections and products"}
-            found.append(Layer(path, place, f"{path}.mlp", projections, width**-0.5, refusals=rotary))
-        return found
+            result.append(Layer(path, place, f"{path}.mlp", projections, width**-0.5, refusals=rotary))
+        return result
 
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
         return Llama(**options)

@@ -29,9 +29,9 @@ def by_head(module: FactoredAttention | SlimAttention, x: Tensor, mask: Tensor |
         logits = [q @ torch.diag(row) @ k.mT for row in module.weights]
     else:
         pairs = zip(q.split(module.ranks, -1), k.split(module.ranks, -1), strict=True)
-        own = [a @ b.mT for a, b in pairs]
-        fusion = torch.eye(len(own)).to(x) if module.fusion is None else module.fusion
-        logits = [sum((w * one for w, one in zip(row, own, strict=True)), torch.zeros(())) for row in fusion]
+        products = [a @ b.mT for a, b in pairs]
+        fusion = torch.eye(len(products)).to(x) if module.fusion is None else module.fusion
+        logits = [sum((w * one for w, one in zip(row, products, strict=True)), torch.zeros(())) for row in fusion]
     y = module.proj.bias
     values = value.split(module.value_ranks)
     for one, v, o in zip(logits, values, module.proj.weight.split(module.value_ranks, -1), strict=True):
@@ -64,8 +64,8 @@ def test_forward_and_backward(name: str, masked: bool | str) -> None:
     weights = torch.randn_like(y)
     sources = [x, *module.parameters()]
     ours = torch.autograd.grad((y * weights).sum(), sources)
-    theirs = torch.autograd.grad((expected * weights).sum(), sources)
-    for one, other in zip(ours, theirs, strict=True):
+    reference = torch.autograd.grad((expected * weights).sum(), sources)
+    for one, other in zip(ours, reference, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -135,12 +135,12 @@ def test_ranks_that_cannot_be() -> None:
 
 def test_buckets_are_the_cheapest_of_all() -> None:
     ranks = [64, 40, 33, 17, 9, 8, 2]
-    found = buckets(ranks, [8] * 7)
-    assert [found[0].first, *(b.end for b in found)] == sorted({0, *(b.end for b in found)})
-    assert found[-1].end == 7 and len(found) <= 3
-    for bucket in found:
+    result = buckets(ranks, [8] * 7)
+    assert [result[0].first, *(b.end for b in result)] == sorted({0, *(b.end for b in result)})
+    assert result[-1].end == 7 and len(result) <= 3
+    for bucket in result:
         assert bucket.width % 8 == 0 and bucket.width >= max(ranks[bucket.first : bucket.end])
-    price = sum((b.end - b.first) * b.width for b in found) + CALL * len(found)
+    price = sum((b.end - b.first) * b.width for b in result) + CALL * len(result)
     for count in (1, 2, 3):
         for cuts in combinations(range(1, 7), count - 1):
             edges = [0, *cuts, 7]

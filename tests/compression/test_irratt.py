@@ -112,23 +112,23 @@ def test_a_model_with_value_ranks_of_its_own_becomes_dense_again() -> None:
 @pytest.mark.parametrize("start", ["global", "random"])
 def test_a_constrained_fusion(start: Any) -> None:
     """Eq. 7 holds; the error is that of separate heads with its ranks: above a free fusion, at most IrrAtt's."""
-    given: dict[str, Any] = {"rank": 9, "vo_rank": 4, "start": start, "restarts": 2, "sweeps": 40}
-    given["objective"] = "none"
-    free = compress(vit(depth=1), CPSlimAtt(**given))
+    options: dict[str, Any] = {"rank": 9, "vo_rank": 4, "start": start, "restarts": 2, "sweeps": 40}
+    options["objective"] = "none"
+    free = compress(vit(depth=1), CPSlimAtt(**options))
     model = vit(depth=1).double()
-    found = compress(model, CPSlimAtt(**given, fusion="constrained"))
+    result = compress(model, CPSlimAtt(**options, fusion="constrained"))
     apart = compress(
-        vit(depth=1), IrrAtt(**{**given, "start": "cp" if start == "global" else start}, fusion="identity")
+        vit(depth=1), IrrAtt(**{**options, "start": "cp" if start == "global" else start}, fusion="identity")
     )
     best = compress(vit(depth=1), GlobalSVD(9, 4))
-    assert free[0]["qk_error"] < found[0]["qk_error"] <= apart[0]["qk_error"] * (1 + 1e-6)
-    assert found[0]["qk_error"] >= best[0]["qk_error"] * (1 - 1e-6)  # Eckart and Young
-    assert free[0]["fusion_own"] < found[0]["fusion_own"] == 1
+    assert free[0]["qk_error"] < result[0]["qk_error"] <= apart[0]["qk_error"] * (1 + 1e-6)
+    assert result[0]["qk_error"] >= best[0]["qk_error"] * (1 - 1e-6)  # Eckart and Young
+    assert free[0]["fusion_own"] < result[0]["fusion_own"] == 1
     module: Any = model.get_submodule("blocks.0.attn")
     fusion = module.weights.detach()
     assert float(fusion.min()) >= 0 and ((fusion > 0).sum(0) == 1).all()
     torch.testing.assert_close(fusion @ fusion.T, torch.eye(3).double(), rtol=0, atol=1e-12)
-    assert (fusion > 0).sum(1).tolist() == found[0]["head_ranks"]
+    assert (fusion > 0).sum(1).tolist() == result[0]["head_ranks"]
 
 
 def test_a_constrained_model_trains_within_the_constraint_and_becomes_an_irregular_one_exactly() -> None:

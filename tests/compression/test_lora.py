@@ -58,8 +58,8 @@ def test_an_adapter_learns_on_factors(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_weight_of_a_module_in_place_of_a_matrix(kind: str) -> None:
-    found: list[Any] = [one for one in compressed(kind).modules() if isinstance(one, Replacement)]
-    for module in found:
+    result: list[Any] = [one for one in compressed(kind).modules() if isinstance(one, Replacement)]
+    for module in result:
         if hasattr(module, "in_features"):
             assert tuple(module.weight.shape) == (module.out_features, module.in_features)
             x = torch.randn(3, module.in_features)

@@ -19,9 +19,9 @@ FILES = sorted(path.stem for path in (CONF / "compress").glob("*.yaml") if path.
 @pytest.fixture(params=FILES)
 def method(request: pytest.FixtureRequest) -> Method:
     cfg = compose("task=imagenet", f"compress={request.param}", "rank=5")
-    found = instantiate(cfg.compress, path="compress")
-    assert isinstance(found, Method)
-    return found
+    result = instantiate(cfg.compress, path="compress")
+    assert isinstance(result, Method)
+    return result
 
 
 def test_a_method(method: Method, tmp_path: Path) -> None:

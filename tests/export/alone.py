@@ -32,8 +32,8 @@ def main(folders: list[str]) -> None:
     torch.set_num_threads(1)
     for folder in map(Path, folders):
         asked: dict[str, Any] = json.loads(folder.with_suffix(".json").read_text())
-        own = any(folder.glob("*.py"))
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=own)
+        with_code = any(folder.glob("*.py"))
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=with_code)
         ids = torch.tensor(asked["ids"])
         found: dict[str, Any] = {"class": type(model).__name__, "training": model.training}
         with torch.no_grad():

@@ -33,8 +33,8 @@ def test_a_mechanism_and_all_that_it_needs(cls: type) -> None:
 def test_the_code_stays_as_it_is_written() -> None:
     text = flatten([MTLA.__module__])["attention_mtla.py"]
     original = Path(str(sys.modules[MTLA.__module__].__file__)).read_text()
-    ours, theirs = ([line for line in one.splitlines() if "import" not in line] for one in (text, original))
-    assert ours == theirs
+    ours, reference = ([line for line in one.splitlines() if "import" not in line] for one in (text, original))
+    assert ours == reference
     assert "from .attention_ops_partial_softmax import Past, expanded_attention" in text
 
 

@@ -33,8 +33,8 @@ def config(attention: str, model: dict[str, Any] = T6, **values: Any) -> DictCon
     def node(name: str) -> Any:
         cfg = composed(name, "task.model.d_model=32", "task.attention_heads=4", "task.attention_dropout=0.0",
                        "task.attention_bias=false", "task.attention_prefix=false")  # fmt: skip
-        found = freeze(cfg, {"attention": name}).attention
-        return OmegaConf.to_container(found, resolve=True)
+        result = freeze(cfg, {"attention": name}).attention
+        return OmegaConf.to_container(result, resolve=True)
 
     if attention == "hybrid":
         chosen: Any = {"pattern": list(HYBRID), "mechanisms": {name: node(name) for name in HYBRID}}
@@ -104,7 +104,7 @@ def run_directory(folder: Path, *settings: str) -> tuple[Path, Any]:
     module.model.eval()
     write_weights(folder / "checkpoints" / "averaged.safetensors", module.model.state_dict(), module.identity)
     OmegaConf.save(cfg, folder / "config.yaml")
-    found = new(cfg, "python -m attnlab " + " ".join(settings)) | {"status": "finished", "corpus": "sample"}
-    task.sizes(found, module.model)
-    write(found, folder)
+    result = new(cfg, "python -m attnlab " + " ".join(settings)) | {"status": "finished", "corpus": "sample"}
+    task.sizes(result, module.model)
+    write(result, folder)
     return folder, module

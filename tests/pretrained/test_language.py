@@ -101,11 +101,11 @@ def test_a_compressed_decoder_generates(kind: str) -> None:
         """The logits of every step, (6, B, words)."""
         return torch.stack(model.generate(tokens, attention_mask=mask, **settings).logits)
 
-    found = steps(model, tokens, mask)
-    torch.testing.assert_close(found, steps(dense, tokens, mask), rtol=0, atol=1e-6)
+    result = steps(model, tokens, mask)
+    torch.testing.assert_close(result, steps(dense, tokens, mask), rtol=0, atol=1e-6)
     for i, part in enumerate(mask.bool()):
         alone = tokens[i, part][None]
-        torch.testing.assert_close(steps(model, alone, torch.ones_like(alone))[:, 0], found[:, i], rtol=0, atol=1e-5)
+        torch.testing.assert_close(steps(model, alone, torch.ones_like(alone))[:, 0], result[:, i], rtol=0, atol=1e-5)
 
 
 def test_save_pretrained_of_a_compressed_model_names_what_works(tmp_path: Path) -> None:

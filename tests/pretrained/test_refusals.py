@@ -102,9 +102,9 @@ def test_a_folder_that_cannot_be_used(
 ) -> None:
     saved(tmp_path)
     change(tmp_path)
-    with pytest.raises(error, match=message) as found:
+    with pytest.raises(error, match=message) as result:
         huggingface.load(str(tmp_path), dtype=torch.float32)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(result.value)
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])

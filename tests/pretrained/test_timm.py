@@ -19,14 +19,14 @@ def test_the_cache_needs_no_network(cache: Path) -> None:
     (place / "snapshots" / ("0" * 40)).mkdir(parents=True)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text("0" * 40)
-    published, mine = (timm.create_model(NAME.partition(".")[0]) for _ in range(2))
+    published, actual = (timm.create_model(NAME.partition(".")[0]) for _ in range(2))
     torch.nn.init.normal_(published.get_parameter("head.weight"))
     save_file(published.state_dict(), place / "snapshots" / ("0" * 40) / "model.safetensors")
-    Timm().load(mine, NAME)
-    assert all(torch.equal(value, published.state_dict()[name]) for name, value in mine.state_dict().items())
+    Timm().load(actual, NAME)
+    assert all(torch.equal(value, published.state_dict()[name]) for name, value in actual.state_dict().items())
     (place / "snapshots" / ("0" * 40) / "model.safetensors").write_bytes(b"short")
     with pytest.raises(DataError, match=rf"model={NAME}: timm cannot load .*model.safetensors"):
-        Timm().load(mine, NAME)
+        Timm().load(actual, NAME)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def ids(count: int = 2) -> Tensor:
 
 def logits(model: nn.Module, inputs: Tensor) -> Tensor:
     """Of a language model, or what another model gives."""
-    found = model(inputs)
-    out: Tensor = found if isinstance(found, Tensor) else found.logits
+    result = model(inputs)
+    out: Tensor = result if isinstance(result, Tensor) else result.logits
     return out
 
 
@@ -85,8 +85,8 @@ def saved(folder: Path, kind: str = "llama", **options: Any) -> nn.Module:
     model: Any = tiny(kind)
     model.save_pretrained(folder, **options)
     words().save_pretrained(folder)
-    found: nn.Module = model
-    return found
+    result: nn.Module = model
+    return result
 
 
 def edit(folder: Path, **values: Any) -> None:

@@ -75,8 +75,8 @@ def test_algorithm_1_keeps_what_the_owners_hold() -> None:
     terms = terms_from_cp(tensor, (a, b, c))
     owner, largest = fusion_ranks(c, 4)
     for head in range(3):
-        mine = owner == head
-        torch.testing.assert_close(terms.left[head] @ terms.right[head].T, (a * largest)[:, mine] @ b[:, mine].T)
+        of_head = owner == head
+        torch.testing.assert_close(terms.left[head] @ terms.right[head].T, (a * largest)[:, of_head] @ b[:, of_head].T)
     assert terms.ranks == torch.bincount(owner, minlength=3).tolist()
 
 

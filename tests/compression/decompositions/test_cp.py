@@ -18,17 +18,17 @@ def falls(history: torch.Tensor) -> bool:
 def test_sweeps_are_those_of_tensorly(sweeps: int) -> None:
     tensor = Slices.of(torch.randn(6, 5, 4, dtype=torch.float64))
     start = tuple(torch.randn(size, 3, dtype=torch.float64) for size in tensor.sizes)
-    found = cp_als(tensor, 3, start=start, sweeps=sweeps, tolerance=0)  # type: ignore[arg-type]
+    result = cp_als(tensor, 3, start=start, sweeps=sweeps, tolerance=0)  # type: ignore[arg-type]
     with tensorly.backend_context("numpy"):
-        theirs = parafac(
+        reference = parafac(
             tensor.dense().numpy(),
             3,
             n_iter_max=sweeps,
             init=(numpy.ones(3), [factor.numpy() for factor in start]),
             tol=0,
         )
-        want = torch.from_numpy(tensorly.cp_to_tensor(theirs))
-    ours = torch.einsum("ir,jr,hr->ijh", *found.factors)
+        want = torch.from_numpy(tensorly.cp_to_tensor(reference))
+    ours = torch.einsum("ir,jr,hr->ijh", *result.factors)
     torch.testing.assert_close(ours, want, rtol=1e-8, atol=1e-10)
 
 
@@ -38,14 +38,14 @@ def test_the_best_of_several_starts_is_kept(batch: tuple[int, ...]) -> None:
     tensor = Slices.of(torch.randn(*batch, 6, 5, 4, dtype=torch.float64))
     options = {"start": "random", "sweeps": 30, "tolerance": 1e-3}
     done: list[tuple[int, int]] = []
-    found = cp_als(tensor, 3, starts=3, seed=7, watch=lambda *at: done.append(at), **options)  # type: ignore[arg-type]
+    result = cp_als(tensor, 3, starts=3, seed=7, watch=lambda *at: done.append(at), **options)  # type: ignore[arg-type]
     each = [cp_als(tensor, 3, seed=seed, **options) for seed in (7, 8, 9)]  # type: ignore[arg-type]
     errors = torch.stack([one.error for one in each])
-    assert torch.equal(found.error, errors.amin(0)) and (errors.amax(0) > errors.amin(0)).all()
+    assert torch.equal(result.error, errors.amin(0)) and (errors.amax(0) > errors.amin(0)).all()
     assert done == sorted(done) and done[-1][0] <= done[-1][1] == 90
     for i in range(3) if batch else [...]:
         best = each[int(errors[:, i].argmin())]
-        assert torch.equal(found.a[i], best.a[i]) and falls(found.history)
+        assert torch.equal(result.a[i], best.a[i]) and falls(result.history)
     with pytest.raises(ValueError, match=r"0 starts: expected at least 1"):
         cp_als(tensor, 3, starts=0)
 
@@ -59,12 +59,12 @@ def test_the_best_of_several_starts_is_kept(batch: tuple[int, ...]) -> None:
 )
 def test_planted_terms_are_found(mixing: float, noise: float, error: float) -> None:
     tensor = planted(mixing, noise)
-    found = cp_als(tensor, TOTAL, sweeps=1500, tolerance=1e-6)
-    assert float(found.error) == pytest.approx(error, rel=0.06)
-    assert float(found.error) <= global_svd(tensor, TOTAL).error
-    assert falls(found.history)
-    corrected = cp_epc(tensor, found)
-    assert found.error < corrected.error <= 1.02 * found.error * (1 + 1e-9)
+    result = cp_als(tensor, TOTAL, sweeps=1500, tolerance=1e-6)
+    assert float(result.error) == pytest.approx(error, rel=0.06)
+    assert float(result.error) <= global_svd(tensor, TOTAL).error
+    assert falls(result.history)
+    corrected = cp_epc(tensor, result)
+    assert result.error < corrected.error <= 1.02 * result.error * (1 + 1e-9)
 
 
 def test_random_starts_are_seeded() -> None:
@@ -76,8 +76,8 @@ def test_random_starts_are_seeded() -> None:
 
 def test_full_rank_is_exact() -> None:
     tensor = products(2)
-    found = cp_als(tensor, 12)
-    assert float(found.error.max()) < 1e-14
+    result = cp_als(tensor, 12)
+    assert float(result.error.max()) < 1e-14
 
 
 def test_a_batch_gets_what_each_tensor_gets() -> None:
@@ -87,8 +87,8 @@ def test_a_batch_gets_what_each_tensor_gets() -> None:
     for i in range(3):
         alone = cp_als(tensor[i], 5, sweeps=40)
         torch.testing.assert_close(together[i].error, alone.error)
-        for ours, theirs in zip(together[i].factors, alone.factors, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+        for ours, reference in zip(together[i].factors, alone.factors, strict=True):
+            torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(corrected[i].error, cp_epc(tensor[i], alone, sweeps=10).error)
 
 
@@ -97,15 +97,15 @@ def test_a_batch_gets_what_each_tensor_gets() -> None:
 def test_the_correction_never_costs_more(objective: str, slack: float) -> None:
     tensor = planted(0.15, 0.1, 1)
     plain = cp_als(tensor, TOTAL, sweeps=300)
-    found = cp_epc(tensor, plain, objective=objective, slack=slack, sweeps=20)  # type: ignore[arg-type]
+    result = cp_epc(tensor, plain, objective=objective, slack=slack, sweeps=20)  # type: ignore[arg-type]
     before = cost(rescale(plain.factors, tensor.sizes, objective), tensor.sizes, objective)  # type: ignore[arg-type]
-    assert falls(found.costs)
-    assert found.costs[-1] <= before
-    assert found.error <= slack * plain.error * (1 + 1e-9)
+    assert falls(result.costs)
+    assert result.costs[-1] <= before
+    assert result.error <= slack * plain.error * (1 + 1e-9)
     if slack > 1:
-        assert found.costs[-1] < 0.9 * before
+        assert result.costs[-1] < 0.9 * before
     # the number in `costs` is that of the factors
-    torch.testing.assert_close(cost(found.factors, tensor.sizes, objective), found.costs[-1])  # type: ignore[arg-type]
+    torch.testing.assert_close(cost(result.factors, tensor.sizes, objective), result.costs[-1])  # type: ignore[arg-type]
 
 
 def test_the_published_formulas_of_cost() -> None:
@@ -151,8 +151,8 @@ def test_terms_that_grow_against_each_other_are_tamed_by_a_wider_bound() -> None
 def test_a_bound_below_the_error_is_approached_by_least_squares() -> None:
     tensor = planted(0.15, 0.001)
     rough = cp_als(tensor, TOTAL, sweeps=3)
-    found = cp_epc(tensor, rough, bound=float(rough.error) / 2, sweeps=200, tolerance=0)
-    assert found.error <= rough.error / 2 * (1 + 1e-9)
+    result = cp_epc(tensor, rough, bound=float(rough.error) / 2, sweeps=200, tolerance=0)
+    assert result.error <= rough.error / 2 * (1 + 1e-9)
 
 
 def test_ranks_that_cannot_be() -> None:

@@ -39,12 +39,12 @@ def test_own_weights_have_the_gradient_of_rows_of_unit_norm() -> None:
     fusion = constrained_fusion(free)
     weights = torch.randn_like(fusion)
     (ours,) = torch.autograd.grad((fusion * weights).sum(), free)
-    mine = fusion.detach() > 0
-    kept = free.detach().where(mine, 0).requires_grad_()
-    (expected,) = torch.autograd.grad((kept / kept.norm(dim=-1, keepdim=True) * weights).sum(), kept)
-    torch.testing.assert_close(ours[mine], expected[mine])
-    norm = kept.detach().norm(dim=-1, keepdim=True)
-    torch.testing.assert_close(ours[~mine], (weights / norm)[~mine])  # straight-through
+    positive = fusion.detach() > 0
+    clipped = free.detach().where(positive, 0).requires_grad_()
+    (expected,) = torch.autograd.grad((clipped / clipped.norm(dim=-1, keepdim=True) * weights).sum(), clipped)
+    torch.testing.assert_close(ours[positive], expected[positive])
+    norm = clipped.detach().norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(ours[~positive], (weights / norm)[~positive])  # straight-through
 
 
 def test_training_moves_columns_between_heads_and_never_leaves_the_constraint() -> None:

@@ -15,20 +15,20 @@ def dense(terms: object, shape: torch.Size) -> torch.Tensor:
 def test_each_slice_is_its_truncated_svd() -> None:
     tensor = products(1)[0]
     y = tensor.dense()
-    found = truncated_svd(tensor, [1, 2, 3])
-    assert found.ranks == [1, 2, 3]
-    for h, rank in enumerate(found.ranks):
+    result = truncated_svd(tensor, [1, 2, 3])
+    assert result.ranks == [1, 2, 3]
+    for h, rank in enumerate(result.ranks):
         u, s, vh = torch.linalg.svd(y[..., h])
-        torch.testing.assert_close(found.left[h] @ found.right[h].T, u[:, :rank] * s[:rank] @ vh[:rank])
-        torch.testing.assert_close(found.left[h].norm(dim=0), found.right[h].norm(dim=0))
-    assert found.error == pytest.approx(float(tensor.error(*found.columns())))
+        torch.testing.assert_close(result.left[h] @ result.right[h].T, u[:, :rank] * s[:rank] @ vh[:rank])
+        torch.testing.assert_close(result.left[h].norm(dim=0), result.right[h].norm(dim=0))
+    assert result.error == pytest.approx(float(tensor.error(*result.columns())))
 
 
 def test_full_rank_is_exact() -> None:
     tensor = products(1)[0]
-    found = truncated_svd(tensor, 4)
-    assert found.error < 1e-15
-    torch.testing.assert_close(dense(found, torch.Size()), tensor.dense(), rtol=0, atol=1e-13)
+    result = truncated_svd(tensor, 4)
+    assert result.error < 1e-15
+    torch.testing.assert_close(dense(result, torch.Size()), tensor.dense(), rtol=0, atol=1e-13)
 
 
 def test_a_batch_gets_what_each_tensor_gets() -> None:
@@ -44,13 +44,13 @@ def test_global_ranks_are_the_best_of_all() -> None:
     for total in range(3, 13):
         ranks = global_ranks(values, total)
         assert sum(ranks) == total and min(ranks) >= 1
-        kept = [sum(values[h, :r].square().sum() for h, r in enumerate(ranks))]
+        energies = [sum(values[h, :r].square().sum() for h, r in enumerate(ranks))]
         every = [
             sum(values[h, :r].square().sum() for h, r in enumerate(other))
             for other in product(range(1, 5), repeat=3)
             if sum(other) == total
         ]
-        assert float(kept[0]) == pytest.approx(float(max(every)))
+        assert float(energies[0]) == pytest.approx(float(max(every)))
 
 
 def test_a_head_of_nothing_still_gets_a_rank() -> None:
@@ -62,17 +62,17 @@ def test_a_head_of_nothing_still_gets_a_rank() -> None:
 @pytest.mark.parametrize("mixing", [0.0, 0.15])
 def test_global_ranks_are_never_worse_than_uniform_ones(mixing: float, seed: int) -> None:
     tensor = planted(mixing, 0.1, seed)
-    found = global_svd(tensor, 36)
-    assert found.error <= truncated_svd(tensor, 6).error
-    assert sum(found.ranks) == 36
+    result = global_svd(tensor, 36)
+    assert result.error <= truncated_svd(tensor, 6).error
+    assert sum(result.ranks) == 36
 
 
 def test_planted_ranks_are_found() -> None:
     tensor = planted(0, 0.001)
-    found = global_svd(tensor, sum(RANKS))
-    assert found.ranks == RANKS
-    assert found.error == pytest.approx(0.0008, abs=0.00005)
-    assert truncated_svd(tensor, 6).error > 100 * found.error
+    result = global_svd(tensor, sum(RANKS))
+    assert result.ranks == RANKS
+    assert result.error == pytest.approx(0.0008, abs=0.00005)
+    assert truncated_svd(tensor, 6).error > 100 * result.error
 
 
 def test_a_matrix() -> None:

@@ -42,12 +42,12 @@ def test_as_tensorly(kind: str, ranks: tuple[int, int, int], released: bool) -> 
 
     tensor = normal(4, H, D, WIDTH) if kind == "gauss" else planted(0.1)
     tensor = swapped(tensor) if released else tensor
-    found = tucker([tensor], ranks[:2], [ranks[2]])
+    result = tucker([tensor], ranks[:2], [ranks[2]])
     with tensorly.backend_context("numpy"):
-        theirs = tensor.permute(2, 3, 0, 1).contiguous().numpy()  # (d, dv, 4, h), as TensorLLM has it
-        _, errors = decomposition.partial_tucker(theirs, rank=list(ranks), modes=[0, 1, 2], init="svd", tol=1e-5)
-    assert len(errors) == len(found.history)
-    assert found.history == pytest.approx([float(error) for error in errors], rel=1e-9)
+        reference = tensor.permute(2, 3, 0, 1).contiguous().numpy()  # (d, dv, 4, h), as TensorLLM has it
+        _, errors = decomposition.partial_tucker(reference, rank=list(ranks), modes=[0, 1, 2], init="svd", tol=1e-5)
+    assert len(errors) == len(result.history)
+    assert result.history == pytest.approx([float(error) for error in errors], rel=1e-9)
 
 
 def test_a_planted_subspace_is_found() -> None:
@@ -60,9 +60,9 @@ def test_a_planted_subspace_is_found() -> None:
 
 def test_full_rank_is_exact_and_factors_are_orthonormal() -> None:
     tensor = normal(4, H, D, WIDTH)
-    found = tucker([tensor], (D, WIDTH), [4])
-    assert found.error < 1e-13
-    torch.testing.assert_close(found.dense()[0], tensor, rtol=0, atol=1e-12)
+    result = tucker([tensor], (D, WIDTH), [4])
+    assert result.error < 1e-13
+    torch.testing.assert_close(result.dense()[0], tensor, rtol=0, atol=1e-12)
     low = tucker([tensor], (8, 3), [2])
     for factor in (low.u1, low.u2, low.u3[0]):
         assert factor is not None
@@ -101,9 +101,9 @@ def test_blocks_share_both_subspaces() -> None:
 
 @pytest.mark.parametrize("stacks", [[None], [1], [3]])
 def test_the_error_does_not_rise(stacks: list[int | None]) -> None:
-    found = tucker([normal(4, H, D, WIDTH)], (6, 3), stacks, tolerance=0, sweeps=30)
-    assert len(found.history) == 30
-    assert all(after <= before * (1 + 1e-12) for before, after in zip(found.history, found.history[1:], strict=False))
+    result = tucker([normal(4, H, D, WIDTH)], (6, 3), stacks, tolerance=0, sweeps=30)
+    assert len(result.history) == 30
+    assert all(after <= before * (1 + 1e-12) for before, after in zip(result.history, result.history[1:], strict=False))
 
 
 @pytest.mark.parametrize("kind", ["gauss", "decaying", "planted"])
@@ -119,12 +119,12 @@ def test_a_step_of_subspace_iteration(kind: str, monkeypatch: pytest.MonkeyPatch
     options = {"tolerance": 0.0, "sweeps": 100}
     exact = tucker([tensor], ranks[:2], [ranks[2]], exact=True, **options)  # type: ignore[arg-type]
     monkeypatch.setitem(tucker.__globals__, "LARGE", D // 2)
-    found = tucker([tensor], ranks[:2], [ranks[2]], **options)  # type: ignore[arg-type]
-    assert found.history != exact.history
-    falls = [before - after for before, after in zip(found.history, found.history[1:], strict=False)]
+    result = tucker([tensor], ranks[:2], [ranks[2]], **options)  # type: ignore[arg-type]
+    assert result.history != exact.history
+    falls = [before - after for before, after in zip(result.history, result.history[1:], strict=False)]
     assert min(falls) >= (-1e-7 if kind == "planted" else -1e-12)  # planted: differences of squares near zero
-    torch.testing.assert_close(found.u1.T @ found.u1, torch.eye(ranks[0]).double(), rtol=0, atol=1e-12)
-    assert found.error == pytest.approx(exact.error, rel=1e-3 if kind == "gauss" else 1e-6, abs=1e-13)
+    torch.testing.assert_close(result.u1.T @ result.u1, torch.eye(ranks[0]).double(), rtol=0, atol=1e-12)
+    assert result.error == pytest.approx(exact.error, rel=1e-3 if kind == "gauss" else 1e-6, abs=1e-13)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.3])
@@ -133,9 +133,9 @@ def test_steps_end_where_eigenvectors_do(power: float, monkeypatch: pytest.Monke
     monkeypatch.setitem(tucker.__globals__, "LARGE", D // 2)
     mixing = torch.linalg.qr(normal(D, D, seed=2))[0] * torch.arange(1, D + 1) ** -power
     tensor = mixing @ normal(4, 6, D, WIDTH)
-    found, exact = (tucker([tensor], (8, 4), [4], exact=exact) for exact in (False, True))
-    assert found.history[-2] - found.history[-1] < 1e-5
-    assert found.error < exact.error + 1e-5
+    result, exact = (tucker([tensor], (8, 4), [4], exact=exact) for exact in (False, True))
+    assert result.history[-2] - result.history[-1] < 1e-5
+    assert result.error < exact.error + 1e-5
 
 
 def test_columns_without_data_are_random_and_repeat() -> None:
@@ -167,8 +167,8 @@ def test_errors_of_all_ranks_at_once() -> None:
     table = truncation_errors([tensor])
     assert table.shape == (D + 1, WIDTH + 1) and float(table[-1, -1]) < 1e-12 and float(table[0, 0]) == 1
     assert float(table[12, WIDTH]) ** 0.5 == pytest.approx(svd_error(tensor.movedim(2, 0).flatten(1), 12), rel=1e-9)
-    found = tucker([tensor], (10, 3))
-    assert found.error**2 <= float(table[10, 3]) <= 1.1 * found.error**2
+    result = tucker([tensor], (10, 3))
+    assert result.error**2 <= float(table[10, 3]) <= 1.1 * result.error**2
     assert (table.diff(dim=0) <= 1e-12).all() and (table.diff(dim=1) <= 1e-12).all()
 
 

@@ -37,18 +37,18 @@ def test_one_matrix_whose_inputs_run_along_the_first_mode() -> None:
     """With whole heads the optimum is the truncated SVD of the whitened matrix."""
     block, rows = normal(1, H, D, WIDTH), gram(D, 1)
     start = tucker([block], (7, WIDTH))
-    found = weighted_tucker([block], start, rows, [[None]], tolerance=0, sweeps=60)
+    result = weighted_tucker([block], start, rows, [[None]], tolerance=0, sweeps=60)
     best = tail(root(rows) @ block[0].transpose(0, 1).flatten(1), 7)
-    assert found.error == pytest.approx(best, rel=1e-6)
-    assert found.history[0] > 1.2 * best
+    assert result.error == pytest.approx(best, rel=1e-6)
+    assert result.history[0] > 1.2 * best
 
 
 def test_one_matrix_whose_inputs_run_along_the_heads() -> None:
     block, columns = normal(1, H, D, WIDTH), gram(H * WIDTH, 1)
     start = tucker([block], (7, WIDTH))
-    found = weighted_tucker([block], start, None, [[columns]], tolerance=0, sweeps=60)
+    result = weighted_tucker([block], start, None, [[columns]], tolerance=0, sweeps=60)
     best = tail(block[0].transpose(0, 1).flatten(1) @ root(columns), 7)
-    assert found.error == pytest.approx(best, rel=1e-6)
+    assert result.error == pytest.approx(best, rel=1e-6)
     with pytest.raises(ValueError, match="rows: expected a Gram matrix"):
         weighted_tucker([block], start, None, [[None]])
 
@@ -59,9 +59,9 @@ def test_without_weights_it_is_where_hooi_ends() -> None:
     block = block / block.flatten(1).norm(dim=1)[:, None, None, None]
     start = tucker([block], (10, 5), [3], tolerance=1e-12, sweeps=2000)
     identity = torch.eye(D).double()
-    found = weighted_tucker([block], start, identity, [[None, None, None, identity]], tolerance=0, sweeps=20)
-    assert found.history[0] == pytest.approx(start.error, rel=1e-9)
-    assert found.error == pytest.approx(start.error, rel=1e-4) and found.error <= start.error
+    result = weighted_tucker([block], start, identity, [[None, None, None, identity]], tolerance=0, sweeps=20)
+    assert result.history[0] == pytest.approx(start.error, rel=1e-9)
+    assert result.error == pytest.approx(start.error, rel=1e-4) and result.error <= start.error
 
 
 @pytest.mark.parametrize("stacks", [[None, None], [1, 2]])
@@ -72,21 +72,21 @@ def test_several_matrices_with_inputs_of_both_kinds(stacks: list[int | None]) ->
     rows = x.T @ x
     columns: list[list[Tensor | None]] = [[None, a.T @ a], [None, None]]
     start = tucker(blocks, (8, 4), stacks)
-    found = weighted_tucker(blocks, start, rows, columns)
-    steps = zip(found.history, found.history[1:], strict=False)
-    assert all(after <= before for before, after in steps) and found.error < 0.9 * found.history[0]
+    result = weighted_tucker(blocks, start, rows, columns)
+    steps = zip(result.history, result.history[1:], strict=False)
+    assert all(after <= before for before, after in steps) and result.error < 0.9 * result.history[0]
     expected = []
-    for block, dense in zip(blocks, found.dense(), strict=True):
+    for block, dense in zip(blocks, result.dense(), strict=True):
         for m, (was, now) in enumerate(zip(block, dense, strict=True)):
             w, v = (each.transpose(0, 1).flatten(1) for each in (was, now))
             is_o = block is blocks[0] and m == 1
             y, z = (a @ w.T, a @ v.T) if is_o else (x @ w, x @ v)
             expected.append(float((y - z).norm() / y.norm()))
-    assert torch.cat(found.errors).tolist() == pytest.approx(expected, rel=1e-6)
-    assert torch.cat(output_errors(blocks, found, rows, columns)).tolist() == pytest.approx(expected, rel=1e-6)
-    assert found.error == pytest.approx(float(torch.tensor(expected).square().mean().sqrt()), rel=1e-6)
-    assert weight_errors(blocks, found)[0] >= start.error - 1e-6  # of the weights alone HOOI is better
-    torch.testing.assert_close(found.u1.T @ found.u1, torch.eye(8).double(), rtol=0, atol=1e-12)
+    assert torch.cat(result.errors).tolist() == pytest.approx(expected, rel=1e-6)
+    assert torch.cat(output_errors(blocks, result, rows, columns)).tolist() == pytest.approx(expected, rel=1e-6)
+    assert result.error == pytest.approx(float(torch.tensor(expected).square().mean().sqrt()), rel=1e-6)
+    assert weight_errors(blocks, result)[0] >= start.error - 1e-6  # of the weights alone HOOI is better
+    torch.testing.assert_close(result.u1.T @ result.u1, torch.eye(8).double(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dead", ["weight", "rows", "columns"])
@@ -97,20 +97,20 @@ def test_a_matrix_without_outputs_has_no_weight(dead: str) -> None:
         block[1] = 0
     metrics: list[Tensor | None] = [None, None, columns * (dead != "columns")]
     start = tucker([block], (8, 4), [2])
-    found = weighted_tucker([block], start, rows * (dead != "rows"), [metrics])
-    errors = found.errors[0]
+    result = weighted_tucker([block], start, rows * (dead != "rows"), [metrics])
+    errors = result.errors[0]
     gone = {"weight": [1], "rows": [0, 1], "columns": [2]}[dead]
     assert all(errors[i] == 0 if i in gone else 0 < errors[i] < 1 for i in range(3))
-    steps = list(zip(found.history, found.history[1:], strict=False))
+    steps = list(zip(result.history, result.history[1:], strict=False))
     assert len(steps) > 2 and all(after <= before for before, after in steps)
-    assert found.history[-1] == pytest.approx(float(errors.square().mean().sqrt()), rel=1e-9)
-    assert found.history[-1] < 0.9 * found.history[0]
+    assert result.history[-1] == pytest.approx(float(errors.square().mean().sqrt()), rel=1e-9)
+    assert result.history[-1] < 0.9 * result.history[0]
 
 
 def test_orthonormal_factors_of_the_same_tensor() -> None:
-    given = Tucker(normal(D, 5), normal(WIDTH, 3), [normal(4, 2)], [normal(2, H, 5, 3)], [], [], 0.0)
-    found = orthonormal(given)
-    torch.testing.assert_close(found.dense()[0], given.dense()[0])
-    for factor in (found.u1, found.u2, found.u3[0]):
+    oblique = Tucker(normal(D, 5), normal(WIDTH, 3), [normal(4, 2)], [normal(2, H, 5, 3)], [], [], 0.0)
+    result = orthonormal(oblique)
+    torch.testing.assert_close(result.dense()[0], oblique.dense()[0])
+    for factor in (result.u1, result.u2, result.u3[0]):
         assert factor is not None
         torch.testing.assert_close(factor.T @ factor, torch.eye(factor.shape[1]).double(), rtol=0, atol=1e-12)
