@@ -97,7 +97,7 @@ def test_ranks_and_layers(kind: str, overrides: str, expected: str, folder: Fold
     ("rows", "expected"),
     [
         ([*CLAIMS[:3], '{"claim": "A', *CLAIMS[3:]], "paper_dev.jsonl line 4: malformed JSON"),
-        ([*CLAIMS, {"claim": "A."}], "paper_dev.jsonl line 11: the column 'label' is missing"),
+        ([*CLAIMS, {"claim": "A."}], "paper_dev.jsonl line 11: 'label' is missing"),
     ],
 )
 def test_questions(rows: list[Any], expected: str, claims: Path, folder: Folder, run: Run) -> None:
