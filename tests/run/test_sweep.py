@@ -270,7 +270,7 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> No
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 1
     assert [status(path) for path in (finished, failed, killed)] == ["finished", "failed", "failed"]
-    command = f"python -m attnlab --config-dir={here}/mine mode=describe attention=own attention.head_dim=36"
+    command = "python -m attnlab --config-dir=mine mode=describe attention=own attention.head_dim=36"
     assert records.read(finished)["command"] == command
     assert "\n1 of 3 jobs finished: sweep\n" in errors
     files = [f"comparison{name}" for name in (".md", ".csv", "_unfinished.csv")]
