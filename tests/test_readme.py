@@ -71,7 +71,7 @@ def test_commands_of_reports_are_right(page: str, monkeypatch: pytest.MonkeyPatc
 RUNS = [line for line in (*COMMANDS, *INLINE, *DEMO) if "src.run" in line]
 
 
-@pytest.mark.parametrize("command", [line for line in RUNS if "hardware=slurm" not in line])  # see runs/test_cluster.py
+@pytest.mark.parametrize("command", [line for line in RUNS if "hardware=slurm" not in line])  # see run/test_cluster.py
 def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compose and every key and value is accepted. Files and runs that they name stand where they say."""
     monkeypatch.chdir(tmp_path)
