@@ -1,5 +1,6 @@
 """Every mechanism in conf/attention/, small, built from the configuration a run composes."""
 
+import copy
 from functools import cache
 from typing import NamedTuple
 
@@ -23,7 +24,13 @@ def _composed(name: str, *groups: str) -> DictConfig:
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    """What `attention=<name>` and the overrides give a run. Composing takes a while: once per choice of groups."""
+    """What `attention=<name>` and the overrides give a run."""
+    return copy.deepcopy(configured(name, *overrides))
+
+
+@cache
+def configured(name: str, *overrides: str) -> DictConfig:
+    """`composed`, shared by its callers, which must not change it: composing takes a while, and merging a little."""
     groups = [override for override in overrides if override.partition("=")[0] in GROUPS]
     values = [override for override in overrides if override not in groups]
     cfg = OmegaConf.merge(_composed(name, *groups), OmegaConf.from_dotlist(values))
@@ -55,10 +62,10 @@ class Mechanism(NamedTuple):
     def make(self, *overrides: str) -> Attention:
         """The module as it is configured, its own initial values, float32."""
         values = {"stride": self.stride, "attention.window": self.window, "attention.core": self.core}
-        if "recent" in composed(self.name).attention:  # short, so that the tests' texts have merged chunks
+        if "recent" in configured(self.name).attention:  # short, so that the tests' texts have merged chunks
             values |= {"attention.recent": 2, "attention.first": 1}
         knobs = [f"{key}={value}" for key, value in values.items() if value is not None]
-        return instantiate(composed(self.name, *knobs, *overrides).attention)
+        return instantiate(configured(self.name, *knobs, *overrides).attention)
 
     def build(self, *overrides: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Attention:
         """Small, with weights that make the softmax choose and every bias and norm count."""
@@ -74,19 +81,19 @@ class Mechanism(NamedTuple):
 
 
 def strides(name: str) -> tuple[int | None, ...]:
-    if "recent" in composed(name).attention:
+    if "recent" in configured(name).attention:
         return (2,)  # with 1 it has no gates that could learn; more are in test_mtla_window.py
-    return (1, 2, 3, 4) if knob_paths(composed(name), "stride") else (None,)
+    return (1, 2, 3, 4) if knob_paths(configured(name), "stride") else (None,)
 
 
 def windows(name: str) -> tuple[int | None, ...]:
     """The window as it is configured, which is longer than the tests' texts, and a short one."""
-    slides = "window" in composed(name).attention and Mechanism(name).make(*TINY).max_positions is None
+    slides = "window" in configured(name).attention and Mechanism(name).make(*TINY).max_positions is None
     return (None, 3) if slides else (None,)
 
 
 EVERY = [Mechanism(name, s, w) for name in NAMES for s in strides(name) for w in windows(name)]
-EVERY += [Mechanism(name, core="softmax") for name in NAMES if "core" in composed(name).attention]
+EVERY += [Mechanism(name, core="softmax") for name in NAMES if "core" in configured(name).attention]
 TWO_WAYS = [Mechanism(name, wide=True) for name in NAMES if hasattr(Mechanism(name).make(*TINY), "in_factor_space")]
 
 

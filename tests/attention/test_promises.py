@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnlab.attention import TPA, Attention
 from attnlab.attention.ops import naive
-from tests.attention.mechanisms import EVERY, Mechanism, check_visibility, composed, error, prefix_lengths
+from tests.attention.mechanisms import EVERY, Mechanism, check_visibility, configured, error, prefix_lengths
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
 TOLERANCE = {
@@ -206,7 +206,7 @@ def test_trains_under_autocast(mechanism: Mechanism) -> None:
 
 @every
 def test_dropout_is_off_in_evaluation_and_right_on_average_in_training(mechanism: Mechanism) -> None:
-    if "dropout" not in composed(mechanism.name).attention:
+    if "dropout" not in configured(mechanism.name).attention:
         pytest.skip("has no dropout")
     attention = mechanism.build("task.attention_dropout=0.3")
     x = torch.randn(1, 2 * mechanism.grid + 1, 32, dtype=torch.float64)

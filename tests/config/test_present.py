@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from timm.data.readers.img_extensions import get_img_extensions
 from timm.optim import list_optimizers
 
@@ -21,7 +20,7 @@ from attnlab.run.loading import load
 
 TASKS = [f"task={path.stem}" for path in sorted((CONF / "task").glob("*.yaml"))]
 OWN = [f"experiment=own/{path.stem}" for path in sorted((CONF / "experiment" / "own").glob("*.yaml"))]
-READS = [line for line in [*TASKS, *OWN] if "root" in OmegaConf.select(check([line]).jobs[0], "task.data")]
+READS = [line for line in [*TASKS, *OWN] if line != "task=recall"]  # it generates its data
 SCRIPT = """
 import sys
 from attnlab.cli import main

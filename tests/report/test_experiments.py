@@ -24,15 +24,15 @@ from attnlab.tasks.base import Task, task_of
 from tests.conversion.shapes import SHAPES
 
 ROOT = CONF.parent
-SPECS = everything.specifications(ROOT / "experiments")
+SPECS = {path: read_spec(path) for path in everything.specifications(ROOT / "experiments")}
 OVERLAYS = sorted(
     p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in (CONF / "experiment").rglob("*.yaml")
 )
-EVERY = [(path, row) for path in SPECS for row in read_spec(path).rows if row.command]
+EVERY = [(path, row) for path, spec in SPECS.items() for row in spec.rows if row.command]
 CONVERTED = {row.command: (path, row) for path, row in EVERY if path.parent.name == "convert"}
 ROWS = [(path, row) for path, row in EVERY if path.parent.name != "convert"]
 SEVERAL = {row.command: (path, row) for path, row in reversed(ROWS)}  # T6's tables repeat their rows
-FIRST = {path.parent.name + read_spec(path).command: command for command, (path, _) in reversed(SEVERAL.items())}
+FIRST = {path.parent.name + SPECS[path].command: command for command, (path, _) in reversed(SEVERAL.items())}
 EACH_ROW = [
     (path, row) if row.command in FIRST.values() else pytest.param(path, row, marks=pytest.mark.slow)
     for path, row in SEVERAL.values()
@@ -83,7 +83,7 @@ def test_an_overlay_is_more_than_options_and_heads() -> None:
 )
 def test_row(path: Path, row: Row) -> None:
     """The command line of a row gives the numbers of its specification."""
-    record = described(compose(*read_spec(path).overrides(row)))
+    record = described(compose(*SPECS[path].overrides(row)))
     assert not row.parameters or record["parameters"]["total"] == row.parameters
     if path.parent.name == "tensorllm":
         rate = record.get("compression", {}).get("rate", {})
@@ -98,7 +98,7 @@ def test_row(path: Path, row: Row) -> None:
     if row.parameters:
         assert record["kv_cache"].get("elements_per_token_per_layer", 0) == row.cache
     saved = SavedRecord(Path(), record)
-    for column in read_spec(path).columns:
+    for column in SPECS[path].columns:
         if column.described:
             number = saved.number(column.described)
             assert number is not None and row.computed[column.key] == round(number * column.factor, column.digits)
@@ -112,7 +112,7 @@ def test_row(path: Path, row: Row) -> None:
 def test_row_of_a_converted_model(path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cache is the share that the row says, by the model's published sizes alone."""
     monkeypatch.setattr(huggingface, "config_of", SHAPES.__getitem__)
-    cfg = check(read_spec(path).overrides(row)).jobs[0]
+    cfg = check(SPECS[path].overrides(row)).jobs[0]
     cached = described(cfg)["kv_cache"]["elements_per_token_per_layer"]
     sizes = SHAPES[cfg.model]
     width = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
@@ -166,7 +166,7 @@ def test_the_recipes_of_the_other_tasks(name: str) -> None:
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_specification(path: Path) -> None:
-    spec: Spec = read_spec(path)
+    spec: Spec = SPECS[path]
     keys = {column.key for column in spec.columns}
     for row in spec.rows:
         assert set(row.published) <= keys and set(row.settings) <= keys and set(row.computed) <= keys
@@ -184,7 +184,7 @@ SHOTS = {2: 0, 3: 2, 4: 0, 5: 2, 8: 0, 9: 2, 10: 0, 11: 2}
 @pytest.mark.parametrize("number", SHOTS)
 def test_the_evaluations_of_t6(number: int) -> None:
     """The printed average is the mean of the printed scores; each score is that metric of the harness."""
-    spec = read_spec(ROOT / "experiments" / "t6" / f"table{number}.yaml")
+    spec = SPECS[ROOT / "experiments" / "t6" / f"table{number}.yaml"]
     keys = [column.key for column in spec.columns]
     assert len(keys) == 10 and keys[-1] == "average" and len(spec.rows) == 6
     normalised = {key for key in keys if key.startswith("arc")} | {"hellaswag", "openbookqa", "piqa", "sciq"}
@@ -226,7 +226,7 @@ def trained() -> dict[str, list[tuple[str, str]]]:
     """By the command of a training: the tables and figures of its models, each with what they were trained with."""
     commands: dict[str, list[tuple[str, str]]] = {}
     for name, sizes in SIZES.items():
-        for row in read_spec(ROOT / "experiments" / "t6" / f"{name}.yaml").rows:
+        for row in SPECS[ROOT / "experiments" / "t6" / f"{name}.yaml"].rows:
             size = sizes if isinstance(sizes, str) else sizes[row.label.partition(" ")[0]]
             commands.setdefault(row.command, []).append((name, size))
     return commands
@@ -248,7 +248,7 @@ def test_the_learning_rate_of_each_row_of_t6(command: str) -> None:
 
 def test_the_formulas_of_t6() -> None:
     """Table 1 by its own formulas, which are those of the mechanisms but for MQA, GQA and MLA."""
-    spec = read_spec(ROOT / "experiments" / "t6" / "table1.yaml")
+    spec = SPECS[ROOT / "experiments" / "t6" / "table1.yaml"]
     names = {"d": 768, "d_h": 64, "d_c": 256, "d_c'": 512, "d_h^R": 32, "g": 2, "R_Q": 6, "R_K": 2, "R_V": 2}
     others = set()
     for row in spec.rows:
@@ -273,7 +273,7 @@ def test_the_formulas_of_t6() -> None:
 )
 def test_the_equations_20_and_21(table: str, eq21: list[float]) -> None:
     """Of the Tensorized Transformer's supplement, d = d_model; the text's "almost 8 times" is table 4's last row."""
-    spec = read_spec(ROOT / "experiments" / "tensorized" / f"{table}.yaml")
+    spec = SPECS[ROOT / "experiments" / "tensorized" / f"{table}.yaml"]
     rows = [row for row in spec.rows if "eq20" in row.computed]
     for row in rows:
         with torch.device("meta"):
