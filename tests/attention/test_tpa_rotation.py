@@ -7,7 +7,7 @@ from torch import Tensor
 from attnlab.attention import TPA, TPASharedB
 from attnlab.attention.ops.rope import rotate
 from attnlab.attention.positional import Angles
-from attnlab.attention.tpa.factors import Factors
+from attnlab.attention.tpa import Factors
 from tests.attention.mechanisms import Mechanism, error, extend_by
 from tests.attention.test_tpa import NAMES, random
 

@@ -1,10 +1,7 @@
 """Tensor product attention (TPA paper): contextual factors, learned ones, and shared ones."""
 
-from .cache import FactorCache
 from .contextual import TPA
-from .factors import Factors
-from .keys_values import TPAKVOnly
-from .noncontextual import TPANonContextualA, TPANonContextualB
-from .shared import TPASharedB
+from .factors import FactorCache, Factors
+from .variants import TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 
 __all__ = ["FactorCache", "Factors", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB", "TPASharedB"]

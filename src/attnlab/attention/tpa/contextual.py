@@ -15,8 +15,7 @@ from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
 from ..positional import Angles, Layout, PositionalAttention
-from .cache import TILE, Buffers, FactorCache, FactorSegment
-from .factors import Block, Factors, Init, Nonlinearity
+from .factors import TILE, Block, Buffers, FactorCache, Factors, FactorSegment, Init, Nonlinearity
 
 
 class TPA(PositionalAttention):

@@ -1,14 +1,48 @@
-"""Tensor product attention of which head factors (A) or token factors (B) are learned, whatever the input."""
+"""Variants of tensor product attention (TPA paper, sections 3.4 and 3.5)."""
 
 from typing import Unpack
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..bounds import Rank, Size
 from ..positional import Layout
-from .cache import FactorSegment
 from .contextual import TPA
-from .factors import Block, FactorOptions, Factors, Init, learned_factors
+from .factors import Block, Buffers, FactorOptions, Factors, FactorSegment, Init, learned_factors
+
+
+class TPAKVOnly(TPA):
+    """TPA of keys and values alone (TPA paper, section 3.5): queries are projected whole, not divided by a rank.
+
+    Args:
+        bias: whether the factors have biases, with which they contain factors that do not depend on the input.
+        Others are those of `TPA`, without `q_rank`.
+    """
+
+    factorised_queries = False
+
+    def __init__(
+        self,
+        d_model: Size,
+        num_heads: Size,
+        head_dim: Size | None = None,
+        rank: Rank = 2,
+        third_dim: Size | None = None,
+        *,
+        bias: bool = False,
+        **options: Unpack[FactorOptions],
+    ) -> None:
+        super().__init__(d_model, num_heads, head_dim, rank, 0, third_dim, **options)
+        if bias:
+            self.factors.bias = nn.Parameter(torch.zeros(self.factors.out_features))
+        self.query = nn.Linear(d_model, num_heads * self.head_dim, bias=False)
+        nn.init.xavier_uniform_(self.query.weight)
+
+    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.factors(x), self.query(x)
+
+    def _split(self, y: Tensor, *more: Tensor) -> Factors:
+        return super()._split(y)._replace(query=more[0].unflatten(-1, (self.num_heads, -1)))
 
 
 class TPANonContextualA(TPA):
@@ -94,3 +128,36 @@ class TPANonContextualB(TPA):
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         return super().multiply_adds(context, prefix) + self.rank * self.num_heads * self.head_dim
+
+
+class TPASharedB(TPA):
+    """TPA whose keys and values share their token factors, which are rotated for keys alone (TPA paper, section 3.5).
+
+    Cache: (R_K + R_V) h + R D elements per token: the unrotated factor, which a step rotates as it reads it.
+    Arguments are those of `TPA`.
+    """
+
+    has_kernel = False
+
+    def _token_blocks(self) -> list[Block]:
+        blocks = super()._token_blocks()
+        return [block for i, block in enumerate(blocks) if i % 3 < 2]  # of queries and of keys
+
+    def _split(self, y: Tensor, *more: Tensor) -> Factors:
+        head, token = super()._split(y)[:2]
+        return Factors(head, torch.cat((token, token[..., self.q_rank :, :]), -2))
+
+    def layout(self) -> Layout:
+        return {name: shape for name, shape in super().layout().items() if name != "value_token"}
+
+    def _held(self, f: Factors) -> Buffers:
+        counts = [self.q_rank + self.rank, self.rank]
+        return super()._held(f) | {"key_token": f.token.split(counts, -2)[1].transpose(1, 2)}
+
+    def _keys(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
+        head, token = super()._keys(segment)
+        angles = segment.angles(0, segment.size)
+        return head, self._rotate(token.transpose(1, 2), angles, self.rank).transpose(1, 2)
+
+    def _values(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
+        return segment.buffers["value_head"], segment.buffers["key_token"]
