@@ -6,8 +6,7 @@ classes that it is registered for: a subclass computes something else, and needs
 """
 
 from . import heads, latents, multilinear, tensor_products  # registers their formulas
-from .formulas import FORMULAS, attend, formula
-from .turns import Turn, adjacent, half_split, opposite
+from .formulas import FORMULAS, Turn, adjacent, attend, formula, half_split, opposite
 
 __all__ = [
     "FORMULAS",

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ... import MLA, MTLA, MLAQueryLatent, MLAWindow, MTLAWindow
-from .formulas import formula
+from .formulas import Turn, base, formula, half_split
 from .heads import window
-from .turns import Turn, base, half_split
 
 
 @formula(MLA)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
-from .formulas import formula
-from .turns import Turn, base, half_split
+from .formulas import Turn, base, formula, half_split
 
 
 @formula(TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB)
