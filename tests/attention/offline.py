@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnlab.attention.ops.kernels import factor, factor_kernel, latent_blocks, latent_kernel, merge, split
+from attnlab.attention.ops.kernels import factor, factor_kernel, latent, latent_kernel, merge, split
 
 ARCHITECTURES = {80: 166912, 89: 101376, 90: 232448}  # compute capability: bytes of shared memory of a block
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -63,17 +63,17 @@ def attend(capability: int, dtype: torch.dtype, lines: int, content: int, rest: 
         content: columns of a key, without those after the value.
         rest: columns of a key after the value.
         shared: whether the key's content is the value.
-        masked: whether there is a mask, and neither start nor end.
+        masked: whether there is a mask in place of counts.
     """
-    latent_blocks.device_of = lambda _: Absent(capability)  # type: ignore[assignment]
-    widths = latent_blocks.Widths(content, rest, content, shared)
+    latent.device_of = lambda _: Absent(capability)  # type: ignore[assignment]
+    widths = latent.Widths(content, rest, content, shared)
     padded = widths.padded
-    blocks = latent_blocks.choose_blocks(lines, padded, shared, dtype, torch.device("cpu"))
+    blocks = latent.choose_blocks(lines, padded, shared, dtype, torch.device("cpu"))
     pointer = f"*{NAMES[dtype]}"
     types = dict.fromkeys(("q", "key", "value"), pointer) | dict.fromkeys(("partial", "sums"), "*fp32")
-    types |= {"counts": "*i64", "starts": "*i32", "mask": "*u8", "scale": "fp32"}
+    types |= {"counts": "*i64", "mask": "*u8", "scale": "fp32"}
     constants = {
-        "COUNTED": not masked, "STARTED": not masked, "MASKED": masked, "SHARED": shared,
+        "COUNTED": not masked, "MASKED": masked, "SHARED": shared,
         "CONTENT": content, "REST": rest, "VALUE": content,
         "CONTENT_BLOCK": padded[0], "REST_BLOCK": padded[1], "VALUE_BLOCK": padded[2],
         "LINES": blocks.lines, "SLOTS": blocks.slots, "PRECISION": "ieee", "WIDE": False,
@@ -90,7 +90,7 @@ def factors(capability: int, dtype: torch.dtype, heads: int, ranks: int, query_r
         dtype: of the cache.
         heads: h.
         ranks: R.
-        query_ranks: R_Q; 0: queries are whole, and there is a mask.
+        query_ranks: R_Q; 0: queries have no factors.
         width: D.
     """
     factor.device_of = lambda _: Absent(capability)  # type: ignore[assignment]
@@ -100,12 +100,12 @@ def factors(capability: int, dtype: torch.dtype, heads: int, ranks: int, query_r
     blocks = factor.choose_blocks(heads, factor.Part(head, token, head, token), width)
     names = ("query_head", "query", "key_head", "key_token", "value_head", "value_token")
     types = dict.fromkeys(names, f"*{NAMES[dtype]}") | dict.fromkeys(("partial", "sums"), "*fp32")
-    types |= {"counts": "*i64", "mask": "*u8", "scale": "fp32"}
+    types |= {"counts": "*i64", "scale": "fp32"}
     constants = {
         "HEADS": heads, "RANKS": ranks, "QUERY_RANKS": query_ranks, "WIDTH": width, "THIRD": 0, "COUNTED": True,
-        "MASKED": not query_ranks, "FIXED": False, "WIDE": False, "LINES": blocks.lines,
-        "POSITIONS": blocks.positions, "WIDTH_BLOCK": factor._padded(width),
-        "QUERY_BLOCK": factor._padded(query_ranks), "STAGES": blocks.stages, "PRECISION": "ieee",
+        "FIXED": False, "WIDE": False, "LINES": blocks.lines,
+        "POSITIONS": blocks.positions, "WIDTH_BLOCK": factor.padded(width),
+        "QUERY_BLOCK": factor.padded(query_ranks), "STAGES": blocks.stages, "PRECISION": "ieee",
     }  # fmt: skip
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     return shared_memory(factor_kernel.attend, types, constants, capability, **options)
@@ -124,13 +124,15 @@ def main() -> None:
             print(json.dumps([f"factor {capability} {inputs}", factors(capability, *inputs), memory]))
     types = {"partial": "*fp32", "sums": "*fp32", "out": "*bf16"}
     print(
-        json.dumps(["reduce", shared_memory(split._reduce, types, {"SPLITS": 64, "PART": 32, "BLOCK": 64}, 90), 2**16])
+        json.dumps(
+            ["reduce", shared_memory(split.reduce_kernel, types, {"SPLITS": 64, "PART": 32, "BLOCK": 64}, 90), 2**16]
+        )
     )
     types = dict.fromkeys(("slots", "latent", "rotary", "hidden", "gates"), "*bf16")
     types |= {"places": "*i64", "firsts": "*i64", "counts": "*i32"}
     constants = {"PLACED": True, "NUMBERED": True, "STRIDE": 2, "LATENT": 500, "ROTARY": 64, "GATES": 128}
     constants |= {"LATENT_BLOCK": 512, "ROTARY_BLOCK": 64, "GATES_BLOCK": 128}
-    print(json.dumps(["merge", shared_memory(merge._merge, types, constants, 90), 2**16]))
+    print(json.dumps(["merge", shared_memory(merge.merge_kernel, types, constants, 90), 2**16]))
 
 
 if __name__ == "__main__":

@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from attnlab.attention import Attention
-from attnlab.attention.ops import backends, kernels
-from attnlab.attention.ops.backends import Backend, choose, prefer
+from attnlab.attention.ops import kernels
+from attnlab.attention.ops.backends import Backend, choose, noting, prefer, used
 from tests.attention.mechanisms import EVERY, Mechanism, error
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not kernels.usable(torch.device("cpu")), reason="no interpreter")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-SERVED = ("mha", "mqa", "gqa", "mla", "mtla", "mla_window", "mtla_window", "sliding_window")
-FIRST = ("mqa", "mtla-s2")
+SERVED = ("mha", "mqa", "gqa", "mla", "mtla", "mla_window", "mtla_window", "sliding_window", "tpa", "tpa_kvonly",
+          "tpa_noncontextual_a")  # fmt: skip
+FIRST = ("mqa", "mtla-s2", "tpa", "tpa_kvonly")
 STEPS = [m for m in EVERY if m.name in SERVED]
 on_devices = pytest.mark.parametrize("device", DEVICES)
 
@@ -37,14 +38,16 @@ def decode(attention: Attention, device: str, lengths: torch.Tensor | None, size
             history, x, prefixes, sizes = history[2:], x[2:], prefixes[2:], None if sizes is None else sizes[2:]
         history = torch.cat((history, x[:, t : t + 1]), 1)
         want = attention(history, prefixes if size else None, prefix_lengths=sizes)[:, -1:]
-        with prefer(Backend.TRITON):
+        with prefer(Backend.TRITON), noting() as pairs:
             worst = max(worst, error(attention.extend(x[:, t : t + 1], cache), want))
+        assert used(pairs)["step"] == ["TRITON"]
     return worst
 
 
 @on_devices
-def test_steps_of_mtla_by_kernels_equal_forward(device: str) -> None:
-    attention = Mechanism("mtla", 2).build(dtype=torch.float32).to(device)
+@pytest.mark.parametrize("mechanism", [Mechanism("mtla", 2), Mechanism("tpa")], ids=str)
+def test_steps_after_a_short_prefix(mechanism: Mechanism, device: str) -> None:
+    attention = mechanism.build(dtype=torch.float32).to(device)
     assert decode(attention, device, torch.tensor([2, 1], device=device), 2, 2) < 1e-4
 
 
@@ -91,7 +94,7 @@ def test_a_kernel_is_taken_where_it_is_asked_for_and_no_gradient_is_needed() -> 
             choose("step", q, dropout=0.1)
         if kernels.usable(q.device):
             assert choose("step", q, masked=True) is Backend.TRITON
-    assert backends._preferred is None
+    assert choose("step", q) is Backend.SDPA  # the preference ends with its context
     with prefer(Backend.SDPA), pytest.raises(ValueError, match="no prefix, no mask"):
         choose("step", q, masked=True)
     with prefer(Backend.FUSED_CUDA), pytest.raises(ValueError, match="the tensors are on cpu, expected cuda"):

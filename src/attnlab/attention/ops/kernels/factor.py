@@ -19,8 +19,7 @@ slow, and a row of 128 bytes touches a fifth sector of 32 bytes. Writing a new p
 at 32k positions the step reads 25.7 MB.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,12 +27,7 @@ from torch import Tensor
 
 from . import DTYPES, FACTOR_RANKS, FACTOR_WIDTH, interpreted
 from .factor_kernel import attend
-from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce
-
-try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
-    import triton
-except ImportError as error:
-    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
+from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce, triton
 
 
 class Part(NamedTuple):
@@ -46,7 +40,6 @@ class Part(NamedTuple):
         value_token: of the shape of `key_token`.
         used: positions that exist, the first ones: an int, or int32 or int64 on the device, (N,) or one element; None:
             K. At most K.
-        mask: (N, M) bool, true where a position exists; those beyond its M columns exist.
     """
 
     key_head: Tensor
@@ -54,7 +47,6 @@ class Part(NamedTuple):
     value_head: Tensor
     value_token: Tensor
     used: int | Tensor | None = None
-    mask: Tensor | None = None
 
     @property
     def fixed(self) -> bool:
@@ -78,10 +70,8 @@ class Blocks(NamedTuple):
     stages: int
 
 
-CHOICES = tuple(Blocks(*sizes) for sizes in product((16, 32, 64), (16, 32, 64, 128), (4, 8), (1, 2, 3)))
-
-
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
+    """The power of two that holds a size, at least 16."""
     return max(16, triton.next_power_of_2(size))
 
 
@@ -92,13 +82,13 @@ def shared_memory(blocks: Blocks, part: Part, width: int) -> int:
         width: D.
     """
     head = 0 if part.fixed else blocks.lines
-    flight = (blocks.stages - 1) * 2 * part.key_token.shape[1] * blocks.positions * (_padded(width) + head)
-    return part.key_token.element_size() * (flight + blocks.lines * (2 * blocks.positions + _padded(width)))
+    flight = (blocks.stages - 1) * 2 * part.key_token.shape[1] * blocks.positions * (padded(width) + head)
+    return part.key_token.element_size() * (flight + blocks.lines * (2 * blocks.positions + padded(width)))
 
 
 def _registers(blocks: Blocks, part: Part, width: int) -> int:
     """Numbers that a thread holds: accumulator, tiles of logits; products in float32 hold their operands as well."""
-    held = blocks.lines * (_padded(width) + 3 * blocks.positions) * (part.key_token.element_size() // 2)
+    held = blocks.lines * (padded(width) + 3 * blocks.positions) * (part.key_token.element_size() // 2)
     return held // (32 * blocks.warps)
 
 
@@ -111,7 +101,7 @@ def choose_blocks(lines: int, part: Part, width: int) -> Blocks:
         lines: pairs of a row and a head that read the same positions.
         width: D.
     """
-    lines, memory = min(64, _padded(lines)), device_of(part.key_token.device).shared_memory
+    lines, memory = min(64, padded(lines)), device_of(part.key_token.device).shared_memory
     for room in (memory // 2, memory):
         for positions, stages in ((64, 3), (64, 2), (32, 3), (32, 2), (16, 3), (16, 2), (16, 1)):
             blocks = Blocks(lines, positions, 4, stages)
@@ -141,7 +131,7 @@ def factor_decode(
         scale: factor of the logits, D^-1/2 / (R_Q R) for token factors.
         query_head: head factors of the queries, (B, R_Q, h); None: `query` is whole.
         third_dim: d_c of factors of third order, B = vec(b' (x) c), cached as [b' | c]; None: vectors.
-        blocks: block sizes, of `CHOICES`; None: `choose_blocks`.
+        blocks: block sizes; None: `choose_blocks`.
         splits: of each part; None: `split.num_splits`, from shapes alone.
 
     Raises:
@@ -150,8 +140,8 @@ def factor_decode(
     if torch.compiler.is_compiling() and blocks is None and splits is None:
         factors = [t for part in parts for t in part[:4]]
         used = [part.used if isinstance(part.used, Tensor) else None for part in parts]
-        held = [part.used if isinstance(part.used, int) else -1 for part in parts]
-        return _compiled(query, factors, used, held, [part.mask for part in parts], scale, query_head, third_dim)
+        known = [part.used if isinstance(part.used, int) else -1 for part in parts]
+        return _compiled(query, factors, used, known, scale, query_head, third_dim)
     heads = _check(query, query_head, parts, third_dim)
     batch, _, width = query.shape
     out = query.new_empty(batch, heads, width)
@@ -177,18 +167,16 @@ def _eager(
     query: Tensor,
     factors: Sequence[Tensor],
     used: Sequence[Tensor | None],
-    held: Sequence[int],
-    masks: Sequence[Tensor | None],
+    known: Sequence[int],
     scale: float,
     query_head: Tensor | None,
     third_dim: int | None,
 ) -> Tensor:
     """The step as torch.compile calls it, which sees no triton in it."""
     parts = []
-    for i, (count, number, mask) in enumerate(zip(used, held, masks, strict=True)):
-        key_head, key_token, value_head, value_token = factors[4 * i : 4 * i + 4]
-        known = None if number < 0 else number
-        parts.append(Part(key_head, key_token, value_head, value_token, known if count is None else count, mask))
+    for i, (count, number) in enumerate(zip(used, known, strict=True)):
+        on_host = None if number < 0 else number
+        parts.append(Part(*factors[4 * i : 4 * i + 4], on_host if count is None else count))
     return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim)
 
 
@@ -196,7 +184,7 @@ _compiled = torch.library.custom_op(
     f"{__name__.replace('.', '_')}::factor_decode",
     _eager,
     mutates_args=(),
-    schema="(Tensor query, Tensor[] factors, Tensor?[] used, SymInt[] held, Tensor?[] masks, float scale, "
+    schema="(Tensor query, Tensor[] factors, Tensor?[] used, SymInt[] known, float scale, "
     "Tensor? query_head, SymInt? third_dim) -> Tensor",
 )
 
@@ -204,38 +192,6 @@ _compiled = torch.library.custom_op(
 @_compiled.register_fake
 def _shape_of(query: Tensor, factors: Sequence[Tensor], *more: object) -> Tensor:
     return query.new_empty(query.shape[0], factors[0].shape[2], query.shape[2])
-
-
-def measure_choices(
-    query: Tensor,
-    parts: Sequence[Part],
-    scale: float,
-    time: Callable[[Callable[[], Tensor]], float] | None = None,
-    *,
-    query_head: Tensor | None = None,
-    third_dim: int | None = None,
-) -> list[tuple[float, Blocks]]:
-    """The time of each of `CHOICES` that fits the device, shortest first; for benchmarks.
-
-    Args:
-        query, parts, scale, query_head, third_dim: those of :func:`factor_decode`.
-        time: a function that takes a call and returns its time; None: `triton.testing.do_bench`, milliseconds on CUDA.
-    """
-    time = time or triton.testing.do_bench
-    width, memory = query.shape[2], device_of(query.device).shared_memory
-    heads = parts[0].key_head.shape[2]
-    lines = max(query.shape[0] // len(part.key_token) * heads for part in parts)
-    times = []
-    for blocks in CHOICES:
-        needed = max(shared_memory(blocks, part, width) for part in parts)
-        if needed > memory or blocks.lines > _padded(lines):
-            continue
-
-        def call(blocks: Blocks = blocks) -> Tensor:
-            return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim, blocks=blocks)
-
-        times.append((time(call), blocks))
-    return sorted(times)
 
 
 class _Plan(NamedTuple):
@@ -248,7 +204,7 @@ class _Plan(NamedTuple):
 
     def on_factors(self, query_ranks: int, width: int) -> bool:
         """Whether products with the queries' factors, as padded, are fewer than with the queries."""
-        ranks, width, lines = _padded(query_ranks), _padded(width), self.blocks.lines
+        ranks, width, lines = padded(query_ranks), padded(width), self.blocks.lines
         return self.beam == 1 and ranks * (width + lines) < lines * width
 
 
@@ -284,17 +240,14 @@ def _launch(
     rows, ranks, positions, _ = part.key_token.shape
     heads, total, width = partial.shape[1:]
     counts, step, count = numbers(part.used, rows, positions, "used", part.key_token)
-    mask = part.mask
-    read = part.key_token if mask is None else mask.view(torch.uint8)
     attend[(rows * plan.tiles, plan.splits)](
         query if query_head is None else query_head, query, part.key_head, part.key_token, part.value_head,
-        part.value_token, counts, read, partial, sums,
-        scale * LOG2_E, count, positions, plan.beam, step,
-        0 if mask is None else mask.stride(0), 0 if mask is None else mask.shape[1], total, first,
+        part.value_token, counts, partial, sums,
+        scale * LOG2_E, count, positions, plan.beam, step, total, first,
         HEADS=heads, RANKS=ranks, QUERY_RANKS=0 if query_head is None else query.shape[1], WIDTH=width,
-        THIRD=third_dim or 0, COUNTED=step >= 0, MASKED=mask is not None, FIXED=part.fixed, WIDE=interpreted(),
-        LINES=plan.blocks.lines, POSITIONS=plan.blocks.positions, WIDTH_BLOCK=_padded(width),
-        QUERY_BLOCK=_padded(query.shape[1]), STAGES=plan.blocks.stages, PRECISION=precision(query.dtype),
+        THIRD=third_dim or 0, COUNTED=step >= 0, FIXED=part.fixed, WIDE=interpreted(),
+        LINES=plan.blocks.lines, POSITIONS=plan.blocks.positions, WIDTH_BLOCK=padded(width),
+        QUERY_BLOCK=padded(query.shape[1]), STAGES=plan.blocks.stages, PRECISION=precision(query.dtype),
         num_warps=plan.blocks.warps, num_stages=plan.blocks.stages,
     )  # fmt: skip
 
@@ -327,7 +280,4 @@ def _check(query: Tensor, query_head: Tensor | None, parts: Sequence[Part], thir
                 )
             if not tensor.is_contiguous():
                 raise ValueError(f"{name} is not contiguous: give the buffer whole, and what is used")
-        mask = part.mask
-        if mask is not None and (mask.dtype != torch.bool or mask.shape[:-1] != (rows,) or mask.stride(-1) != 1):
-            raise ValueError(f"a mask {tuple(mask.shape)} of {mask.dtype}: expected dense bool, ({rows}, M)")
     return heads

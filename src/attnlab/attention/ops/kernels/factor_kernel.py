@@ -1,12 +1,6 @@
 """The kernel of `factor`: one program computes the softmax of one split, for a tile of lines (a row's heads)."""
 
-from .split import number, span
-
-try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
+from .split import number, span, tl, triton
 
 
 @triton.jit
@@ -58,7 +52,7 @@ def _heads(
     return found
 
 
-@triton.jit(do_not_specialize=["count", "mask_width", "first_split"])
+@triton.jit(do_not_specialize=["count", "first_split"])
 def attend(
     query_head: tl.tensor,
     query: tl.tensor,
@@ -67,7 +61,6 @@ def attend(
     value_head: tl.tensor,
     value_token: tl.tensor,
     counts: tl.tensor,
-    mask: tl.tensor,
     partial: tl.tensor,
     sums: tl.tensor,
     scale: tl.tensor,
@@ -75,8 +68,6 @@ def attend(
     room: tl.tensor,
     beam: tl.tensor,
     count_step: tl.tensor,
-    mask_row: tl.tensor,
-    mask_width: tl.tensor,
     all_splits: tl.tensor,
     first_split: tl.tensor,
     HEADS: tl.constexpr,
@@ -85,7 +76,6 @@ def attend(
     WIDTH: tl.constexpr,
     THIRD: tl.constexpr,
     COUNTED: tl.constexpr,
-    MASKED: tl.constexpr,
     FIXED: tl.constexpr,
     WIDE: tl.constexpr,
     LINES: tl.constexpr,
@@ -103,17 +93,15 @@ def attend(
         key_head, value_head: (N, R, h, K), or (R, h) where FIXED.
         key_token, value_token: (N, R, K, w).
         counts, count_step, count: as `split.number` takes them.
-        mask: uint8, (N, mask_width).
         partial, sums: of all parts, (B, h, all_splits, D) and (B, h, all_splits).
         scale: factor of the logits, times log2(e).
         room: K. A multiple of 16 gives loads of 16 bytes.
         beam: rows of the queries that read a row of the part, B / N; 1 where QUERY_RANKS is not 0.
-        mask_row, mask_width: step from row to row of the mask, and its columns.
         all_splits, first_split: splits of all parts, and the first of this one.
         HEADS, RANKS, WIDTH: h, R and D.
         QUERY_RANKS: R_Q; 0: queries are whole.
         THIRD: d_c; 0: token factors are vectors.
-        COUNTED, MASKED: whether counts, and the mask, are read.
+        COUNTED: whether counts are read.
         FIXED: whether head factors are the same of all rows and positions.
         WIDE: multiply in float32, for the interpreter, which has no products of bfloat16; those of float32 are exact.
         LINES, POSITIONS, WIDTH_BLOCK, QUERY_BLOCK: sizes of the tiles.
@@ -130,7 +118,7 @@ def attend(
     place = (q_row * HEADS + head) * all_splits + first_split + split
 
     high = tl.minimum(number(counts, row, count_step, count, COUNTED), room)
-    begin, end = span(0, high, split, tl.num_programs(1), POSITIONS)
+    begin, end = span(high, split, tl.num_programs(1), POSITIONS)
     if begin >= end:
         tl.store(sums + place, tl.full([LINES], float("-inf"), tl.float32), mask=asked)
         return
@@ -159,7 +147,6 @@ def attend(
     if not FIXED:
         key_head += far * HEADS
         value_head += far * HEADS
-    mask += row.to(tl.int64) * mask_row
 
     top = tl.full([LINES], float("-inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
@@ -167,8 +154,6 @@ def attend(
     for first in tl.range(begin, end, POSITIONS, num_stages=STAGES):
         position = first + tl.arange(0, POSITIONS)
         there = position < end
-        if MASKED:  # first: what does not exist may hold anything
-            there = there & (tl.load(mask + position, mask=there & (position < mask_width), other=1) != 0)
         exists = there[:, None] & wide[None, :]
         logits = tl.zeros([LINES, POSITIONS], tl.float32)
         for r in tl.static_range(RANKS):

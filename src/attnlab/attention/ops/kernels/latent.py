@@ -10,21 +10,90 @@ and a step can be captured in a CUDA graph and replayed with other counts.
 """
 
 from collections.abc import Sequence
-from functools import partial as partial_call
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import DTYPES
-from .latent_blocks import CHOICES, Blocks, Widths, choose_blocks, fits, shared_memory
 from .latent_kernel import attend
-from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce, widened
+from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce, triton, widened
 
-try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
-    import triton
-except ImportError as error:
-    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
+
+class Blocks(NamedTuple):
+    """Sizes of one program.
+
+    Args:
+        lines: queries, at least 16 for a matrix product.
+        slots: slots of one step of its loop, at least 16.
+        warps: of 32 threads.
+        stages: of the pipeline: so many blocks of slots, or one less, are in flight.
+    """
+
+    lines: int
+    slots: int
+    warps: int
+    stages: int
+
+
+class Widths(NamedTuple):
+    """Columns of a key, [content | rest], and of a value.
+
+    Args:
+        content: columns of a key that are its value too, or all of them.
+        rest: columns of a key after these.
+        value: columns of a value.
+        shared: whether the value is the key's content.
+    """
+
+    content: int
+    rest: int
+    value: int
+    shared: bool
+
+    @property
+    def padded(self) -> tuple[int, int, int]:
+        """The powers of two that hold content, rest and value."""
+        content, rest, value = (max(16, triton.next_power_of_2(width)) for width in self[:3])
+        return content, rest if self.rest else 0, value
+
+
+def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int, memory: int) -> bool:
+    """Whether the accumulator fits the registers, and the blocks in flight shared memory.
+
+    Args:
+        padded: columns of a key's content, of the rest of it, and of a value, as padded.
+        shared: whether the value is the key's content.
+    """
+    return shared_memory(blocks, padded, shared, itemsize) <= memory and blocks.lines * padded[2] <= 128 * (
+        32 * blocks.warps
+    )
+
+
+def shared_memory(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int) -> int:
+    """Bytes that one program is expected to take."""
+    content, rest, value = padded
+    slot = content + rest + (0 if shared else value)
+    held = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # the former for Hopper's products
+    return 1024 + itemsize * (held * blocks.slots * slot + blocks.lines * (content + rest + blocks.slots))
+
+
+def choose_blocks(
+    lines: int, padded: tuple[int, int, int], shared: bool, dtype: torch.dtype, device: torch.device
+) -> Blocks:
+    """Block sizes without a search: as many lines as there are and registers hold, then as many slots as fit.
+
+    The bounds are where Triton 3.9 compiles for compute capability 8.0 and 9.0 without spilling registers.
+    """
+    most = (8192 if dtype == torch.float32 else 16384) // padded[2]
+    lines = min(64, max(16, min(most, triton.next_power_of_2(lines))))
+    warps = 4 if lines * padded[2] * dtype.itemsize <= 16384 else 8
+    memory = device_of(device).shared_memory
+    for slots, stages in ((64, 3), (32, 4), (32, 3), (16, 3), (16, 2)):
+        blocks = Blocks(lines, slots, warps, stages)
+        if fits(blocks, padded, shared, dtype.itemsize, memory):
+            return blocks
+    return Blocks(16, 16, 8, 1)
 
 
 class CacheSegment(NamedTuple):
@@ -35,14 +104,12 @@ class CacheSegment(NamedTuple):
         value: (N, G, K, Dv), the last axis dense; None: the first columns of `key`, as many as `value_dim`.
         end: the first slot that does not exist: an int, or int32 or int64 on the device, (N,) or one element; None:
             K. What exceeds K is not read.
-        start: the first slot that exists, in the same form; None: 0.
         mask: (N or 1, M) bool, true where a key exists; slots beyond its M columns exist. What does not is not read.
     """
 
     key: Tensor
     value: Tensor | None = None
     end: int | Tensor | None = None
-    start: int | Tensor | None = None
     mask: Tensor | None = None
 
 
@@ -63,17 +130,16 @@ def latent_decode(
         q: (B, H, D), the last axis dense; float32, bfloat16 or float16, as all keys and values are.
         segments: at least one. All have the same G, which divides H, and the same D and Dv.
         value_dim: Dv where the value is the first columns of the key.
-        blocks: block sizes, of `CHOICES`; None: `choose_blocks`.
+        blocks: block sizes; None: `choose_blocks`.
         splits: of each segment; None: `num_splits`, from shapes alone.
 
     ValueError: shapes, dtypes or devices do not fit each other.
     """
     if torch.compiler.is_compiling():
-        keys, values, ends, starts, masks = zip(*segments, strict=True)
-        held = [-1 if end is None or isinstance(end, Tensor) else end for end in ends]
-        begun = [0 if start is None or isinstance(start, Tensor) else start for start in starts]
-        read, opened = ([t if isinstance(t, Tensor) else None for t in segments] for segments in (ends, starts))
-        compiled: Tensor = _compiled(q, keys, values, read, held, opened, begun, masks, scale, value_dim)
+        keys, values, ends, masks = zip(*segments, strict=True)
+        counts = [end if isinstance(end, Tensor) else None for end in ends]
+        known = [-1 if end is None or isinstance(end, Tensor) else end for end in ends]
+        compiled: Tensor = _compiled(q, keys, values, counts, known, masks, scale, value_dim)
         return compiled
     batch, heads, _ = q.shape
     segments = [segment for segment in segments if segment.key.shape[2]]
@@ -97,24 +163,15 @@ def _eager(
     keys: Sequence[Tensor],
     values: Sequence[Tensor | None],
     counts: Sequence[Tensor | None],
-    held: Sequence[int],
-    starts: Sequence[Tensor | None],
-    begun: Sequence[int],
+    known: Sequence[int],
     masks: Sequence[Tensor | None],
     scale: float,
     value_dim: int | None,
 ) -> Tensor:
     """The step as torch.compile calls it, which sees no triton in it."""
-    rows = zip(keys, values, counts, held, starts, begun, masks, strict=True)
     segments = [
-        CacheSegment(
-            key,
-            value,
-            (None if number < 0 else number) if count is None else count,
-            first if start is None else start,
-            mask,
-        )
-        for key, value, count, number, start, first, mask in rows
+        CacheSegment(key, value, (None if number < 0 else number) if count is None else count, mask)
+        for key, value, count, number, mask in zip(keys, values, counts, known, masks, strict=True)
     ]
     return latent_decode(q, segments, scale, value_dim=value_dim)
 
@@ -123,8 +180,8 @@ _compiled = torch.library.custom_op(
     f"{__name__.replace('.', '_')}::latent_decode",
     _eager,
     mutates_args=(),
-    schema="(Tensor q, Tensor[] keys, Tensor?[] values, Tensor?[] counts, SymInt[] held, Tensor?[] starts, "
-    "SymInt[] begun, Tensor?[] masks, float scale, SymInt? value_dim) -> Tensor",
+    schema="(Tensor q, Tensor[] keys, Tensor?[] values, Tensor?[] counts, SymInt[] known, Tensor?[] masks, "
+    "float scale, SymInt? value_dim) -> Tensor",
 )
 
 
@@ -167,16 +224,15 @@ def _launch(
     rows, _, slots, _ = key.shape
     value = key if segment.value is None else segment.value
     counts, count_step, count = numbers(segment.end, rows, slots, "end", key)
-    starts, start_step, start = numbers(segment.start, rows, 0, "start", key)
     content, rest, wide = plan.widths.padded
     read = key if mask is None else mask.view(torch.uint8)
     attend[(plan.programs, plan.splits)](
-        q, key, value, counts, starts, read, partial, sums,
-        scale * LOG2_E, count, start, slots, plan.beam, plan.group, key.shape[1], 0 if mask is None else mask.shape[1],
+        q, key, value, counts, read, partial, sums,
+        scale * LOG2_E, count, slots, plan.beam, plan.group, key.shape[1], 0 if mask is None else mask.shape[1],
         q.stride(0), q.stride(1), key.stride(0), key.stride(1), key.stride(2),
         value.stride(0), value.stride(1), value.stride(2), 0 if mask is None or len(mask) == 1 else mask.stride(0),
-        count_step, start_step, partial.shape[2], first,
-        COUNTED=count_step >= 0, STARTED=start_step >= 0, MASKED=mask is not None, SHARED=plan.widths.shared,
+        count_step, partial.shape[2], first,
+        COUNTED=count_step >= 0, MASKED=mask is not None, SHARED=plan.widths.shared,
         CONTENT=plan.widths.content, REST=plan.widths.rest, VALUE=plan.widths.value,
         CONTENT_BLOCK=content, REST_BLOCK=rest, VALUE_BLOCK=wide,
         LINES=plan.blocks.lines, SLOTS=plan.blocks.slots, PRECISION=precision(q.dtype), WIDE=widened(q.dtype),
@@ -217,25 +273,3 @@ def _check(q: Tensor, segments: Sequence[CacheSegment], value_dim: int | None) -
     if q.stride(-1) != 1 and width > 1:
         raise ValueError("the last axis of the queries must be dense")
     return next((w for w in widths if w), 0)
-
-
-def measured(
-    q: Tensor, segments: Sequence[CacheSegment], scale: float = 1.0, *, value_dim: int | None = None
-) -> dict[Blocks, float]:
-    """Milliseconds of a step with each of `CHOICES` that fits, the fastest first; for benchmarks, on CUDA.
-
-    Args:
-        q, segments, scale, value_dim: as in `latent_decode`.
-
-    ValueError: the tensors are not on CUDA.
-    """
-    if not q.is_cuda:
-        raise ValueError(f"block sizes are measured on CUDA, not on {q.device}")
-    width = _check(q, segments, value_dim)
-    memory, widths = device_of(q.device).shared_memory, {}
-    for blocks in CHOICES:
-        plans = [_plan(q, segment, width, blocks, 1) for segment in segments]
-        if all(fits(blocks, plan.widths.padded, plan.widths.shared, q.dtype.itemsize, memory) for plan in plans):
-            run = partial_call(latent_decode, q, segments, scale, value_dim=value_dim, blocks=blocks)
-            widths[blocks] = float(triton.testing.do_bench(run))
-    return dict(sorted(widths.items(), key=lambda one: one[1]))

@@ -1,27 +1,19 @@
 """The kernel of `latent`: a softmax of each split of the context by itself."""
 
-from .split import number, span
-
-try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
+from .split import number, span, tl, triton
 
 
-@triton.jit(do_not_specialize=["count", "start", "capacity", "mask_width", "first_split"])
+@triton.jit(do_not_specialize=["count", "capacity", "mask_width", "first_split"])
 def attend(
     q: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
     counts: tl.tensor,
-    starts: tl.tensor,
     mask: tl.tensor,
     partial: tl.tensor,
     sums: tl.tensor,
     scale: tl.tensor,
     count: tl.tensor,
-    start: tl.tensor,
     capacity: tl.tensor,
     beam: tl.tensor,
     group: tl.tensor,
@@ -37,11 +29,9 @@ def attend(
     value_slot: tl.tensor,
     mask_row: tl.tensor,
     count_step: tl.tensor,
-    start_step: tl.tensor,
     all_splits: tl.tensor,
     first_split: tl.tensor,
     COUNTED: tl.constexpr,
-    STARTED: tl.constexpr,
     MASKED: tl.constexpr,
     SHARED: tl.constexpr,
     CONTENT: tl.constexpr,
@@ -60,22 +50,22 @@ def attend(
     Args:
         q: (B, H, D).
         key, value: (N, G, K, .).
-        counts, starts: the end and the start of each row, if `COUNTED` and if `STARTED`.
+        counts: slots that exist in each row, if `COUNTED`.
         mask: bytes, (N or 1, M), if `MASKED`.
         partial: outputs, (B, H, all splits, Dv) float32, written.
         sums: (B, H, all splits) float32, written; -inf where no key exists, and `partial` is not written there.
         scale: factor of the logits, times log2(e).
-        count, start: in place of `counts` and `starts`.
+        count: in place of `counts`.
         capacity: K.
         beam: rows of queries for a row of keys, B / N.
         group: query heads of a key head, H / G.
         groups: G.
         mask_width: M.
         q_row, q_head, key_row, key_head, key_slot, value_row, value_head, value_slot, mask_row: strides.
-        count_step, start_step: from row to row of `counts` and `starts`.
+        count_step: from row to row of `counts`.
         all_splits: of all segments.
         first_split: of this one.
-        COUNTED, STARTED: whether `counts` and `starts` are read.
+        COUNTED: whether `counts` is read.
         MASKED: whether `mask` is.
         SHARED: whether the value is the key's first columns.
         CONTENT, REST, VALUE: columns, see `Widths`.
@@ -94,9 +84,8 @@ def attend(
     head_at = head * group + line % group
     place = (q_at * (groups * group) + head_at) * all_splits + first_split + split
 
-    low = tl.maximum(number(starts, row, start_step, start, STARTED), 0)
     high = tl.minimum(number(counts, row, count_step, count, COUNTED), capacity)
-    begin, end = span(low, high, split, tl.num_programs(1), SLOTS)
+    begin, end = span(high, split, tl.num_programs(1), SLOTS)
     if begin >= end:
         tl.store(sums + place, tl.full([LINES], float("-inf"), tl.float32), mask=asked)
         return

@@ -8,13 +8,7 @@ one slot of each row; it takes the place of a dozen small operations, and where 
 import torch
 from torch import Tensor
 
-from .split import number, numbers
-
-try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
+from .split import number, numbers, tl, triton
 
 
 def merge_slot(
@@ -47,8 +41,8 @@ def merge_slot(
     ValueError: shapes do not fit each other.
     """
     if torch.compiler.is_compiling():
-        given = [(x, 0) if isinstance(x, Tensor) else (None, x) for x in (at, first)]
-        compiled: Tensor = _compiled(slots, latent, rotary, hidden, gates, *given[0], stride, *given[1])
+        where, begun = [(x, 0) if isinstance(x, Tensor) else (None, x) for x in (at, first)]
+        compiled: Tensor = _compiled(slots, latent, rotary, hidden, gates, *where, stride, *begun)
         return compiled
     rows, _, width = slots.shape
     if latent.shape[0] != rows or rotary.shape[0] != rows or latent.shape[1] + rotary.shape[1] != width:
@@ -59,11 +53,11 @@ def merge_slot(
         t if t.stride(-1) == 1 else t.contiguous() for t in (latent, rotary, hidden, gates)
     )
     places, place_step, place = numbers(at, rows, 0, "at", slots)
-    firsts, first_step, one = numbers(first, rows, 0, "first", slots)
+    firsts, first_step, number_of_first = numbers(first, rows, 0, "first", slots)
     counts = torch.empty(rows, dtype=torch.int32, device=slots.device)
     r = latent.shape[1]
-    _merge[(rows,)](
-        slots, latent, rotary, hidden, gates, places, firsts, counts, place, one,
+    merge_kernel[(rows,)](
+        slots, latent, rotary, hidden, gates, places, firsts, counts, place, number_of_first,
         slots.stride(0), slots.stride(1), latent.stride(0), rotary.stride(0), hidden.stride(0), gates.stride(0),
         place_step, first_step, slots.shape[1], gates.shape[0],
         PLACED=place_step >= 0, NUMBERED=first_step >= 0, STRIDE=stride,
@@ -106,7 +100,7 @@ def _counts_of(slots: Tensor, *more: object) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["at", "first", "place_step", "first_step", "capacity", "table"])
-def _merge(
+def merge_kernel(
     slots: tl.tensor,
     latent: tl.tensor,
     rotary: tl.tensor,
@@ -137,6 +131,10 @@ def _merge(
     ROTARY_BLOCK: tl.constexpr,
     GATES_BLOCK: tl.constexpr,
 ) -> None:
+    """The arguments of `merge_slot` (`latent`, `rotary`, `hidden`, `gates`) and strides; writes `slots` and `counts`.
+
+    `places`, `firsts`: as `split.numbers` prepares `at` and `first`.
+    """
     row = tl.program_id(0).to(tl.int64)
     position = number(places, row, place_step, at, PLACED)
     slot = position // STRIDE
@@ -146,13 +144,13 @@ def _merge(
     chosen = tl.minimum(number(firsts, row, first_step, first, NUMBERED) + slot, table - 1)
     gate = tl.arange(0, GATES_BLOCK)
     column, other = tl.arange(0, LATENT_BLOCK), tl.arange(0, ROTARY_BLOCK)
-    mine = tl.load(hidden + row * hidden_row + gate, mask=gate < GATES, other=0.0).to(tl.float32)
-    its = tl.load(gates + chosen.to(tl.int64) * gates_row + gate, mask=gate < GATES, other=0.0).to(tl.float32)
-    weight = tl.sigmoid(tl.sum(mine * its, 0))
+    of_latent = tl.load(hidden + row * hidden_row + gate, mask=gate < GATES, other=0.0).to(tl.float32)
+    of_slot = tl.load(gates + chosen.to(tl.int64) * gates_row + gate, mask=gate < GATES, other=0.0).to(tl.float32)
+    weight = tl.sigmoid(tl.sum(of_latent * of_slot, 0))
     new = weight * tl.load(latent + row * latent_row + column, mask=column < LATENT, other=0.0).to(tl.float32)
     here = slots + row * slots_row + slot.to(tl.int64) * slots_slot
-    held = tl.where(position % STRIDE == 0, 0, LATENT)  # a slot that begins holds nothing yet
-    new += tl.load(here + column, mask=column < held, other=0.0).to(tl.float32)
+    stored = tl.where(position % STRIDE == 0, 0, LATENT)  # a slot that begins is empty
+    new += tl.load(here + column, mask=column < stored, other=0.0).to(tl.float32)
     tl.store(here + column, new.to(slots.dtype.element_ty), mask=column < LATENT)
     if ROTARY > 0:
         turned = tl.load(rotary + row * rotary_row + other, mask=other < ROTARY, other=0.0)

@@ -12,7 +12,7 @@ def latent_decode(q: Tensor, segments: Sequence[Any], scale: float = 1.0, *, val
 
     Args:
         q: (B, H, D).
-        segments: `latent.CacheSegment`s, with their key, value, end, start and mask.
+        segments: `latent.CacheSegment`s, with their key, value, end and mask.
         value_dim: Dv where a value is the first columns of its key.
     """
     batch, heads, _ = q.shape
@@ -21,9 +21,9 @@ def latent_decode(q: Tensor, segments: Sequence[Any], scale: float = 1.0, *, val
         outs = []
         for h in range(heads):
             keys, values = [], []
-            for key, value, end, start, mask in segments:
+            for key, value, end, mask in segments:
                 n, g = b * len(key) // batch, h * key.shape[1] // heads
-                for slot in range(_number(start, n, 0), min(_number(end, n, key.shape[2]), key.shape[2])):
+                for slot in range(min(_number(end, n, key.shape[2]), key.shape[2])):
                     if mask is None or slot >= mask.shape[1] or bool(mask.expand(len(key), -1)[n, slot]):
                         keys.append(key[n, g, slot].double())
                         values.append(key[n, g, slot, :value_dim].double() if value is None else value[n, g, slot])
@@ -83,9 +83,8 @@ def factor_decode(
         for part in parts:
             n, size = b * len(part.key_token) // len(query), part.key_token.shape[2]
             for k in range(min(_number(part.used, n, size), size)):
-                if part.mask is None or k >= part.mask.shape[1] or bool(part.mask[n, k]):
-                    keys.append(_built(part.key_head, part.key_token, n, k, third_dim))
-                    values.append(_built(part.value_head, part.value_token, n, k, third_dim) / part.key_token.shape[1])
+                keys.append(_built(part.key_head, part.key_token, n, k, third_dim))
+                values.append(_built(part.value_head, part.value_token, n, k, third_dim) / part.key_token.shape[1])
         width = q.shape[1]
         heads = [([k[h] for k in keys], [v[h] for v in values]) for h in range(len(q))]
         rows.append(torch.stack([_attend(q[h], *heads[h], scale, width) for h in range(len(q))]))

@@ -19,6 +19,7 @@ try:  # in a try, so that loaders of an exported folder do not ask for it where 
 except ImportError as error:
     raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
+__all__ = ["tl", "triton"]  # the one import of triton
 LOG2_E = math.log2(math.e)
 MOST = 128  # splits of one segment
 BUSY = 0.9  # share of the best choice's busy multiprocessors with which fewer splits are taken
@@ -72,13 +73,13 @@ def _num_splits(programs: int, limit: int, processors: int) -> int:
 
 
 @triton.jit
-def span(low: tl.tensor, high: tl.tensor, split: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr) -> tuple:
+def span(high: tl.tensor, split: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr) -> tuple:
     """First and end of the slots that a split reads; all splits share what exists, in whole blocks.
 
-    `low`, `high`: the slots that exist; `split`: of `splits`; `BLOCK`: slots of one block.
+    `high`: slots that exist; `split`: of `splits`; `BLOCK`: slots of one block.
     """
-    size = tl.cdiv(tl.cdiv(tl.maximum(high - low, 0), splits), BLOCK) * BLOCK
-    first = low + split * size
+    size = tl.cdiv(tl.cdiv(tl.maximum(high, 0), splits), BLOCK) * BLOCK
+    first = split * size
     return first, tl.minimum(first + size, high)
 
 
@@ -123,7 +124,7 @@ def reduce(partial: Tensor, sums: Tensor, out: Tensor) -> Tensor:
     """
     splits, width = partial.shape[-2:]
     lines, block = sums.numel() // splits, 64
-    _reduce[(lines, triton.cdiv(width, block))](
+    reduce_kernel[(lines, triton.cdiv(width, block))](
         partial, sums, out, splits, width,
         SPLITS=triton.next_power_of_2(splits), PART=min(32, triton.next_power_of_2(splits)), BLOCK=block, num_warps=2,
     )  # fmt: skip
@@ -131,7 +132,7 @@ def reduce(partial: Tensor, sums: Tensor, out: Tensor) -> Tensor:
 
 
 @triton.jit
-def _reduce(
+def reduce_kernel(
     partial: tl.tensor,
     sums: tl.tensor,
     out: tl.tensor,
@@ -141,6 +142,7 @@ def _reduce(
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
+    """The arguments of `reduce`: `partial`, `sums`, `out`; SPLITS, PART: powers of two, splits at a time."""
     line = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     every = tl.arange(0, SPLITS)
