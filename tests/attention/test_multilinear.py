@@ -9,7 +9,6 @@ from torch import Tensor
 
 from attnlab.attention import (
     AbsoluteMultiLinear,
-    MultiLinearEncoder,
     RelativeMultiLinear,
     SummedMultiLinear,
     TiedMultiLinear,
@@ -239,20 +238,19 @@ def test_sizes_are_checked(kwargs: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize(("num_cores", "core"), [(1, "free"), (3, "free"), (3, "softmax")])
-def test_encoder_form(num_cores: int, core: Any) -> None:
+def test_the_encoder_form_of_the_tied_one(num_cores: int, core: Any) -> None:
     """Its formula, in both directions, row by row; padding changes nothing and gets no gradient."""
-    encoder, lengths = MultiLinearEncoder(D, R, 7, num_cores, core=core).double(), torch.tensor([6, 1, 4])
-    cores = [g.exp() / g.exp().sum() if core == "softmax" else g for g in encoder.cores]
-    x = draw(3, 8, D)
+    attention = build("tied", num_cores, shared_readout=False, core=core)
+    cores = [g.exp() / g.exp().sum() if core == "softmax" else g for g in attention.cores]
+    x, lengths = draw(3, 8, D), torch.tensor([6, 1, 4])
     x[torch.arange(8) >= lengths[:, None]] = HUGE
     x.requires_grad_()
-    y = encoder(x, lengths)
+    y = attention.encode(x, lengths)
     for b, size in enumerate(lengths.tolist()):
-        q, k, v = (x[b, :size] @ encoder.qkv.weight.T).split([R, R, 7], -1)
+        q, k, v = (x[b, :size] @ attention.qkv.weight.T).split([R, R, 7], -1)
         for i in range(size):
             read = [torch.stack([(g * q[i] * k[j]).sum() * v[j] for j in range(size)]).mean(0) for g in cores]
-            assert error(y[b, i], encoder.out.weight @ torch.cat(read)) < 1e-12
-        assert error(y[b, :size], encoder(x[b : b + 1, :size])[0]) < 1e-12
+            assert error(y[b, i], attention.get_parameter("out.weight") @ torch.cat(read)) < 1e-12
     inside = torch.arange(8) < lengths[:, None]
     (grad,) = torch.autograd.grad(y[inside].sum(), x)
     assert torch.equal((grad != 0).any(-1), inside)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention.multilinear import MultiLinearEncoder
 from attnlab.models import ConformerEncoder, SpeechEncoder
 from attnlab.models.cross_decoder import CrossAttention
 
@@ -38,14 +37,6 @@ def test_an_encoder_does_not_read_padding(
     (want, of_clean), (got, of_padded) = (outputs(model, x) for x in (clean, padded))
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(of_padded, of_clean)
-
-
-def test_the_multi_linear_encoder_does_not_read_padding() -> None:
-    torch.manual_seed(0)
-    model, clean = MultiLinearEncoder(16, 8).double(), torch.randn(2, 25, 16, dtype=torch.float64)
-    padded = clean.masked_fill((torch.arange(25) >= LENGTHS[:, None])[..., None], NAN)
-    for want, got in zip(outputs(model, clean), outputs(model, padded), strict=True):
-        torch.testing.assert_close(got, want)
 
 
 def test_cross_attention_does_not_read_padding() -> None:

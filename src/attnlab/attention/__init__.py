@@ -8,7 +8,6 @@ from .mtla import MTLA
 from .mtla_window import MTLAWindow
 from .multilinear import (
     AbsoluteMultiLinear,
-    MultiLinearEncoder,
     RelativeMultiLinear,
     SummedMultiLinear,
     TiedMultiLinear,
@@ -28,7 +27,6 @@ __all__ = [
     "MLAWindow",
     "MTLA",
     "MTLAWindow",
-    "MultiLinearEncoder",
     "RelativeMultiLinear",
     "SlidingWindow",
     "SummedMultiLinear",

@@ -27,7 +27,6 @@ Shapes: B rows, N prefixes, T positions, S prefix positions, R rank, V value wid
 
 from .absolute import AbsoluteMultiLinear
 from .base import MultiLinear
-from .encoder import MultiLinearEncoder
 from .relative import RelativeMultiLinear
 from .summed import SummedMultiLinear
 from .tied import TiedMultiLinear
@@ -35,7 +34,6 @@ from .tied import TiedMultiLinear
 __all__ = [
     "AbsoluteMultiLinear",
     "MultiLinear",
-    "MultiLinearEncoder",
     "RelativeMultiLinear",
     "SummedMultiLinear",
     "TiedMultiLinear",

@@ -56,7 +56,7 @@ class TiedMultiLinear(MultiLinear):
         return out
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """As `MultiLinearEncoder` does."""
+        """The mean over all pairs of a row, without a mask."""
         q, k, v = self._project(x)
         return self.out(through(q, mean_pairs(k, v, lengths)).flatten(2))
 
