@@ -1,8 +1,7 @@
 """Constant tables that are computed once per process."""
 
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -14,27 +13,24 @@ Tables = TypeVar("Tables", bound=Tensor | tuple[Tensor, ...])
 
 
 def memoized(size: int) -> Callable[[Callable[P, Tables]], Callable[P, Tables]]:
-    """Decorator: keep the newest `size` tables that a function of hashable arguments computes.
+    """Decorator: `functools.lru_cache` for a function that returns tensors.
 
     Tables are computed outside of autograd and inference mode, so that any later caller can use them. While a program
     is captured (torch.compile, torch.export) or a mode replaces tensors (FakeTensorMode, make_fx, torch.func), tables
-    are computed again and not kept: they belong to that mode, and a later caller must not get them.
+    are computed anew: they belong to that mode.
     """
 
     def decorate(make: Callable[P, Tables]) -> Callable[P, Tables]:
-        tables: OrderedDict[object, Tables] = OrderedDict()
+        @lru_cache(size)
+        def cached(*args: P.args, **kwargs: P.kwargs) -> Tables:
+            with torch.inference_mode(False), torch.no_grad():
+                return make(*args, **kwargs)
 
         @wraps(make)
         def table(*args: P.args, **kwargs: P.kwargs) -> Tables:
             if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or transformed():
                 return make(*args, **kwargs)
-            key = (args, tuple(kwargs.items()))
-            if key not in tables:
-                with torch.inference_mode(False), torch.no_grad():
-                    tables[key] = make(*args, **kwargs)
-                if len(tables) > size:
-                    tables.popitem(last=False)
-            return tables[key]
+            return cached(*args, **kwargs)  # type: ignore[arg-type]  # a TypeVar may be unhashable
 
         return table
 
