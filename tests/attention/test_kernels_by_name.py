@@ -17,12 +17,12 @@ from attnlab.attention.ops.partial_softmax import Past, merged_attention
 # GPU, which has 10 bits.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 HALF = (torch.float16, torch.bfloat16)
-GPU = (Backend.CUDNN_CUDA, Backend.FLASH_CUDA, Backend.FUSED_CUDA, Backend.FLEX, Backend.PLAIN)
+GPU = (Backend.CUDNN_CUDA, Backend.FLASH_CUDA, Backend.FUSED_CUDA, Backend.PLAIN)
 CPU = (Backend.FUSED_CPU, Backend.PLAIN)
 
 
 class Case(NamedTuple):
-    """A text of `total` positions, `held` of a prefix that two rows share, and which of them exist."""
+    """A text of `total` positions, `past` of a prefix that two rows share, and which of them exist."""
 
     name: str
     total: int = 12
@@ -30,7 +30,7 @@ class Case(NamedTuple):
     heads: int = 2
     width: int = 64
     value: int = 64
-    held: int = 0
+    past: int = 0
     masked: bool = False
     gap: float = 0.0  # between the logits of the first key and of all others
 
@@ -46,10 +46,10 @@ class Case(NamedTuple):
             q[..., 0], packed[..., self.value] = self.gap, 0
             q[..., 1:] = 0
             packed[:, 0, :, self.value] = 1
-        if not self.held:
+        if not self.past:
             return [q, packed], None
-        exists = torch.arange(self.held) < torch.tensor([[self.held], [0]]) if self.masked else None
-        return [q, packed, draw(2, self.held, self.value + self.width)], exists
+        exists = torch.arange(self.past) < torch.tensor([[self.past], [0]]) if self.masked else None
+        return [q, packed, draw(2, self.past, self.value + self.width)], exists
 
     @property
     def scale(self) -> float:
@@ -59,21 +59,21 @@ class Case(NamedTuple):
 CASES = [
     Case("one token", 1),
     Case("one slot", 2, stride=2),
-    Case("a token and a prefix of one", 1, held=1),
-    Case("a prefix of one that a row does not have", 5, held=1, masked=True),
-    Case("one over a block of keys", 129, held=129),
-    Case("one over a block of slots", 258, stride=2, held=33, masked=True),
+    Case("a token and a prefix of one", 1, past=1),
+    Case("a prefix of one that a row does not have", 5, past=1, masked=True),
+    Case("one over a block of keys", 129, past=129),
+    Case("one over a block of slots", 258, stride=2, past=33, masked=True),
     Case("no prefix, stride 3", 51, stride=3),
-    Case("one head", 70, heads=1, held=17),
-    Case("narrow heads", 40, width=16, value=16, held=9),
-    Case("values narrower than keys", 65, stride=4 + 1, width=96, value=64, held=20, masked=True),
-    Case("wide heads", 66, width=128, value=128, held=5),
-    Case("wider heads", 66, stride=2, width=192, value=128, held=5),
-    Case("widest heads of flash", 34, width=256, value=256, held=5),
-    Case("latents as heads", 34, stride=2, width=576, value=512, held=5, masked=True),
+    Case("one head", 70, heads=1, past=17),
+    Case("narrow heads", 40, width=16, value=16, past=9),
+    Case("values narrower than keys", 65, stride=4 + 1, width=96, value=64, past=20, masked=True),
+    Case("wide heads", 66, width=128, value=128, past=5),
+    Case("wider heads", 66, stride=2, width=192, value=128, past=5),
+    Case("widest heads of flash", 34, width=256, value=256, past=5),
+    Case("latents as heads", 34, stride=2, width=576, value=512, past=5, masked=True),
     Case("logits 200 apart", 33, gap=200.0),
     Case("logits -200 apart", 33, stride=3, gap=-200.0),
-    Case("off the boundaries of 16 bytes", 21, width=20, value=12, held=6),
+    Case("off the boundaries of 16 bytes", 21, width=20, value=12, past=6),
 ]
 
 
@@ -96,23 +96,21 @@ def off(got: Tensor, want: Tensor) -> float:
     return float((got.cpu().double() - want).norm() / want.norm().clamp(min=0.1 * want.numel() ** 0.5))
 
 
-def check(case: Case, backend: Backend, dtype: torch.dtype, device: str, backward: bool = True) -> None:
+def check(case: Case, backend: Backend, dtype: torch.dtype, device: str) -> None:
     """The backend is what computes it, without NaN, and within the tolerance of its dtype."""
     drawn, exists = case.inputs()
     rounded = [t.to(dtype) for t in drawn]
     exact = [t.double().requires_grad_() for t in rounded]
-    leaves = [t.to(device).requires_grad_(backward) for t in rounded]
+    leaves = [t.to(device).requires_grad_() for t in rounded]
     mask = None if exists is None else exists.to(device)
     want = formula(exact, case, exists)
-    with prefer(backend), noting() as pairs, torch.set_grad_enabled(backward):
+    with prefer(backend), noting() as pairs:
         past = [Past(t, mask) for t in leaves[2:]]
         out = merged_attention(leaves[0], leaves[1], case.value, case.scale, stride=case.stride, past=past)
     assert used(pairs)["merged"] == [backend.name] and out.dtype == dtype
-    result, wanted = [out], [want]
-    if backward:
-        g = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
-        result += torch.autograd.grad(out, leaves, g.to(device))
-        wanted += torch.autograd.grad(want, exact, g.double())
+    g = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    result = [out, *torch.autograd.grad(out, leaves, g.to(device))]
+    wanted = [want, *torch.autograd.grad(want, exact, g.double())]
     for got, exactly in zip(result, wanted, strict=True):
         assert got.isfinite().all()
         assert off(got.detach(), exactly.detach()) < TOLERANCE[dtype]
@@ -123,8 +121,6 @@ def refused(case: Case, backend: Backend, dtype: torch.dtype) -> str | None:
     step = 16 // dtype.itemsize
     if backend is Backend.PLAIN:
         return None
-    if backend is Backend.FLEX:
-        return None if min(case.width, case.value) >= 16 and case.width <= 256 else "expected 16 to 256"
     if backend is not Backend.FUSED_CUDA and dtype not in HALF:
         return "expected torch.float16 or torch.bfloat16"
     if case.width % step or case.value % step:
@@ -137,7 +133,7 @@ def by_name(case: Case, backend: Backend, dtype: torch.dtype, device: str) -> No
     reason = refused(case, backend, dtype)
     if reason is None and backend is Backend.CUDNN_CUDA and case.width > 128:
         q = torch.zeros(1, 1, 1, case.width, device=device, dtype=dtype)
-        reason = backends._refusal(backend, q, 0.0, False, case.value)
+        reason = backends.refusal(backend, q, 0.0, False, case.value)
         assert reason is None or reason.startswith("torch refuses keys"), reason
         reason = reason and "torch refuses keys"
     if reason is None:
@@ -161,12 +157,6 @@ def test_on_a_cpu_in_other_dtypes(case: Case, dtype: torch.dtype) -> None:
     check(case, Backend.PLAIN, dtype, "cpu")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_flex_on_a_cpu(case: Case) -> None:
-    check(case, Backend.FLEX, torch.float64, "cpu", backward=False)
-
-
 @pytest.mark.parametrize("backend", [b for b in GPU if b.name.endswith("_CUDA")], ids=lambda b: b.name)
 def test_kernels_of_a_gpu_are_refused_on_a_cpu(backend: Backend) -> None:
     with pytest.raises(ValueError, match=f"{backend.name} cannot .* the tensors are on cpu, expected cuda"):
@@ -175,17 +165,10 @@ def test_kernels_of_a_gpu_are_refused_on_a_cpu(backend: Backend) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("backend", [b for b in GPU if b is not Backend.FLEX], ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", GPU, ids=lambda b: b.name)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_by_name_on_a_gpu(case: Case, backend: Backend, dtype: torch.dtype) -> None:
     by_name(case, backend, dtype, "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_flex_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
-    by_name(case, Backend.FLEX, dtype, "cuda")
 
 
 @pytest.mark.gpu

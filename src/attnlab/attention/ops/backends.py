@@ -6,8 +6,8 @@ Operations, and the backends that each has:
              (`dense_attention` here)
     window   the newest positions of a text, and a prefix      SDPA, FLEX
              (`sliding_window`)
-    merged   causal with a stride, over any number of pasts    FUSED_CPU, CUDNN_CUDA, FLASH_CUDA, FUSED_CUDA, FLEX,
-             (`partial_softmax.merged_attention` and its relatives)                               PLAIN
+    merged   causal with a stride, over any number of pasts    FUSED_CPU, CUDNN_CUDA, FLASH_CUDA, FUSED_CUDA, PLAIN
+             (`partial_softmax.merged_attention` and its relatives)
     step     one new position against a cache                  TRITON, SDPA, PLAIN
              (`decode.attend_cached`)
 
@@ -24,23 +24,22 @@ On CUDA, `merged` takes the class of kernel that SDPA takes for causal attention
 torch itself is asked. MHA, which is dense, is therefore never compared with ours through a faster class of kernel, and
 what switches kernels off (`torch.nn.attention.sdpa_kernel`) holds for both.
 
-FLEX is the default of none but wide windows on CUDA, where its block mask skips keys that the blocks of `dense` compute
-and mask (`flex.window_saves`). For MTLA's slots it skips nothing: the s causal triangles of T / s queries and slots are
-the pairs that are seen, T^2 / (2 s), in flash or cuDNN kernels; FLEX would save calls, not arithmetic. For ragged
-prefixes it skips the padding, whose share the host does not know and batches of like lengths keep small.
+FLEX computes wide windows on CUDA, where its block mask skips keys that the blocks of `dense` compute and mask
+(`flex.window_saves`). MTLA's slots are s causal triangles of T / s queries and slots, of which it would skip nothing.
 
-FlashAttention 4 is no dependency, for nothing here has been measured with it: `activate_flash_attention_impl("FA4")` of
-`torch.nn.attention` replaces the operators that FLASH_CUDA calls, and it is then noted as "FLASH_CUDA FA4".
+FlashAttention 4 is no dependency: `activate_flash_attention_impl("FA4")` of `torch.nn.attention` replaces the operators
+that FLASH_CUDA calls, which is recorded as "FLASH_CUDA FA4".
 
-A further backend is a member of `Backend`, an entry in `BACKENDS`, a condition in `_refusal` and in `choose`, and a
-branch where its operation is computed. Each backend is held to the naive form of every mechanism, forward and, where it
-has one, backward. Tests and benchmarks ask for one with `prefer`, and `used` says what has been taken.
+A further backend is a member of `Backend`, an entry in `BACKENDS`, a condition in `refusal` and in `choose`, and a
+branch where its operation is computed. Tests compare each backend with the naive form of every mechanism, forward and,
+where it has one, backward. Tests and benchmarks choose one with `prefer`; `used` lists those that were taken.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -51,12 +50,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from .flex import refusal as flex_refusal
 from .flex import window_saves
 from .kernels import DTYPES, usable
-from .limits import constant
-from .limits import refusal as _torch_refuses
-from .limits import stock as _stock
 from .tables import transformed
 
 Operation = Literal["dense", "window", "merged", "step"]
+Function = TypeVar("Function", bound=Callable[..., Any])
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -77,15 +74,20 @@ BACKENDS: dict[Operation, tuple[Backend, ...]] = {
     "dense": (Backend.SDPA,),
     "window": (Backend.SDPA, Backend.FLEX),
     "merged": (
-        Backend.FUSED_CPU, Backend.CUDNN_CUDA, Backend.FLASH_CUDA, Backend.FUSED_CUDA, Backend.FLEX, Backend.PLAIN,
+        Backend.FUSED_CPU, Backend.CUDNN_CUDA, Backend.FLASH_CUDA, Backend.FUSED_CUDA, Backend.PLAIN,
     ),
     "step": (Backend.TRITON, Backend.SDPA, Backend.PLAIN),
 }  # fmt: skip
-AUTOGRAD = (Backend.FLEX, Backend.PLAIN)  # backends of `merged` whose backward is that of autograd
 CUDA_KERNELS = {
     Backend.CUDNN_CUDA: SDPBackend.CUDNN_ATTENTION,
     Backend.FLASH_CUDA: SDPBackend.FLASH_ATTENTION,
     Backend.FUSED_CUDA: SDPBackend.EFFICIENT_ATTENTION,
+}
+ROWS = 128  # positions of the attention that torch is asked about
+ASKED = {
+    SDPBackend.FLASH_ATTENTION: "can_use_flash_attention",
+    SDPBackend.EFFICIENT_ATTENTION: "can_use_efficient_attention",
+    SDPBackend.CUDNN_ATTENTION: "can_use_cudnn_attention",
 }
 STOCK = {  # what SDPA chooses among
     SDPBackend.MATH: "matrix products",
@@ -95,6 +97,16 @@ STOCK = {  # what SDPA chooses among
 }
 _preferred: Backend | None = None
 _used: set[tuple[str, str]] = set()
+
+
+def constant(function: Function) -> Function:
+    """As `torch.compiler.assume_constant_result`, which imports the whole compiler to set this.
+
+    Args:
+        function: whose result is a constant of a traced program.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 @contextmanager
@@ -186,16 +198,16 @@ def _chosen(
     operation: Operation, q: Tensor, dropout: float, masked: bool, value_dim: int, window: tuple[int, int]
 ) -> Backend:
     if _preferred is not None and _preferred in BACKENDS[operation]:
-        if reason := _refusal(_preferred, q, dropout, masked, value_dim):
+        if reason := refusal(_preferred, q, dropout, masked, value_dim):
             raise ValueError(f"backend {_preferred.name} cannot compute operation {operation}: {reason}")
         return _preferred
     if operation == "dense":
         return Backend.SDPA
     if operation == "window":
-        skips = q.is_cuda and window_saves(*window) and _refusal(Backend.FLEX, q, dropout, masked) is None
+        skips = q.is_cuda and window_saves(*window) and refusal(Backend.FLEX, q, dropout, masked) is None
         return Backend.FLEX if skips else Backend.SDPA
     if operation == "step":
-        if q.is_cuda and _refusal(Backend.TRITON, q, dropout, masked) is None:
+        if q.is_cuda and refusal(Backend.TRITON, q, dropout, masked) is None:
             return Backend.TRITON
         return Backend.PLAIN if masked else Backend.SDPA
     if (
@@ -217,17 +229,17 @@ def _like_sdpa(q: Tensor, value_dim: int, dropout: float) -> Backend:
     """
     width = q.shape[-1]
     aligned = all(n * q.dtype.itemsize % 16 == 0 for n in (width, value_dim))
-    taken = _stock(q.device, q.dtype, width, value_dim, dropout)
+    taken = stock(q.device, q.dtype, width, value_dim, dropout)
     if q.dtype in HALF and aligned:
         if taken == SDPBackend.CUDNN_ATTENTION.value:
             return Backend.CUDNN_CUDA
-        if _stock(q.device, q.dtype, width, width, dropout) == SDPBackend.FLASH_ATTENTION.value:
+        if stock(q.device, q.dtype, width, width, dropout) == SDPBackend.FLASH_ATTENTION.value:
             return Backend.FLASH_CUDA
     return Backend.FUSED_CUDA if aligned and taken == SDPBackend.EFFICIENT_ATTENTION.value else Backend.PLAIN
 
 
-def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim: int | None = None) -> str | None:
-    """Why a backend cannot compute an operation that has it; None: it can."""
+def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim: int | None = None) -> str | None:
+    """Why a backend cannot compute an operation that has it, with queries `q`; None: it can."""
     if backend in (Backend.PLAIN, Backend.SDPA):
         return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
     if transformed() and not torch.compiler.is_compiling():  # what dynamo traces is always under one of its own
@@ -247,7 +259,7 @@ def _refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_di
         if q.dtype == torch.float64:
             return "the dtype is float64"
         widths = q.shape[-1], q.shape[-1] if value_dim is None else value_dim
-        return _torch_refuses(CUDA_KERNELS[backend], q.device, q.dtype, *widths, dropout)
+        return torch_refusal(CUDA_KERNELS[backend], q.device, q.dtype, *widths, dropout)
     if q.dtype not in DTYPES:
         return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in DTYPES)}"
     if dropout or torch.is_grad_enabled() and q.requires_grad:
@@ -294,3 +306,39 @@ def dense_attention(
         _note("dense", f"SDPA {STOCK.get(SDPBackend(kernel), 'overridden')}")
     out = F.scaled_dot_product_attention(q, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     return out[..., :width]
+
+
+@constant
+def stock(device: torch.device, dtype: torch.dtype, width: int, value_dim: int, dropout: float) -> int:
+    """The number of the `SDPBackend` that SDPA takes for causal attention with a gradient."""
+    q, value = _example(device, dtype, width, value_dim)
+    return int(torch._fused_sdp_choice(q, q, value, None, dropout, True))
+
+
+@constant
+def torch_refusal(
+    kernel: SDPBackend, device: torch.device, dtype: torch.dtype, width: int, value_dim: int, dropout: float
+) -> str | None:
+    """Why a kernel cannot compute causal attention of these widths; None: it can.
+
+    Keys are columns of one tensor, after the values, and are loaded 16 bytes at a time.
+
+    Args:
+        value_dim: width of values; those of the flash kernel are made as wide as keys.
+    """
+    step = 16 // dtype.itemsize
+    if width % step or value_dim % step:
+        return f"keys are {width} wide and values {value_dim}, expected multiples of {step} in {dtype}"
+    flash = kernel is SDPBackend.FLASH_ATTENTION
+    q, value = _example(device, dtype, width, width if flash else value_dim)
+    parameters = torch.backends.cuda.SDPAParams(q, q, value, None, dropout, True, False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if getattr(torch.backends.cuda, ASKED[kernel])(parameters, True):
+            return None
+    reasons = "; ".join(str(warning.message).partition(" (Triggered")[0] for warning in caught)
+    return f"torch refuses keys {width} wide and values {value_dim}: {reasons or 'without a reason'}"
+
+
+def _example(device: torch.device, dtype: torch.dtype, width: int, value_dim: int) -> list[torch.Tensor]:
+    return [torch.empty(1, 1, ROWS, n, device=device, dtype=dtype, requires_grad=True) for n in (width, value_dim)]

@@ -1,11 +1,8 @@
-"""FlexAttention: parts of a softmax whose block mask skips the blocks of keys that no query of a block sees.
+"""FlexAttention for windows: its block mask skips the blocks of keys that no query of a block sees.
 
-Compiled on CUDA, forward and backward; on a CPU eagerly, as torch computes it there, forward alone. Each part gives its
-output and its log-sum-exp, and they merge as in `partial_softmax`, differentiated by autograd.
-
-Every pattern here is an interval of keys for each query, and keys that exist: query i sees the keys
-low_i <= j < high_i of those that exist in its row. low and high never fall, so that the blocks follow from the ends of
-each block of queries, and no T x T mask is formed to find them.
+Compiled on CUDA, forward and backward; on a CPU eager, forward alone. Text and prefix are two parts of one softmax,
+which merge by their log-sum-exps, differentiated by autograd. Query i sees the keys low_i <= j < high_i that exist in
+its row. low and high never fall: the blocks follow from the ends of the blocks of queries, without a T x T mask.
 """
 
 from collections.abc import Sequence
@@ -16,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from .tables import transformed
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -52,12 +47,9 @@ def refusal(q: Tensor, value_dim: int | None = None) -> str | None:
         q: queries.
         value_dim: width of values; None: as wide as queries.
     """
-    if transformed() and not torch.compiler.is_compiling():
-        return "transforms of torch.func cannot go through FlexAttention"
     if q.device.type == "cpu":
-        if torch.is_grad_enabled() and q.requires_grad:
-            return "FlexAttention has no gradient on a CPU"
-        return None
+        gradient = torch.is_grad_enabled() and q.requires_grad
+        return "FlexAttention has no gradient on a CPU" if gradient else None
     if not q.is_cuda:
         return f"the tensors are on {q.device}, expected cuda or cpu"
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -79,38 +71,6 @@ def window_saves(window: int, block: int) -> bool:
         block: n, queries of a block of dense attention.
     """
     return window + block - 1 > 1.1 * (window + 3 * BLOCK - 3)
-
-
-def merged(
-    q: Tensor, packed: Tensor, value_dim: int, scale: float, stride: int, past: Sequence[tuple[Tensor, Tensor | None]]
-) -> Tensor:
-    """`partial_softmax.merged_attention`, the slots of a stride in one call.
-
-    Args:
-        q: (B, T, H, D).
-        packed: [value | key] of the text, (B, T, H, Dv + D).
-        stride: s.
-        past: packed keys and values (B', K, H, Dv + D) that every query sees, and which exist, (B', K) or None.
-
-    Returns:
-        (B, T, H, Dv).
-    """
-    queries, (key, value) = q.transpose(1, 2), _unpacked(packed, value_dim)
-    place = torch.arange(q.shape[1], device=q.device)
-    outs = []
-    if stride == 1:
-        outs.append(attend(queries, Part(key, value, high=place + 1), scale))
-    else:
-        slots = (t[:, :, stride - 1 :: stride] for t in (key, value))
-        outs.append(attend(queries, Part(*slots, high=place // stride), scale))  # type: ignore[misc]
-        diagonal = (queries * key).sum(-1, dtype=outs[0][1].dtype) * scale
-        outs.append((value, diagonal))
-    for stored, mask in past:
-        beam = len(q) // len(stored)
-        key, value = _unpacked(stored, value_dim)
-        o, lse = attend(_folded(queries, beam), Part(key, value, exists=mask), scale)
-        outs.append((_unfolded(o, beam), _unfolded(lse.unsqueeze(-1), beam).squeeze(-1)))
-    return joined(outs).transpose(1, 2)
 
 
 def windowed(
@@ -219,18 +179,3 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """(B, Q, K) bool -> for each block of queries how many blocks of keys, (B, 1, Q), and which first, (B, 1, Q, K)."""
     order = blocks.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None].contiguous()
-
-
-def _unpacked(packed: Tensor, value_dim: int) -> tuple[Tensor, Tensor]:
-    """[value | key], (B, K, H, Dv + D) -> keys (B, H, K, D) and values (B, H, K, Dv)."""
-    value, key = packed.transpose(1, 2).split([value_dim, packed.shape[-1] - value_dim], -1)
-    return key, value
-
-
-def _folded(x: Tensor, beam: int) -> Tensor:
-    """(N beam, H, T, D) -> (N, H, beam T, D): the rows of a prefix query it together."""
-    return x if beam == 1 else x.unflatten(0, (-1, beam)).transpose(1, 2).flatten(2, 3)
-
-
-def _unfolded(x: Tensor, beam: int) -> Tensor:
-    return x if beam == 1 else x.unflatten(2, (beam, -1)).transpose(1, 2).flatten(0, 1)

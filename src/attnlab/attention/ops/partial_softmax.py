@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .backends import AUTOGRAD, Backend, choose
-from .flex import merged as flex_merged
+from .backends import Backend, choose
 from .pattern import MergedPattern, SavedForBackward
 from .pattern import Past as Past  # callers know it from here
 from .sdpa import additive, wide
@@ -54,8 +53,6 @@ def merged_attention(
     if q.shape[1] % stride:
         raise ValueError(f"{q.shape[1]} positions are no multiple of the stride {stride}")
     backend = choose("merged", q, dropout=dropout, value_dim=value_dim)
-    if backend is Backend.FLEX:
-        return flex_merged(q, packed, value_dim, scale, stride, past)
     if backend is Backend.PLAIN:  # what the fused kernels lack
         return _plain(q, packed, value_dim, scale, stride, past, dropout)
     return _Merged.apply(
@@ -85,7 +82,7 @@ def expanded_attention(
     """
     latent, rotary, up = (t.to(q.dtype) for t in (latent, rotary, up))
     backend = choose("merged", q, dropout=dropout, value_dim=value_dim)
-    if not torch.is_grad_enabled() or backend in AUTOGRAD:
+    if not torch.is_grad_enabled() or backend is Backend.PLAIN:
         packed = expand(latent, rotary, up)
         return merged_attention(q, packed, value_dim, scale, stride=stride, past=past, dropout=dropout)
     tensors = [t for p in past or [] for t in (p.packed.to(q.dtype), p.mask)]
@@ -115,7 +112,7 @@ def rebuilt_attention(
     """
     example = tensors[0]
     state = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
-    if state or choose("merged", example, dropout=dropout, noted=False) in AUTOGRAD:
+    if state or choose("merged", example, dropout=dropout, noted=False) is Backend.PLAIN:
         q, packed = build(slice(0, num_heads), *share(*tensors))
         return merged_attention(q, packed, value_dim, scale, past=past, dropout=dropout)
     flat = [t for p in past or [] for t in (p.packed.to(example.dtype), p.mask)]
@@ -131,7 +128,7 @@ def tiled_attention(q: Tensor, packed: Tensor, value_dim: int, scale: float, pas
         past: what every query reads besides; each is asked for once.
     """
     backend = choose("merged", q, value_dim=value_dim)
-    if backend in AUTOGRAD:
+    if backend is Backend.PLAIN:
         return merged_attention(q, packed, value_dim, scale, past=list(past))
     return MergedPattern(value_dim, scale, 1, 0.0, backend).forward(q, packed.to(q.dtype), past)[0]
 
