@@ -11,7 +11,7 @@ from torch import Tensor
 from attnlab.attention import MHA, RelativeMultiLinear
 from attnlab.data.text.windows import IGNORE
 from attnlab.models import T6, LanguageModel, TensorizedTransformer
-from attnlab.models.tensorized_transformer import SharedDropout
+from attnlab.models.decoder import SharedDropout
 from attnlab.tasks.language_modelling.module import LanguageModelling
 
 V = 23

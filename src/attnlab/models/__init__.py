@@ -3,12 +3,12 @@
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.conformer import ConformerEncoder
 from attnlab.models.cross_decoder import CrossDecoder
-from attnlab.models.decoder import T6, Decoder, DecoderBlock
+from attnlab.models.decoder import T6, Decoder, DecoderBlock, PostNormBlock
 from attnlab.models.encoder import ConvSubsampler, LayerMix, SpeechEncoder
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.prefix_decoder import PrefixDecoder, PrefixDecoderLayer
 from attnlab.models.sequence import EncoderDecoder, SpeechToText, TextToText
-from attnlab.models.tensorized_transformer import PostNormBlock, TensorizedTransformer
+from attnlab.models.tensorized_transformer import TensorizedTransformer
 from attnlab.models.text_encoder import TextEncoder
 
 __all__ = [

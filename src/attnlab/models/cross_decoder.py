@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from attnlab.attention.ops.backends import dense_attention
 from attnlab.attention.ops.decode import attend_cached
 from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.encoder import padded_embedding, sinusoidal_positions
-from attnlab.models.language_model import linear_weights
 from attnlab.models.prefix_decoder import TextDecoder, projector
 
 
@@ -135,6 +133,31 @@ class CrossDecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.activation_dropout = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
 
+    def parallel(self, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
+        """The attentions in their parallel form: prefix (B, S, d), lengths (B,) or None."""
+        return [self.attention, partial(self.cross, prefix=prefix, prefix_lengths=prefix_lengths)]
+
+    def start(
+        self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, capacity: int, dtype: torch.dtype | None
+    ) -> list[Cache]:
+        """Two caches: of the text of each row, and of the prefix (N, S, d) of each sentence."""
+        sentences, device = prefix.shape[0], prefix.device
+        text = self.attention.new_cache(sentences * beam, capacity, prefix_batch=sentences, dtype=dtype, device=device)
+        return [text, self.cross.start(prefix, prefix_lengths, beam, dtype)]
+
+    def cached(self, text: Cache, cross: CrossCache) -> list[Callable[[Tensor], Tensor]]:
+        """The attentions in their cached form."""
+        return [partial(self.attention.extend, cache=text), partial(self.cross.extend, cache=cross)]
+
+    def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, dtype: torch.dtype) -> int:
+        text = self.attention.cache_bytes(rows, capacity, dtype=dtype)
+        return text + dtype.itemsize * 2 * self.attention.d_model * sentences * prefix
+
+    def multiply_adds(self, context: int, prefix: int) -> int:
+        """Of a step's attentions; keys and values of the prefix are made once per sentence."""
+        cross = self.cross.query.weight.numel() + self.cross.out.weight.numel() + 2 * prefix * self.attention.d_model
+        return self.attention.multiply_adds(context - prefix) + cross
+
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend`, `cross`: the attentions in their parallel or their cached form."""
         for norm, part in zip(self.norms, (attend, cross, self._feed), strict=True):
@@ -200,51 +223,6 @@ class CrossDecoder(TextDecoder):
         self.unembedding = None if tie_embeddings else nn.Linear(d_model, vocab_size, bias=False)
         if self.unembedding is not None:
             nn.init.normal_(self.unembedding.weight, std=d_model**-0.5)
-
-    def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
-        text = sum(a.cache_bytes(rows, capacity, dtype=dtype) for a in self.attentions)
-        return text + dtype.itemsize * len(self.blocks) * 2 * self.embedding.embedding_dim * sentences * prefix
-
-    def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        total = self.embedding.weight.numel()
-        for layer in self.blocks:
-            total += layer.attention.multiply_adds(context - prefix) + linear_weights(layer)
-            total += layer.cross.query.weight.numel() + layer.cross.out.weight.numel()
-            total += 2 * prefix * self.embedding.embedding_dim
-        return total
-
-    def attend(self, layer: Any, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
-        return [layer.attention, partial(layer.cross, prefix=prefix, prefix_lengths=prefix_lengths)]
-
-    @torch.no_grad()
-    def start(
-        self,
-        prefix: Tensor,
-        prefix_lengths: Tensor | None,
-        beam: int,
-        capacity: int,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> list[Cache]:
-        """Two caches a layer: of the text of each row, and of the prefix (N, S, d) of each sentence."""
-        prefix = self.projector(prefix)
-        sentences, device = prefix.shape[0], prefix.device
-        caches: list[Cache] = []
-        for layer in self.blocks:
-            caches.append(
-                layer.attention.new_cache(
-                    sentences * beam, capacity, prefix_batch=sentences, dtype=dtype, device=device
-                )
-            )
-            caches.append(layer.cross.start(prefix, prefix_lengths, beam, dtype))
-        return caches
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        x = self.embed(tokens, caches[0].start)
-        for layer, text, cross in zip(self.blocks, caches[::2], caches[1::2], strict=True):
-            x = layer(x, partial(layer.attention.extend, cache=text), partial(layer.cross.extend, cache=cross))
-        return self.logits(x)
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         x = super().embed(tokens, start)

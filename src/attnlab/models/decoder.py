@@ -1,8 +1,9 @@
-"""Pre-norm decoders over any attention mechanism: Llama and its like, GPT-2, T6."""
+"""Blocks over any attention mechanism, and the pre-norm decoders: Llama and its like, GPT-2, T6."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -74,6 +75,51 @@ class DecoderBlock(nn.Module):
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
+
+
+class SharedDropout(nn.Dropout):
+    """Dropout with one mask for all positions of a text: variational dropout (Gal and Ghahramani, 2016)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, d): a component that is zero at one position of a row is zero at all of them."""
+        return x * F.dropout(torch.ones_like(x[:, :1]), self.p, self.training)
+
+
+class PostNormBlock(nn.Module):
+    """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
+
+    Args:
+        ffn_dim: width inside the feed-forward layer.
+        dropout: of both parts' outputs, in training.
+        activation_dropout: after the ReLU, in training; None: `dropout`.
+        variational: whether all positions of a text have one mask.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        ffn_dim: int,
+        dropout: float,
+        activation_dropout: float | None = None,
+        *,
+        variational: bool = False,
+    ) -> None:
+        super().__init__()
+        d_model = attention.d_model
+        self.attention = attention
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
+        self.dropout: nn.Module = (SharedDropout if variational else nn.Dropout)(dropout)
+        self.activation_dropout = self.dropout if activation_dropout is None else nn.Dropout(activation_dropout)
+
+    def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
+        u = self.norm1(x + self.dropout(attend(x)))
+        return self.norm2(u + self.feed(u))
+
+    def feed(self, x: Tensor) -> Tensor:
+        """drop(W2 drop(relu(W1 x))), (B, T, d) -> (B, T, d)."""
+        return self.dropout(self.down(self.activation_dropout(F.relu(self.up(x)))))
 
 
 class Decoder(LanguageModel):

@@ -11,33 +11,44 @@ from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
 from attnlab.config.bounds import Layers, Rate, Size
+from attnlab.models.decoder import PostNormBlock
 from attnlab.models.language_model import linear_weights
 
 
-class PrefixDecoderLayer(nn.Module):
+class PrefixDecoderLayer(PostNormBlock):
     """h = LN1(x);  u = LN1(x + drop(attention(h, prefix)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
 
-    LN1 is used twice, as in the released system.
-
-    Args:
-        attention: reads the prefix as extra keys and values.
-        dropout: of both parts' outputs, in training.
-        activation_dropout: after the ReLU, in training.
+    LN1 is used twice, as in the released system. The attention reads the prefix as extra keys and values.
     """
 
-    def __init__(self, attention: Attention, ffn_dim: int, dropout: float, activation_dropout: float) -> None:
-        super().__init__()
-        d_model = attention.d_model
-        self.attention = attention
-        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
-        self.dropout, self.activation_dropout = nn.Dropout(dropout), nn.Dropout(activation_dropout)
-
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
-        u = self.norm1(x + self.dropout(attend(self.norm1(x))))
-        inner = self.activation_dropout(F.relu(self.up(u)))
-        return self.norm2(u + self.dropout(self.down(inner)))
+        return super().forward(x, lambda x: attend(self.norm1(x)))
+
+    def parallel(self, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
+        """The attentions in their parallel form: prefix (B, S, d), lengths (B,) or None."""
+        return [partial(self.attention, prefix=prefix, prefix_lengths=prefix_lengths)]
+
+    def start(
+        self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, capacity: int, dtype: torch.dtype | None
+    ) -> list[Cache]:
+        """The layer's caches, see `TextDecoder.start`."""
+        sentences, size = prefix.shape[:2]
+        cache = self.attention.new_cache(
+            sentences * beam, capacity, size, prefix_batch=sentences, dtype=dtype, device=prefix.device
+        )
+        self.attention.read_prefix(prefix, prefix_lengths, cache)
+        return [cache]
+
+    def cached(self, cache: Cache) -> list[Callable[[Tensor], Tensor]]:
+        """The attentions in their cached form."""
+        return [partial(self.attention.extend, cache=cache)]
+
+    def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, dtype: torch.dtype) -> int:
+        return self.attention.cache_bytes(rows, capacity, prefix, sentences, dtype=dtype)
+
+    def multiply_adds(self, context: int, prefix: int) -> int:
+        """Of a step's attentions."""
+        return self.attention.multiply_adds(context, prefix)
 
 
 def projector(d_model: int, inner: int) -> nn.Sequential:
@@ -79,24 +90,17 @@ class TextDecoder(nn.Module):
 
     def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
         """Of all caches of this dtype, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
-        raise NotImplementedError
+        return sum(layer.cache_bytes(rows, capacity, prefix, sentences, dtype) for layer in self.blocks)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Of one cached step of one row at `context` positions, `prefix` of them the prefix's; vocabulary included.
 
         What the prefix costs once per sentence does not count.
         """
-        raise NotImplementedError
+        layers = sum(layer.multiply_adds(context, prefix) + linear_weights(layer) for layer in self.blocks)
+        return layers + self.embedding.weight.numel()
 
-    def attend(self, layer: Any, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
-        """The attentions of a layer in their parallel form.
-
-        Args:
-            prefix: projected, (B, S, d).
-            prefix_lengths: (B,); None: no padding.
-        """
-        raise NotImplementedError
-
+    @torch.no_grad()
     def start(
         self,
         prefix: Tensor,
@@ -107,11 +111,18 @@ class TextDecoder(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> list[Cache]:
         """Caches for `beam` rows of `capacity` tokens on each sentence, whose prefix (N, S, d) is stored once."""
-        raise NotImplementedError
+        prefix = self.projector(prefix)
+        caches = [layer.start(prefix, prefix_lengths, beam, capacity, dtype) for layer in self.blocks]
+        return [cache for caches_of_layer in caches for cache in caches_of_layer]
 
+    @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
         """The next tokens (B, n) -> logits (B, n, V), through the caches."""
-        raise NotImplementedError
+        x = self.embed(tokens, caches[0].start)
+        count = len(caches) // len(self.layers)
+        for i, layer in enumerate(self.blocks):
+            x = layer(x, *layer.cached(*caches[i * count : (i + 1) * count]))
+        return self.logits(x)
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         """(B, T) -> (B, T, d), at positions from `start` on: an int, or (1,) of a static cache."""
@@ -125,7 +136,7 @@ class TextDecoder(nn.Module):
         """As :meth:`forward`, the states before the last norm, (B, T, d)."""
         prefix, x = self.projector(prefix), self.dropout(self.embed(tokens, 0))
         for layer in self.blocks:
-            x = layer(x, *self.attend(layer, prefix, prefix_lengths))
+            x = layer(x, *layer.parallel(prefix, prefix_lengths))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -184,41 +195,3 @@ class PrefixDecoder(TextDecoder):
             self.embedding.weight[pad].zero_()
         if tie_embeddings:
             self.unembedding.weight = self.embedding.weight
-
-    def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
-        return sum(a.cache_bytes(rows, capacity, prefix, sentences, dtype=dtype) for a in self.attentions)
-
-    def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        layers = sum(layer.attention.multiply_adds(context, prefix) + linear_weights(layer) for layer in self.blocks)
-        return layers + self.embedding.weight.numel()
-
-    def attend(self, layer: Any, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
-        return [partial(layer.attention, prefix=prefix, prefix_lengths=prefix_lengths)]
-
-    @torch.no_grad()
-    def start(
-        self,
-        prefix: Tensor,
-        prefix_lengths: Tensor | None,
-        beam: int,
-        capacity: int,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> list[Cache]:
-        prefix = self.projector(prefix)
-        sentences, size = prefix.shape[:2]
-        caches = []
-        for attention in self.attentions:
-            cache = attention.new_cache(
-                sentences * beam, capacity, size, prefix_batch=sentences, dtype=dtype, device=prefix.device
-            )
-            attention.read_prefix(prefix, prefix_lengths, cache)
-            caches.append(cache)
-        return caches
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        x = self.embed(tokens, 0)
-        for layer, cache in zip(self.blocks, caches, strict=True):
-            x = layer(x, partial(layer.attention.extend, cache=cache))
-        return self.logits(x)

@@ -5,45 +5,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.attention.bounds import Layers, Rate, Size
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
+from attnlab.models.decoder import PostNormBlock, SharedDropout
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.token_loss import in_chunks, target_and_mean_nats
-
-
-class SharedDropout(nn.Dropout):
-    """Dropout with one mask for all positions of a text: variational dropout (Gal and Ghahramani, 2016)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, d): a component that is zero at one position of a row is zero at all of them."""
-        return x * F.dropout(torch.ones_like(x[:, :1]), self.p, self.training)
-
-
-class PostNormBlock(nn.Module):
-    """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
-
-    Args:
-        ffn_dim: width inside the feed-forward layer.
-        dropout: of both parts' outputs and after the ReLU, in training.
-        variational: whether all positions of a text have one mask.
-    """
-
-    def __init__(self, attention: Attention, ffn_dim: int, dropout: float, variational: bool = False) -> None:
-        super().__init__()
-        d_model = attention.d_model
-        self.attention = attention
-        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.up, self.down = nn.Linear(d_model, ffn_dim), nn.Linear(ffn_dim, d_model)
-        self.dropout = (SharedDropout if variational else nn.Dropout)(dropout)
-
-    def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
-        u = self.norm1(x + self.dropout(attend(x)))
-        inner = self.dropout(F.relu(self.up(u)))
-        return self.norm2(u + self.dropout(self.down(inner)))
 
 
 class TensorizedTransformer(LanguageModel):
@@ -90,7 +58,7 @@ class TensorizedTransformer(LanguageModel):
         )
         self.dropout = (SharedDropout if variational_dropout else nn.Dropout)(dropout)
         self.layers = nn.ModuleList(
-            PostNormBlock(attention(i), ffn_dim, dropout, variational_dropout) for i in range(num_layers)
+            PostNormBlock(attention(i), ffn_dim, dropout, variational=variational_dropout) for i in range(num_layers)
         )
         for mechanism in self.attentions:
             if mechanism.max_positions is not None and mechanism.max_positions < max_length:

@@ -2,40 +2,29 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.config.bounds import Layers, Rate, Size
+from attnlab.models.decoder import PostNormBlock
 from attnlab.models.encoder import encoder_layer, padded_embedding, padding_mask, sinusoidal_positions
 
 
-class TextEncoderLayer(nn.Module):
-    """Self-attention and ReLU feed-forward, each with a residual; LayerNorm after each, or before with `pre_norm`.
-
-    Args:
-        ffn_dim: width inside the feed-forward layer.
-        dropout: of both parts' outputs and after the ReLU, in training.
-        pre_norm: where the LayerNorms stand.
-    """
+class TextEncoderLayer(PostNormBlock):
+    """Self-attention without a causal mask and ReLU feed-forward; with `pre_norm` LayerNorm stands before each."""
 
     def __init__(self, attention: Attention, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
-        super().__init__()
-        self.attention, self.pre_norm = attention, pre_norm
-        self.norm1, self.norm2 = nn.LayerNorm(attention.d_model), nn.LayerNorm(attention.d_model)
-        self.up, self.down = nn.Linear(attention.d_model, ffn_dim), nn.Linear(ffn_dim, attention.d_model)
-        self.dropout = nn.Dropout(dropout)
+        super().__init__(attention, ffn_dim, dropout)
+        self.pre_norm = pre_norm
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        if self.pre_norm:
-            x = x + self.dropout(self.attention.encode(self.norm1(x), lengths))
-            return x + self._feed(self.norm2(x))
-        x = self.norm1(x + self.dropout(self.attention.encode(x, lengths)))
-        return self.norm2(x + self._feed(x))
-
-    def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout(self.down(self.dropout(F.relu(self.up(x)))))
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]  # calls `encode` itself
+        attend = partial(self.attention.encode, lengths=lengths)
+        if not self.pre_norm:
+            return super().forward(x, attend)
+        x = x + self.dropout(attend(self.norm1(x)))
+        return x + self.feed(self.norm2(x))
 
 
 class TextEncoder(nn.Module):
