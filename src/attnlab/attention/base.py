@@ -211,9 +211,6 @@ class Attention(nn.Module, ABC):
         """An empty cache.
 
         Args:
-            batch: rows B.
-            capacity: text positions of each row.
-            prefix_capacity: positions of each prefix.
             prefix_batch: prefixes N, which must divide B; None: one per row.
             dtype, device: of the buffers; None: those of the weights.
 
@@ -436,10 +433,6 @@ def blank(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 def head_width(d_model: int, num_heads: int, head_dim: int | None) -> int:
     """Width of a head: `head_dim`, or d / H where it is None.
-
-    Args:
-        d_model: width d of the model.
-        num_heads: heads H.
 
     ValueError: a size is not at least 1, or `head_dim` is None and H does not divide d.
     """

@@ -25,19 +25,16 @@ class MHA(PositionalAttention):
     those of its released code. Cache: 2 G D elements per token.
 
     Args:
-        d_model: width d of inputs and outputs.
         num_heads: query heads H.
         num_kv_heads: key-value heads G, which must divide H; None: H.
         head_dim: width D of a head, even; None: d / H.
         bias: whether the projections have biases: all, none, or those named (Qwen2: [query, key, value]).
         qk_norm: RMS norms of each head's queries and keys, before they are rotated, with one weight vector of width D
             for all queries and one for all keys (Qwen3).
-        dropout: of attention weights, in training.
         rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
         rope_scaling: scaling of the rotary frequencies for long texts, such as `Llama3Scaling`.
         rope_dim: the first so many components of a head are rotated, an even number; None: all; 0: none (GPT-2, whose
             positions are learned).
-        norm_eps: epsilon of the RMS norms.
 
     ValueError: sizes do not fit each other, or `bias` names something else than a projection.
     """

@@ -73,8 +73,6 @@ class MLA(PositionalAttention):
     Cache: r + d_r elements per token.
 
     Args:
-        d_model: width d of inputs and outputs.
-        num_heads: heads H.
         head_dim: width of a head's content key d_n and value d_v; None: d / H.
         rope_dim: width d_r of the rotary key that all heads share, even; None: half of `head_dim`; 0: none. DeepSeek's
             `qk_rope_head_dim`.
@@ -85,8 +83,6 @@ class MLA(PositionalAttention):
         qk_norm: RMS norms of each head's queries and keys before anything else is done with them, as Qwen3 has them:
             a number G of key heads, whose full keys and values are then made before they are projected down. None: no
             norms.
-        norm_eps: epsilon of the RMS norms.
-        dropout: of attention weights, in training.
         rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
 
     ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, `rope_dim` is odd, `latent_dim` is out of
@@ -264,11 +260,8 @@ class NormedQueries(nn.Module):
     """Queries of H heads, (..., d) -> (..., H (d_n + d_r)): W_q x, an RMS norm of each head, then a map of each head.
 
     Args:
-        d_model: width d of inputs.
-        num_heads: heads H.
         head_dim: width D of a head before its map.
         width: of a head after it, d_n + d_r.
-        eps: of the norm.
     """
 
     def __init__(self, d_model: int, num_heads: int, head_dim: int, width: int, eps: float) -> None:
@@ -287,11 +280,8 @@ class NormedKeys(nn.Module):
     """Keys and values of G heads, the keys past an RMS norm, projected down: (..., d) -> (..., r + d_r).
 
     Args:
-        d_model: width d of inputs.
-        num_kv_heads: G.
         head_dim: width D of a head.
         width: r + d_r.
-        eps: of the norm.
         bias: whether the result has a bias.
     """
 

@@ -18,13 +18,7 @@ Layout = dict[str, tuple[int | None, ...]]  # shape of a row in each buffer; Non
 class PositionalCache(Cache):
     """Buffers of which one axis counts slots; a slot is a position, or several that a mechanism has merged.
 
-    Args:
-        attention: the mechanism whose `layout`, `slots` and rotary table the buffers follow.
-        batch: rows B.
-        capacity: text positions of each row.
-        prefix_capacity: positions of each prefix.
-        beam: rows that share one prefix; it divides B.
-        like: an empty tensor of the buffers' dtype and device.
+    Made as `Attention.cache_type` says; the buffers have the dtype and device of `like`.
 
     Attributes:
         text: buffers (B, ...) by name, `prefix`: the same of prefixes, (N, ...).

@@ -8,12 +8,7 @@ from torch.nn import functional as F
 
 
 class TiedSoftmax(nn.Module):
-    """One linear layer with a bias, (V, d), whose weights embed the input too.
-
-    Args:
-        vocab_size: V.
-        d_model: width d of inputs and embeddings.
-    """
+    """One linear layer with a bias, (V, d), whose weights embed the input too."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -42,9 +37,7 @@ class Cluster(nn.Module):
     """Logits of a cluster's words, (B, d) -> (B, words); `project`: through a linear map to a smaller width first.
 
     Args:
-        d_model: width d of inputs.
         width: of what the words' vectors multiply; d unless `project`.
-        words: number of words in the cluster.
         project: whether there is such a map, (width, d) without bias.
     """
 
@@ -68,7 +61,6 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
 
     Args:
         vocab_size: words, sorted by frequency.
-        d_model: width d of inputs.
         cutoffs: first words of the second and later clusters, ascending, each below `vocab_size`.
         div_value: by how much a cluster is narrower than the one before.
         tie_projections: whether embeddings use the projections of the outputs too.

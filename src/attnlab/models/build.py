@@ -43,11 +43,7 @@ def build_model(cfg: DictConfig, **sizes: Any) -> Any:
 
 
 def build_attention(cfg: DictConfig, layer: int) -> Attention:
-    """The mechanism of layer number `layer`; in a hybrid stack the pattern repeats over the layers.
-
-    Args:
-        layer: number of the layer, from 0.
-    """
+    """The mechanism of layer number `layer`; in a hybrid stack the pattern repeats over the layers."""
     pattern = cfg.attention.get("pattern")
     path = "attention" if pattern is None else f"attention.mechanisms.{pattern[layer % len(pattern)]}"
     attention: Attention = instantiate(OmegaConf.select(cfg, path), path=path)

@@ -14,13 +14,7 @@ from attnlab.models.encoder import ConvSubsampler, FrontEnd, padding_mask, sinus
 
 
 class FeedForward(nn.Sequential):
-    """LayerNorm, two linear maps with SiLU between, dropout after each: (..., d) -> (..., d).
-
-    Args:
-        d_model: width d of inputs and outputs.
-        ffn_dim: width between the two linear maps.
-        dropout: after each of them, in training.
-    """
+    """LayerNorm, two linear maps with SiLU between, dropout after each: (..., d) -> (..., d)."""
 
     def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
         super().__init__(
@@ -76,9 +70,7 @@ class ConvolutionModule(nn.Module):
     The depthwise convolution reads padding as zeros; BatchNorm's statistics leave it out. ValueError: `kernel` is even.
 
     Args:
-        d_model: width d of inputs and outputs.
         kernel: positions that the depthwise convolution reads, odd.
-        dropout: of the output, in training.
     """
 
     def __init__(self, d_model: int, kernel: int, dropout: float) -> None:
@@ -103,10 +95,6 @@ class ConformerLayer(nn.Module):
     """x + FFN/2, + attention, + convolution, + FFN/2, LayerNorm (Gulati et al. 2020, figure 1).
 
     Args:
-        d_model: width d of inputs and outputs.
-        num_heads: heads of its attention; they divide d.
-        ffn_dim: width inside both feed-forward modules.
-        kernel: positions that the convolution reads, odd.
         dropout: in each module and of attention weights, in training.
     """
 
@@ -131,13 +119,9 @@ class ConformerEncoder(FrontEnd):
     """Filter bank -> states of width d: fairseq's `s2t_conformer` with absolute positions, as in MTLA's recipe.
 
     Args:
-        d_model: width d of the output.
-        num_mels: features F of a frame.
-        num_layers, num_heads, ffn_dim: layers, heads and width of the feed-forward parts.
         kernel: of the depthwise convolutions, odd.
         conv_channels: between the convolutions of the subsampler.
         conv_kernels: one for each convolution of stride 2; None: [5].
-        dropout: everywhere.
         projection_dim, mix_layers: as in :class:`SpeechEncoder`.
     """
 

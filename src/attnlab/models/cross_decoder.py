@@ -57,11 +57,6 @@ class CrossCache(Cache):
 class CrossAttention(nn.Module):
     """Multi-head attention of text to the encoder's output (Vaswani et al. 2017, section 3.2.3).
 
-    Args:
-        d_model: width d of text, prefix and outputs.
-        num_heads: heads H, which divide d.
-        dropout: of attention weights, in training.
-
     ValueError: `num_heads` does not divide `d_model`.
     """
 
@@ -106,8 +101,6 @@ class CrossDecoderLayer(nn.Module):
     """Self-attention, cross-attention, ReLU feed-forward; LayerNorm after each, or before with `pre_norm`.
 
     Args:
-        num_heads: heads of the cross-attention.
-        ffn_dim: width inside the feed-forward layer.
         dropout: of each part's output, in training.
         pre_norm: where the LayerNorms stand.
         attention_dropout: of the cross-attention's weights, in training.
@@ -176,15 +169,9 @@ class CrossDecoder(TextDecoder):
     that one can stand in the other's place.
 
     Args:
-        vocab_size: pieces V of the text.
-        d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        num_heads: heads of cross-attention.
-        ffn_dim: width of the feed-forward parts.
         dropout: of embeddings, and after each part of a layer.
         pre_norm: LayerNorm before each part, and once at the end; else after each part.
-        pad: the id of padding, whose embedding is zero.
-        tie_embeddings: whether one matrix embeds inputs and outputs.
         final_norm: LayerNorm after the last layer; None: with `pre_norm`.
         projector_dim: inner width of two linear maps through which the encoder's output goes first; None: there are
             none.

@@ -89,8 +89,6 @@ class PostNormBlock(nn.Module):
     """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
 
     Args:
-        ffn_dim: width inside the feed-forward layer.
-        dropout: of both parts' outputs, in training.
         activation_dropout: after the ReLU, in training; None: `dropout`.
         variational: whether all positions of a text have one mask.
     """
@@ -126,8 +124,6 @@ class Decoder(LanguageModel):
     """Tokens -> logits of the next ones, as Llama, Mistral, Qwen2, Qwen3, SmolLM or GPT-2 compute them.
 
     Args:
-        vocab_size: V.
-        d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
         ffn_dim: width inside the MLP; 0: blocks without one.
         norm: RMSNorm, LayerNorm, or RMSNorm without weights whose epsilon is the machine's.
@@ -230,8 +226,6 @@ class T6(Decoder):
     """The decoder of the TPA paper, section 3.4, and of its released code: norms without weights, SwiGLU, no biases.
 
     Args:
-        vocab_size: V.
-        d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
         ffn_dim: width of the SwiGLU; None: floor(8 d / 3).
         output_init: "zeros" starts with blocks that add nothing, as the released code does: the attention's `out` and

@@ -101,9 +101,7 @@ class ConvSubsampler(nn.Module):
     """One 1-D convolution of stride 2 per kernel size, each halved in width by a gated linear unit.
 
     Args:
-        num_mels: features F of a frame.
         channels: of all convolutions but the last, before the gated linear unit.
-        d_model: width of the output.
         kernels: sizes, one per convolution.
     """
 
@@ -162,9 +160,6 @@ class SpeechEncoder(FrontEnd):
     """Features -> states of width d: fairseq's `s2t_transformer` as the MTLA recipes use it.
 
     Args:
-        d_model: width d of the output.
-        num_mels: features F of a frame.
-        num_layers, num_heads, ffn_dim: layers, heads and width of the feed-forward parts.
         conv_channels: between the convolutions of the subsampler.
         conv_kernels: one for each convolution of stride 2; None: [5, 5].
         dropout: of embeddings and after each part of a layer.

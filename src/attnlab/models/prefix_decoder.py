@@ -55,18 +55,13 @@ def projector(d_model: int, inner: int) -> nn.Sequential:
     """Two linear maps with ReLU between, through which an encoder's output goes: (..., d) -> (..., d).
 
     Args:
-        d_model: width d of input and output.
         inner: the width between the maps.
     """
     return nn.Sequential(nn.Linear(d_model, inner), nn.ReLU(), nn.Linear(inner, d_model))
 
 
 class TextDecoder(nn.Module):
-    """Text tokens and an encoder's output, the prefix -> logits; in parallel, or through caches.
-
-    Args:
-        d_model: width d.
-    """
+    """Text tokens and an encoder's output, the prefix -> logits; in parallel, or through caches."""
 
     embedding: nn.Embedding
     unembedding: nn.Linear | None  # None: the embedding is the output matrix
@@ -149,17 +144,10 @@ class PrefixDecoder(TextDecoder):
     """Text tokens after a prefix -> logits (MTLA paper, section 5, as its released system is built).
 
     Args:
-        vocab_size: pieces V of the text.
-        d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        ffn_dim: width of the feed-forward parts.
         projector_dim: inner width of the two linear maps through which the prefix goes.
         dropout: after each part of a layer.
-        activation_dropout: inside feed-forward parts.
-        tie_embeddings: whether input and output embeddings are one matrix.
-        final_norm: LayerNorm after the last layer.
         embedding_dropout: of embeddings; None: `dropout`.
-        pad: the id of padding, whose embedding is zero.
     """
 
     projector: nn.Sequential

@@ -61,7 +61,6 @@ class SequenceModel(nn.Module):
 
         Args:
             hidden: the decoder's.
-            targets: ids.
             pad: the target that does not count.
             smoothing: probability that is spread over all tokens.
         """
@@ -115,11 +114,9 @@ class SpeechToText(SequenceModel):
     """Encoder and decoder of one width: the MTLA paper's prefix decoder, or one with cross-attention.
 
     Args:
-        d_model: width of encoder and decoder.
         encoder: called with `d_model`.
         decoder: called with `vocab_size`, `d_model` and `attention`.
         attention: called with the number of a layer, returns its mechanism.
-        vocab_size: pieces V of the text.
         ctc_vocab_size: classes of a linear CTC head on the encoder's output; None: no head.
     """
 
@@ -143,11 +140,9 @@ class TextToText(SequenceModel):
     """Text encoder and prefix decoder: the MTLA paper's summariser. One vocabulary, two embeddings.
 
     Args:
-        d_model: width of encoder and decoder.
         encoder: called with `vocab_size` and `d_model`.
         decoder: called with `vocab_size`, `d_model` and `attention`.
         attention: called with the number of a layer, returns its mechanism.
-        vocab_size: pieces V.
     """
 
     ctc = None
@@ -170,13 +165,11 @@ class EncoderDecoder(SequenceModel):
     """The Transformer of Vaswani et al. (2017) with one embedding for source, target and output.
 
     Args:
-        d_model: width of encoder and decoder.
         encoder, decoder: called with `vocab_size`, `d_model` and `attention`.
         ordinary: returns the attention of the place that does not get the chosen mechanism.
         attention_in: where the chosen mechanism is used: "encoder" (Tensorized Transformer, section 5.3), "decoder" (in
             its self-attention, which is cached), or "both".
         attention: called with the number of a layer, returns its mechanism.
-        vocab_size: pieces V.
 
     ValueError: `attention_in` is something else.
     """

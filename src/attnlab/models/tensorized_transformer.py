@@ -22,10 +22,7 @@ class TensorizedTransformer(LanguageModel):
     is left out (Tensorized Transformer, section 5.1).
 
     Args:
-        vocab_size: V.
-        d_model: width d.
         attention: called with the number of a layer, returns its mechanism.
-        ffn_dim: width of the feed-forward parts.
         dropout: of embeddings and outputs, and in each block.
         variational_dropout: whether all positions of a text share one mask, drawn anew for each place in the model and
             each batch. The paper says that it was used for PTB (section 5.2), without details.

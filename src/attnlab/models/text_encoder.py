@@ -31,15 +31,11 @@ class TextEncoder(nn.Module):
     """Source pieces -> states of width d.
 
     Args:
-        vocab_size: pieces of the source.
-        d_model: width d.
         num_heads: heads, if `attention` is None.
-        ffn_dim: width of the feed-forward parts.
         dropout: of embeddings and in each layer.
         attention_dropout, activation_dropout: of attention weights and inside feed-forward parts, if `attention` is
             None.
         pre_norm: LayerNorm before each part, and once at the end; else after each part, as the published encoders do.
-        pad: the id of padding, whose embedding is zero.
         attention: called with the number of a layer, returns its mechanism; None: `nn.MultiheadAttention`.
     """
 

@@ -26,7 +26,6 @@ def chunk_of(configured: int | str | None, vocab_size: int) -> int | None:
 
     Args:
         configured: the number; "auto": as many as 1 GiB of float32 logits holds; None.
-        vocab_size: V.
     """
     if configured == "auto":
         return max(1, LOGITS // vocab_size)
@@ -61,7 +60,6 @@ def nats(logits: Tensor, targets: Tensor, **settings: float) -> Tensor:
 
     Args:
         logits: of any precision.
-        targets: ids.
         settings: of torch's `cross_entropy`: `ignore_index`, `label_smoothing`.
     """
     return F.cross_entropy(at_least_float32(logits), targets, reduction="none", **settings)  # type: ignore[arg-type]

@@ -14,15 +14,10 @@ Core = Literal["free", "softmax"]
 
 
 class StateCache(Cache):
-    """What is held has the same size at any length: `text` (B, ...) of each row, `prefix` (N, R, V), the mean P.
+    """A state of one size at any length: `text` (B, ...) of each row, `prefix` (N, R, V), the mean P.
 
-    Args:
-        attention: the mechanism whose `state_shape` and `prefix_shape` the buffers have.
-        batch: rows B.
-        capacity: text positions that a row may have; the state's size does not depend on it.
-        prefix_capacity: positions that a prefix may have; the size of P does not depend on it.
-        beam: rows that share one prefix; it divides B.
-        like: an empty tensor of the buffers' dtype and device; a state that accumulates is float32 or wider.
+    Made as `Attention.cache_type` says. The buffers have the dtype and device of `like`; a state that accumulates is
+    float32 or wider.
     """
 
     def __init__(
@@ -76,7 +71,6 @@ class MultiLinear(Attention):
     functions: a core that is not on the simplex is one that is, times a diagonal matrix that W_q takes up.
 
     Args:
-        d_model: width d of inputs and outputs.
         rank: R, width of queries and keys.
         num_cores: h, core vectors g of width R.
         shared_readout: True: cores are averaged and have one read-out; False: each has its own.

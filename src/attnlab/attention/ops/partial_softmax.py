@@ -108,7 +108,6 @@ def rebuilt_attention(
     Args:
         build: the second, called for some heads at a time in backward.
         tensors: the arguments of `share`.
-        num_heads: H.
     """
     example = tensors[0]
     state = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured

@@ -74,9 +74,7 @@ class MergedPattern(NamedTuple):
 
     Args:
         value_dim: Dv, width of values.
-        scale: factor of the logits.
         stride: s, see :func:`merged_attention`.
-        dropout: of attention weights, 0 to 1.
         backend: which kernels compute the parts, see `Kernel`.
     """
 

@@ -84,8 +84,6 @@ class Kernel(NamedTuple):
 
     Args:
         value_dim: Dv, width of values.
-        scale: factor of the logits.
-        dropout: of attention weights, 0 to 1.
         backend: FUSED_CPU, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA.
     """
 

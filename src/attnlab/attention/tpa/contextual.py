@@ -29,7 +29,6 @@ class TPA(PositionalAttention):
     factors, unless building keys and values takes fewer multiply-adds (long chunks, many hypotheses on one prefix).
 
     Args:
-        d_model: width d of inputs and outputs.
         num_heads: heads h.
         head_dim: width D of a head; None: d / h.
         rank: R_K = R_V, 1 to min(h, D).
@@ -40,7 +39,6 @@ class TPA(PositionalAttention):
         output_norm: RMS norm of each head's output, with one weight vector for all heads.
         init: spread of the initial factor projections: the paper's for the merged matrix or for each rank's (section
             3.1 writes both), or that of the released code.
-        dropout: of attention weights, in training.
         rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
 
     ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, a rank or `third_dim` is out of its

@@ -75,7 +75,6 @@ def learned_factors(blocks: list[Block], d_model: int, init: Init) -> nn.Paramet
 
     Args:
         blocks: the parts of the parameter, in their order; all have the same width.
-        d_model: width d of the input that projected factors would have.
         init: the rule for their spread, see `TPA`.
     """
     factors = nn.Parameter(torch.empty(sum(block.ranks for block in blocks), blocks[0].width))
