@@ -55,7 +55,7 @@ def test_one_head_is_a_truncated_svd(rank: int) -> None:
     """There are no other terms to subtract, and the best term is the truncated SVD."""
     tensor = Slices(torch.randn(1, 7, 4), torch.randn(1, 6, 4))
     best = truncated_svd(tensor, rank)
-    noisy = BlockTerms([t + 0.1 for t in best.left], [t - 0.1 for t in best.right], best.fusion, [], 0.0)
+    noisy = BlockTerms([t + 0.1 for t in best.left], [t - 0.1 for t in best.right], best.fusion, [])
     for start in ([rank], noisy):
         found = btd(tensor, start, sweeps=100, tolerance=0)
         assert found.ranks == [rank] and found.fusion.tolist() == [[1.0]]

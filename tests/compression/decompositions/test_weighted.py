@@ -108,7 +108,7 @@ def test_a_matrix_without_outputs_has_no_weight(dead: str) -> None:
 
 
 def test_orthonormal_factors_of_the_same_tensor() -> None:
-    oblique = Tucker(normal(D, 5), normal(WIDTH, 3), [normal(4, 2)], [normal(2, H, 5, 3)], [], [], 0.0)
+    oblique = Tucker(normal(D, 5), normal(WIDTH, 3), [normal(4, 2)], [normal(2, H, 5, 3)], [], [])
     result = orthonormal(oblique)
     torch.testing.assert_close(result.dense()[0], oblique.dense()[0])
     for factor in (result.u1, result.u2, result.u3[0]):

@@ -8,7 +8,7 @@ each term again, so that the error does not rise and the terms stay in the order
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -56,16 +56,14 @@ def terms_from_cp(tensor: Slices, factors: Factors) -> BlockTerms:
         tensor: what the factors approximate; its error is computed again.
         factors: of a CP decomposition: (I, R), (J, R), (H, R).
     """
-    began = time.perf_counter()
     a, b, c = factors
     owner, largest = fusion_ranks(c, min(a.shape[-2], b.shape[-2], tensor.left.shape[-1]))
     root = largest.abs().sqrt()
     a, b = a * root * largest.sign(), b * root
-    own = [owner == head for head in range(c.shape[0])]
-    left, right = [a[:, places] for places in own], [b[:, places] for places in own]
-    terms = BlockTerms(left, right, torch.eye(len(own)).to(a), [], 0.0)
-    error = float(tensor.error(*terms.columns()))
-    return BlockTerms(left, right, terms.fusion, [error], time.perf_counter() - began)
+    columns = [owner == head for head in range(len(c))]
+    left, right = [a[:, places] for places in columns], [b[:, places] for places in columns]
+    terms = BlockTerms(left, right, torch.eye(len(c)).to(a), [])
+    return replace(terms, history=[float(tensor.error(*terms.columns()))])
 
 
 def btd(
@@ -88,9 +86,8 @@ def btd(
         watch: called after each sweep with the number of sweeps done and of sweeps at most.
 
     Returns:
-        Terms scaled so that the largest entry of each one's fusion column is 1.
+        Terms scaled so that the largest entry of each term's fusion column is 1.
     """
-    began = time.perf_counter()
     terms = start if isinstance(start, BlockTerms) else truncated_svd(tensor, start)
     left, right, fusion = list(terms.left), list(terms.right), terms.fusion.clone()
     history = [float(tensor.error(*terms.columns()))]
@@ -104,7 +101,7 @@ def btd(
             repeats = torch.tensor([left[k].shape[-1] for k in rest], dtype=torch.int64, device=fusion.device)
             columns = fusion[:, rest].repeat_interleave(repeats, -1)
             left[h], right[h], fusion[:, h] = _fit_term(tensor, (a, b, columns), fusion[:, h], left[h].shape[-1], inner)
-        terms = BlockTerms(left, right, fusion, history, 0.0)
+        terms = BlockTerms(left, right, fusion, history)
         history.append(float(tensor.error(*terms.columns())))
         if watch:
             watch(sweep + 1, sweeps)
@@ -115,7 +112,7 @@ def btd(
         fusion[:, h] /= peak
         root = peak.abs().sqrt()
         left[h], right[h] = left[h] * root * peak.sign(), right[h] * root
-    return BlockTerms(left, right, fusion, history, time.perf_counter() - began)
+    return BlockTerms(left, right, fusion, history)
 
 
 def _fit_term(tensor: Slices, others: Factors, c: Tensor, rank: int, steps: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,8 +123,8 @@ def _fit_term(tensor: Slices, others: Factors, c: Tensor, rank: int, steps: int)
         matrix = tensor.combine(c) - (a * (c @ columns)) @ b.mT
         u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
         u, v = u[:, :rank], vh[:rank].mT
-        ours = ((tensor.left.mT @ u) * (tensor.right.mT @ v)).sum(-2)  # (H, L): u_l' Y_h v_l
-        core = ours - columns @ ((a.mT @ u) * (b.mT @ v))
+        values = ((tensor.left.mT @ u) * (tensor.right.mT @ v)).sum(-2)  # (H, L): u_l' Y_h v_l
+        core = values - columns @ ((a.mT @ u) * (b.mT @ v))
         p, values, qh = torch.linalg.svd(core, full_matrices=False)
         sign = 1.0 if float(p[:, 0] @ c) >= 0 else -1.0
         c, weights = p[:, 0] * sign, values[0] * qh[0] * sign

@@ -5,9 +5,8 @@ Batched: the tensors of a batch go through the same sweeps; one that has converg
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -30,7 +29,6 @@ class CP:
         b: (..., J, R).
         c: (..., H, R).
         history: relative errors, (sweeps + 1, ...), the start first.
-        seconds: for the whole batch.
         costs: of the correction's objective, (sweeps + 1, ...); empty after plain least squares.
     """
 
@@ -38,7 +36,6 @@ class CP:
     b: Tensor
     c: Tensor
     history: Tensor
-    seconds: float
     costs: Tensor
 
     @property
@@ -55,7 +52,7 @@ class CP:
 
     def __getitem__(self, i: int) -> CP:
         costs = self.costs[:, i] if len(self.costs) else self.costs
-        return CP(self.a[i], self.b[i], self.c[i], self.history[:, i], self.seconds, costs)
+        return CP(self.a[i], self.b[i], self.c[i], self.history[:, i], costs)
 
 
 def cp_als(
@@ -79,13 +76,12 @@ def cp_als(
         sweeps: at most.
         tolerance: a sweep that lowers the relative error by less than this times the error is the last one.
         starts: the first begins at `start`, the others at random with the seeds that follow; of each tensor of the
-            batch the one with the lowest error is kept.
+            batch the result with the lowest error is returned.
         watch: called after each sweep with the number of sweeps done and of sweeps at most, over all starts.
 
     Raises:
         ValueError: a rank or a number of starts below 1, or with start="svd" a rank below H or above H D.
     """
-    began = time.perf_counter()
     if rank < 1 or starts < 1:
         raise ValueError(f"rank {rank}, {starts} starts: expected at least 1")
     best: CP | None = None
@@ -99,11 +95,11 @@ def cp_als(
         candidate = _als(tensor, factors, sweeps, tolerance, counted)
         best = candidate if best is None else _better(best, candidate)
     assert best is not None
-    return replace(best, seconds=time.perf_counter() - began)
+    return best
 
 
 def _als(tensor: Slices, factors: Factors, sweeps: int, tolerance: float, watch: Watch) -> CP:
-    """From one start; `seconds` is 0."""
+    """From one start."""
     square, active = tensor.square(), torch.ones(tensor.batch, dtype=torch.bool, device=tensor.left.device)
     history = [tensor.error(*factors)]
     for sweep in range(sweeps):
@@ -120,17 +116,17 @@ def _als(tensor: Slices, factors: Factors, sweeps: int, tolerance: float, watch:
         active = better & (history[-2] - history[-1] > tolerance * history[-1])
         watch(sweep + 1, sweeps)
     history[-1] = tensor.error(*factors)
-    return CP(*factors, torch.stack(history), 0.0, torch.empty(0))
+    return CP(*factors, torch.stack(history), torch.empty(0))
 
 
-def _better(one: CP, two: CP) -> CP:
-    """Of each tensor of the batch the decomposition with the lower error, `one` of equal ones."""
-    longest = max(len(one.history), len(two.history))
+def _better(first: CP, second: CP) -> CP:
+    """Of each tensor of the batch the decomposition with the lower error, `first` of equal ones."""
+    longest = max(len(first.history), len(second.history))
     histories = [torch.cat([cp.history, cp.history[-1:].expand(longest - len(cp.history), *cp.history.shape[1:])])
-                 for cp in (one, two)]  # fmt: skip
-    choose = two.error < one.error
+                 for cp in (first, second)]  # fmt: skip
+    choose = second.error < first.error
     return CP(
-        *_where(choose, two.factors, one.factors), torch.where(choose, histories[1], histories[0]), 0.0, one.costs
+        *_where(choose, second.factors, first.factors), torch.where(choose, histories[1], histories[0]), first.costs
     )
 
 
@@ -158,14 +154,13 @@ def cp_epc(
     Args:
         tensor: what is decomposed.
         start: a decomposition of it.
-        bound: relative error that is kept, a number or one for each tensor of the batch; None: `slack` times that of
+        bound: of the relative error, a number or one for each tensor of the batch; None: `slack` times that of
             `start`.
         slack: see `bound`.
         sweeps: at most.
         tolerance: a sweep that changes the cost by less than this times the cost is the last one.
         watch: called after each sweep with the number of sweeps done and of sweeps at most.
     """
-    began = time.perf_counter()
     square = tensor.square()
     factors = rescale(start.factors, tensor.sizes, objective)
     limit = torch.as_tensor(slack * start.error if bound is None else bound, dtype=torch.float64)
@@ -192,7 +187,7 @@ def cp_epc(
         if watch:
             watch(sweep + 1, sweeps)
     history[-1] = tensor.error(*factors)
-    return CP(*factors, torch.stack(history), time.perf_counter() - began, torch.stack(costs))
+    return CP(*factors, torch.stack(history), torch.stack(costs))
 
 
 def cost(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm", "sensitivity"]) -> Tensor:
@@ -215,7 +210,7 @@ def rescale(factors: Factors, sizes: tuple[int, int, int], objective: Literal["n
     Args:
         factors: (..., I, R), (..., J, R) and (..., H, R), float64.
         sizes: I, J, H.
-        objective: what is kept small, see :func:`cost`.
+        objective: see :func:`cost`.
     """
     weights = (1.0, 1.0, 1.0) if objective == "norm" else tuple(float(size) for size in sizes)
     return balance(*factors, weights=weights)
@@ -249,8 +244,8 @@ def _start(tensor: Slices, rank: int, start: Literal["svd", "random"] | Factors,
     svd = spectrum(tensor)
     if not tensor.batch:
         return balance(*truncated_svd(svd, global_ranks(svd.values, rank)).columns())
-    each = [truncated_svd(svd[i], global_ranks(svd.values[i], rank)).columns() for i in range(tensor.batch[0])]
-    a, b, c = (torch.stack(parts) for parts in zip(*each, strict=True))
+    columns = [truncated_svd(svd[i], global_ranks(svd.values[i], rank)).columns() for i in range(tensor.batch[0])]
+    a, b, c = (torch.stack(parts) for parts in zip(*columns, strict=True))
     return balance(a, b, c)
 
 
@@ -266,8 +261,8 @@ def _where(condition: Tensor, new: Factors, old: Factors) -> Factors:
 
 def _gram(factors: Factors, mode: int) -> Tensor:
     """The Hadamard product of the Grams of the two factors beside `mode`."""
-    one, two = (factor for i, factor in enumerate(factors) if i != mode)
-    return (one.mT @ one) * (two.mT @ two)
+    first, second = (factor for i, factor in enumerate(factors) if i != mode)
+    return (first.mT @ first) * (second.mT @ second)
 
 
 def _least_squares(tensor: Slices, factors: Factors, mode: int) -> Tensor:
@@ -286,12 +281,12 @@ def _corrected(
     square: Tensor,
     delta2: Tensor,
 ) -> Tensor:
-    one, two = ((i, f.square().sum(-2)) for i, f in enumerate(factors) if i != mode)
+    first, second = ((i, f.square().sum(-2)) for i, f in enumerate(factors) if i != mode)
     if objective == "norm":
-        weights = one[1] * two[1]
+        weights = first[1] * second[1]
     else:
         sizes = tensor.sizes
-        weights = sizes[one[0]] * two[1] + sizes[two[0]] * one[1]
+        weights = sizes[first[0]] * second[1] + sizes[second[0]] * first[1]
     scale = weights.clamp_min(TINY).rsqrt()
     values, vectors = torch.linalg.eigh(scale[..., :, None] * _gram(factors, mode) * scale[..., None, :])
     values = values.clamp_min(0)
@@ -316,5 +311,5 @@ def _corrected(
 def _error(tensor: Slices, square: Tensor, factors: Factors) -> Tensor:
     """The relative error from inner products: cheap, exact to about ROUNDING."""
     inner = (tensor.mttkrp(2, *factors) * factors[2]).sum((-2, -1))
-    own = (_gram(factors, 2) * (factors[2].mT @ factors[2])).sum((-2, -1))
-    return ((square - 2 * inner + own).clamp_min(0) / square.clamp_min(TINY)).sqrt()
+    norm = (_gram(factors, 2) * (factors[2].mT @ factors[2])).sum((-2, -1))
+    return ((square - 2 * inner + norm).clamp_min(0) / square.clamp_min(TINY)).sqrt()

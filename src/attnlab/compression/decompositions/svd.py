@@ -6,7 +6,6 @@ truncated SVD, and the best ranks for a given total belong to the largest singul
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,14 +24,12 @@ class BlockTerms:
         right: of each term, (J, R_h).
         fusion: (H, H).
         history: relative errors, the start first.
-        seconds: of the decomposition.
     """
 
-    left: list[Tensor]  # (I, R_h) each
-    right: list[Tensor]  # (J, R_h) each
-    fusion: Tensor  # (H, H)
+    left: list[Tensor]
+    right: list[Tensor]
+    fusion: Tensor
     history: list[float]
-    seconds: float
 
     @property
     def ranks(self) -> list[int]:
@@ -80,7 +77,6 @@ def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> Bloc
     Raises:
         ValueError: a rank below 1 or above D.
     """
-    began = time.perf_counter()
     svd = spectrum(tensor) if isinstance(tensor, Slices) else tensor
     heads, width = svd.values.shape
     ranks = [ranks] * heads if isinstance(ranks, int) else list(ranks)
@@ -91,7 +87,7 @@ def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> Bloc
     right = [svd.right[h, :, :r] * roots[h, :r] for h, r in enumerate(ranks)]
     rest = sum(float(svd.values[h, r:].square().sum()) for h, r in enumerate(ranks))
     error = (rest / max(float(svd.values.square().sum()), TINY)) ** 0.5
-    return BlockTerms(left, right, torch.eye(heads).to(left[0]), [error], time.perf_counter() - began)
+    return BlockTerms(left, right, torch.eye(heads).to(left[0]), [error])
 
 
 def global_ranks(values: Tensor, total: int) -> list[int]:
@@ -120,10 +116,8 @@ def global_svd(tensor: Slices, total: int) -> BlockTerms:
     Args:
         total: sum of the ranks, H to H D.
     """
-    began = time.perf_counter()
     svd = spectrum(tensor)
-    terms = truncated_svd(svd, global_ranks(svd.values, total))
-    return BlockTerms(terms.left, terms.right, terms.fusion, terms.history, time.perf_counter() - began)
+    return truncated_svd(svd, global_ranks(svd.values, total))
 
 
 def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:

@@ -7,9 +7,8 @@ TensorLLM (eq. 14) with its modes in another order: U1 on I, U2 on J, U3 on n, a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ class Tucker:
         cores: G of each block, (R3, h, R1, R2); (n, h, R1, R2) without a U3.
         history: relative errors, Frobenius norm, one of each sweep; they do not rise.
         errors: the same of each matrix of each block after the last sweep, (n,).
-        seconds: of the decomposition.
     """
 
     u1: Tensor
@@ -42,7 +40,6 @@ class Tucker:
     cores: list[Tensor]
     history: list[float]
     errors: list[Tensor]
-    seconds: float
 
     @property
     def error(self) -> float:
@@ -88,27 +85,26 @@ def tucker(
     Raises:
         ValueError: a rank out of bounds, blocks of different sizes, or values that are not finite.
     """
-    began = time.perf_counter()
     wide = [block.detach().double() for block in blocks]
     stacks = [None] * len(wide) if stack_ranks is None else list(stack_ranks)
     _check(wide, ranks, stacks)
-    whole = [rank if rank == len(block) else None for rank, block in zip(stacks, wide, strict=True)]
-    stacks = [None if full else rank for rank, full in zip(stacks, whole, strict=True)]  # an R3 of n: U3 is I
+    full = [rank if rank == len(block) else None for rank, block in zip(stacks, wide, strict=True)]
+    stacks = [None if size else rank for rank, size in zip(stacks, full, strict=True)]  # an R3 of n: U3 is I
     generator = torch.Generator().manual_seed(seed)
     best: Tucker | None = None
     for start in range(max(starts, 1)):
         u2, u3 = _first(wide, ranks[1], stacks, generator if start else None)
-        one = _hooi(wide, ranks, stacks, u2, u3, sweeps, tolerance, generator, exact, watch)
-        best = one if best is None or one.error < best.error else best
+        result = _hooi(wide, ranks, stacks, u2, u3, sweeps, tolerance, generator, exact, watch)
+        best = result if best is None or result.error < best.error else best
     assert best is not None
-    u3 = [torch.eye(full).to(best.u1) if full else u for full, u in zip(whole, best.u3, strict=True)]
-    return Tucker(**{**vars(best), "u3": u3, "seconds": time.perf_counter() - began})
+    u3 = [torch.eye(size).to(best.u1) if size else u for size, u in zip(full, best.u3, strict=True)]
+    return replace(best, u3=u3)
 
 
 def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None] | None = None) -> Tensor:
     """The relative squared error of every pair of ranks, (I + 1, J + 1), from one decomposition.
 
-    Entry (R1, R2) belongs to U1 and U2 cut from the singular vectors of the whole unfoldings: HOOI starts there, and
+    Entry (R1, R2) belongs to U1 and U2 cut from the singular vectors of the unfoldings: HOOI starts there, and
     ends at or below it.
 
     Args:
@@ -150,17 +146,17 @@ def _first(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Where U2 and every U3 start; U1 is computed from them. generator: random subspaces instead."""
 
-    def one(gram: Callable[[], Tensor], size: int, rank: int) -> Tensor:
+    def subspace(gram: Callable[[], Tensor], size: int, rank: int) -> Tensor:
         if generator is None:
             return _leading(gram(), rank)
         noise = torch.randn(size, rank, generator=generator, dtype=torch.float64)
         return torch.linalg.qr(noise)[0].to(blocks[0].device)
 
-    u2 = one(
+    u2 = subspace(
         lambda: sum((_columns(block) for block in blocks), torch.zeros(()).to(blocks[0])), blocks[0].shape[3], rank
     )
     u3 = [
-        None if stack is None else one(lambda block=block: _stacked(block), len(block), stack)  # type: ignore[misc]
+        None if stack is None else subspace(lambda block=block: _stacked(block), len(block), stack)  # type: ignore[misc]
         for block, stack in zip(blocks, stacks, strict=True)
     ]
     return u2, u3
@@ -178,9 +174,9 @@ def _hooi(
     exact: bool,
     watch: Watch | None,
 ) -> Tucker:
-    """The sweeps from one start. Two products with the whole tensor in each: by U2, then by the new U1."""
+    """The sweeps from one start. Two products with the full tensor in each: by U2, then by the new U1."""
     squares = [block.square().sum((1, 2, 3)) for block in blocks]
-    square = sum(float(each.sum()) for each in squares)
+    square = sum(float(part.sum()) for part in squares)
     history: list[float] = []
     u1: Tensor | None = None
     for sweep in range(max(sweeps, 1)):
@@ -191,12 +187,12 @@ def _hooi(
         low = [_left(u1, block) for block in blocks]  # (n, h, R1, J)
         mixed = [_unstack(part, u) for part, u in zip(low, u3, strict=True)]
         u2 = _subspace([part.flatten(0, 2).T for part in mixed], ranks[1], generator)
-        whole = [part @ u2 for part in low]  # (n, h, R1, R2)
+        narrow = [part @ u2 for part in low]  # (n, h, R1, R2)
         u3 = [
             None if stack is None else _subspace([core.flatten(1)], stack, generator)
-            for core, stack in zip(whole, stacks, strict=True)
+            for core, stack in zip(narrow, stacks, strict=True)
         ]
-        cores = [_unstack(core, u) for core, u in zip(whole, u3, strict=True)]
+        cores = [_unstack(core, u) for core, u in zip(narrow, u3, strict=True)]
         lost = square - sum(float(core.square().sum()) for core in cores)
         history.append((max(lost, 0.0) / max(square, TINY)) ** 0.5)
         if watch is not None:
@@ -206,7 +202,7 @@ def _hooi(
                 break
             exact = True  # single steps change little before they are at the end: eigenvectors finish
     assert u1 is not None
-    decomposition = Tucker(u1, u2, u3, cores, history, [], 0.0)
+    decomposition = Tucker(u1, u2, u3, cores, history, [])
     if history[-1] < EXACT:
         losses = [
             torch.stack([_residual(block[m], decomposition, b, m) for m in range(len(block))])
@@ -216,11 +212,11 @@ def _hooi(
         history[:] = [*(max(error, last) for error in history[:-1]), last]
     else:  # of orthonormal factors: what lies outside of both subspaces, and what U3 changes inside
         losses = []
-        for each, core, low_core, u in zip(squares, whole, cores, u3, strict=True):
+        for total, core, low_core, u in zip(squares, narrow, cores, u3, strict=True):
             inside = (core - _stack(low_core, u)).square().sum((1, 2, 3))
-            losses.append((each - core.square().sum((1, 2, 3)) + inside).clamp_min(0))
-    errors = [(lost / each.clamp_min(TINY)).sqrt() for lost, each in zip(losses, squares, strict=True)]
-    return Tucker(**{**vars(decomposition), "errors": errors})
+            losses.append((total - core.square().sum((1, 2, 3)) + inside).clamp_min(0))
+    errors = [(lost / total.clamp_min(TINY)).sqrt() for lost, total in zip(losses, squares, strict=True)]
+    return replace(decomposition, errors=errors)
 
 
 def _residual(matrix: Tensor, decomposition: Tucker, block: int, m: int) -> Tensor:
@@ -288,7 +284,7 @@ def _step(unfoldings: Sequence[Tensor], rank: int, near: Tensor | None) -> Tenso
 def _subspace(unfoldings: Sequence[Tensor], rank: int, generator: torch.Generator) -> Tensor:
     """The leading left singular vectors of unfoldings side by side, (I, rank), by the smaller of both Gram matrices.
 
-    With fewer columns than rows, a QR decomposition and the columns' own small problem give the same without squaring
+    With fewer columns than rows, a QR decomposition and a small problem of the columns give the same without squaring
     what it depends on; columns that the data does not determine are random, and orthogonal to the rest.
     """
     rows, columns = len(unfoldings[0]), sum(part.shape[1] for part in unfoldings)

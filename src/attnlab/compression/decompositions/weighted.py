@@ -8,7 +8,6 @@ second mode, so that no whitening makes this an ordinary decomposition: the fact
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -45,7 +44,6 @@ def weighted_tucker(
     Returns:
         Orthonormal factors; `history` (the start first) and `errors` (of each matrix) are errors of outputs.
     """
-    began = time.perf_counter()
     problem = _Problem(blocks, rows, columns)
     spectrum = None if rows is None else torch.linalg.eigh(rows.double())
     decomposition = start
@@ -65,8 +63,7 @@ def weighted_tucker(
         if history[-2] - error < tolerance:
             break
     decomposition = orthonormal(decomposition)
-    seconds = start.seconds + time.perf_counter() - began
-    return replace(decomposition, history=history, errors=problem.errors(decomposition), seconds=seconds)
+    return replace(decomposition, history=history, errors=problem.errors(decomposition))
 
 
 def output_errors(
@@ -83,7 +80,7 @@ def output_errors(
 
 
 def weight_errors(blocks: Sequence[Tensor], decomposition: Tucker) -> tuple[float, list[Tensor]]:
-    """The relative error of the whole tensor, and of each matrix of each block, in the Frobenius norm.
+    """The relative error of the tensor, and of each matrix of each block, in the Frobenius norm.
 
     Args:
         blocks: (n, h, I, J) each.
@@ -93,15 +90,15 @@ def weight_errors(blocks: Sequence[Tensor], decomposition: Tucker) -> tuple[floa
         lost.append((block.double() - dense).square().sum((1, 2, 3)))
         square.append(block.double().square().sum((1, 2, 3)))
     errors = [(a / b.clamp_min(TINY)).sqrt() for a, b in zip(lost, square, strict=True)]
-    whole = sum(float(a.sum()) for a in lost) / max(sum(float(b.sum()) for b in square), TINY)
-    return whole**0.5, errors
+    total = sum(float(a.sum()) for a in lost) / max(sum(float(b.sum()) for b in square), TINY)
+    return total**0.5, errors
 
 
 def orthonormal(decomposition: Tucker) -> Tucker:
     """The same tensor with orthonormal columns in U1, U2 and U3: their triangular parts move into the cores.
 
     Args:
-        found: a decomposition with any factors.
+        decomposition: with any factors.
     """
     (u1, r1), (u2, r2) = torch.linalg.qr(decomposition.u1), torch.linalg.qr(decomposition.u2)
     u3: list[Tensor | None] = []
@@ -171,7 +168,7 @@ class _Problem:
                 weighted = matrix.product - decomposition.u1 @ (wide @ matrix.columns)
             lost = ((matrix.weight - decomposition.u1 @ wide) * weighted).sum()
             errors[matrix.block].append((lost.clamp_min(0) / matrix.square).sqrt())
-        return [torch.stack(each) for each in errors]
+        return [torch.stack(of_block) for of_block in errors]
 
     def solve(self, decomposition: Tucker, spectrum: tuple[Tensor, Tensor] | None) -> Tensor:
         """The best U1 beside the other factors: rows U1 A + U1 B = Q, with A and B made diagonal together."""
@@ -187,10 +184,10 @@ class _Problem:
             q = q + matrix.product @ wide.T / matrix.square
         scale = torch.zeros_like(q[:, :1]) if spectrum is None else spectrum[0].clamp_min(0)[:, None]
         a, top = a * scale.mean(), scale.mean().clamp_min(TINY)  # both of one size
-        whole = a + b
-        whole = whole + torch.eye(rank).to(whole) * whole.diagonal().mean().clamp_min(TINY) * 1e-12
-        values, vectors = torch.linalg.eigh(whole)
-        root = vectors / values.clamp_min(TINY).sqrt()  # root.T whole root = I
+        both = a + b
+        both = both + torch.eye(rank).to(both) * both.diagonal().mean().clamp_min(TINY) * 1e-12
+        values, vectors = torch.linalg.eigh(both)
+        root = vectors / values.clamp_min(TINY).sqrt()  # root.T both root = I
         share, z = torch.linalg.eigh(root.T @ a @ root)
         share = share.clamp(0, 1)
         root = root @ z

@@ -11,8 +11,9 @@ from annotated_types import Gt, Le
 from torch import Tensor, nn
 
 from attnlab.compression.modules.base import Replacement
+from attnlab.compression.modules.linear import LowRankLinear
 from attnlab.errors import ConfigError
-from attnlab.pretrained.base import Layer
+from attnlab.pretrained.base import Layer, Projection
 
 Share = Annotated[float, Gt(0), Le(1)]
 KeepOf = Literal["parameters", "multiply_adds"]
@@ -174,3 +175,34 @@ def chosen_layers(layers: Sequence[Layer], numbers: Sequence[int] | None) -> lis
     if not numbers:
         raise ConfigError("compress.layers=[]: expected at least one layer, or null for all")
     return [layers[i] for i in sorted({number % len(layers) for number in numbers})]
+
+
+def refuse_compressed(model: nn.Module, path: str) -> None:
+    """Raise ConfigError if compression has already replaced the module at a path."""
+    if isinstance(model.get_submodule(path), Replacement):
+        raise ConfigError(f"{path} is compressed already; start from an uncompressed model")
+
+
+# --- a matrix as two factors ------------------------------------------------------------------------------------
+
+
+def pair(matrix: Projection, rank: int) -> LowRankLinear:
+    """The two factors of a matrix, with any weights."""
+    return LowRankLinear(matrix.shape[1], rank, matrix.shape[0], bias=matrix.bias)
+
+
+def saves(matrix: Projection, rank: int) -> bool:
+    """Whether two factors take fewer multiply-adds than the dense product."""
+    return rank * sum(matrix.shape) < matrix.shape[0] * matrix.shape[1]
+
+
+def fitted_pair(model: nn.Module, matrix: Projection, a: Tensor, b: Tensor) -> LowRankLinear:
+    """The factors of W = a @ b in float64, with the bias of the matrix.
+
+    Args:
+        a: (out, rank).
+        b: (rank, in).
+    """
+    module, bias = pair(matrix, a.shape[1]).double(), matrix.read_bias(model)
+    module.load_state_dict({"0.weight": b, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
+    return module

@@ -167,9 +167,9 @@ class IrrAtt(QueryKeyMethod):
         root = largest.abs().sqrt()
         a, b = a * root * largest.sign(), key.T * root
         own = [owner == h for h in range(slim.num_heads)]
-        terms = BlockTerms([a[:, o] for o in own], [b[:, o] for o in own], torch.eye(len(own)).to(a), [], 0.0)
+        terms = BlockTerms([a[:, o] for o in own], [b[:, o] for o in own], torch.eye(len(own)).to(a), [])
         split = slim.value_ranks
-        vo = BlockTerms(list(value.T.split(split, -1)), list(slim.proj.weight.split(split, -1)), terms.fusion, [], 0.0)
+        vo = BlockTerms(list(value.T.split(split, -1)), list(slim.proj.weight.split(split, -1)), terms.fusion, [])
         module = factored(terms, vo, slim.proj.bias, sizes, fused=self.fusion == "free")
         dropped = (fusion - torch.zeros_like(fusion).scatter(0, owner[None], largest[None])).norm()
         return Fit(module, {"ranks": terms.ranks, "fusion_dropped": float(dropped / fusion.norm())})

@@ -21,15 +21,19 @@ from attnlab.compression.methods.base import (
     Unit,
     Watch,
     chosen_layers,
+    fitted_pair,
+    pair,
+    refuse_compressed,
+    saves,
+    settings_of,
 )
 from attnlab.compression.methods.mlp_svd import STEPS, lost_squares
 from attnlab.compression.modules.base import Replacement
-from attnlab.compression.modules.linear import LowRankLinear
 from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
-RHO = 0.1  # where neither rank, rho nor rate is given
+RHO = 0.1  # the default of rank, rho and rate
 ALIASES = {"fc_in": ("fc1", "gate"), "fc_up": ("up",), "fc_out": ("fc2", "down")}  # LASER's names, and the families'
 
 
@@ -44,12 +48,12 @@ class LASER(Method):
         layers: numbers of the layers, from 0, or negative from the end; None: all.
         matrices: names of matrices. q, k, v, o; those that the family gives to the MLP (Llama: gate, up, down);
             LASER's own names fc_in, fc_up and fc_out (for Llama gate, up and down); or the groups mlp, attn and all.
-            The names are compared as a whole: the released code compares ends of names, so that in RoBERTa its group
+            Names must be equal: the released code compares ends of names, so that in RoBERTa its group
             mlp takes the output projection of attention too.
         rank: k of every matrix.
-        rho: the kept share of the largest possible rank: k = floor(min(in, out) rho).
+        rho: the share of the largest possible rank: k = floor(min(in, out) rho).
         rate: the same in the unit of the released scripts, rho = (10 - rate) 0.1, computed in this order, so that the
-            floor agrees with theirs. Of `rank`, `rho` and `rate` at most one is given; all None: rho = 0.1.
+            floor agrees with theirs. At most one of `rank`, `rho` and `rate`; all None: rho = 0.1.
         compat: "none": the exact singular value decomposition, in float64. "randomised": as released,
             torch.svd_lowrank(q=k) in float32 without oversampling, here with a seed; its error is larger.
         iterations: power iterations of compat="randomised"; released: 2, for RoBERTa 20.
@@ -77,9 +81,9 @@ class LASER(Method):
         keep: Share | None = None,
     ) -> None:
         values = {"rank": rank, "rho": rho, "rate": rate, "keep": keep}
-        given = [f"{name}={value}" for name, value in values.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)}: give only one of rank, rho, rate and keep")
+        stated = [f"{name}={value}" for name, value in values.items() if value is not None]
+        if len(stated) > 1:
+            raise ValueError(f"{' and '.join(stated)}: give only one of rank, rho, rate and keep")
         if keep is not None and not factorised:
             raise ValueError("keep chooses ranks of factors; with factorised=false nothing would become smaller")
         self.layers = layers
@@ -94,20 +98,13 @@ class LASER(Method):
             modules: dict[str, dict[str, Projection]] = {}  # fused projections share one
             for name in named(layer, self.matrices):
                 matrix = layer.projections[name]
-                if isinstance(model.get_submodule(matrix.path), Replacement):
-                    raise ConfigError(f"{matrix.path} is compressed already; start from an uncompressed model")
+                refuse_compressed(model, matrix.path)
                 if self.chosen is None or self.chosen[place_of(layer, name)] is not None:
                     modules.setdefault(matrix.path, {})[name] = matrix
             for path, matrices in modules.items():
                 ranks = {name: self._rank(layer, name) for name in matrices}
-                settings = {
-                    "method": type(self).__name__,
-                    "ranks": ranks,
-                    "compat": self.compat,
-                    "factorised": self.factorised,
-                }
-                if self.compat == "randomised":
-                    settings |= {"iterations": self.iterations, "seed": self.seed}
+                random = () if self.compat == "randomised" else ("iterations", "seed")
+                settings = settings_of(self, "layers", "matrices", "rank", "rho", "rate", *random) | {"ranks": ranks}
                 fit = partial(self._fit, model, layer, matrices, ranks)
                 units.append(Unit(path, [path], settings, fit, partial(self._outline, layer, matrices, ranks)))
         return units
@@ -145,16 +142,9 @@ class LASER(Method):
         ranks = set(report["ranks"].values())
         return int(ranks.pop()) if len(ranks) == 1 and self.keep is None else None
 
-    def _pair(self, matrix: Projection, rank: int) -> LowRankLinear | None:
-        """The module of two factors; None: the dense product takes no more multiply-adds."""
-        out_dim, dim = matrix.shape
-        if not self.factorised or rank * (dim + out_dim) >= dim * out_dim:
-            return None
-        return LowRankLinear(dim, rank, out_dim, bias=matrix.bias)
-
     def _outline(self, layer: Layer, matrices: Mapping[str, Projection], ranks: Mapping[str, int]) -> Change:
-        pairs = {(layer.path, name): self._pair(matrix, ranks[name]) for name, matrix in matrices.items()}
-        return Change(projections={place: pair for place, pair in pairs.items() if pair is not None})
+        factored = {name: matrix for name, matrix in matrices.items() if self.factorised and saves(matrix, ranks[name])}
+        return Change(projections={(layer.path, name): pair(matrix, ranks[name]) for name, matrix in factored.items()})
 
     def _fit(
         self,
@@ -169,20 +159,15 @@ class LASER(Method):
         for done, (name, matrix) in enumerate(matrices.items(), 1):
             weight, rank = matrix.read(model), ranks[name]
             if self.compat == "none":
-                a, b, errors[f"{name}_error"] = low_rank(weight, rank)
+                a, b, error = low_rank(weight, rank)
             else:
-                a, b, errors[f"{name}_error"] = randomised_low_rank(
-                    weight, rank, iterations=self.iterations, seed=self.seed
-                )
-            pair = self._pair(matrix, rank)
-            if pair is None:
+                a, b, error = randomised_low_rank(weight, rank, iterations=self.iterations, seed=self.seed)
+            errors[f"{name}_error"] = error
+            if self.factorised and saves(matrix, rank):
+                changes[layer.path, name] = fitted_pair(model, matrix, a, b)
+            else:
                 dense.append(name)
                 changes[layer.path, name] = a @ b
-            else:
-                bias = matrix.read_bias(model)
-                pair = pair.double()
-                pair.load_state_dict({"0.weight": b, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
-                changes[layer.path, name] = pair
             watch("SVD", done, len(matrices))
         return Change(projections=changes, report={"ranks": dict(ranks), **errors, "dense": dense})
 
@@ -210,7 +195,7 @@ def named(layer: Layer, names: Sequence[str]) -> list[str]:
         for subject, meant in subjects.items():
             if meant and (reason := layer.refusals.get(subject)):
                 raise ConfigError(reason)
-        if missing := [each for each in wanted if each not in layer.projections]:
+        if missing := [other for other in wanted if other not in layer.projections]:
             known = ", ".join([*layer.projections, *groups])
             raise ConfigError(f"compress.matrices: {layer.path} has no {missing[0]}; expected one of {known}")
         chosen += wanted

@@ -11,11 +11,22 @@ from torch import Tensor, nn
 
 from attnlab.compression.decompositions import low_rank
 from attnlab.compression.keep import grid, value_of
-from attnlab.compression.methods.base import Change, KeepOf, Ladder, Method, Share, Step, Unit, Watch, counts_what
-from attnlab.compression.modules.linear import LowRankLinear
+from attnlab.compression.methods.base import (
+    Change,
+    KeepOf,
+    Ladder,
+    Method,
+    Share,
+    Step,
+    Unit,
+    Watch,
+    counts_what,
+    fitted_pair,
+    pair,
+)
 from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
-from attnlab.pretrained.base import Layer, Projection
+from attnlab.pretrained.base import Layer
 
 STEPS = 32  # ranks that a budget chooses from
 
@@ -62,12 +73,12 @@ class MLPSVD(Method):
         for layer in layers:
             if layer.mlp is not None:
                 shapes = [layer.projections[name].shape for name in layer.matrices]
-                dense, each = sum(out * width for out, width in shapes), sum(out + width for out, width in shapes)
-                if each > self.keep * dense:
+                dense, least = sum(out * width for out, width in shapes), sum(out + width for out, width in shapes)
+                if least > self.keep * dense:
                     raise ConfigError(
-                        f"compress.keep={self.keep}: {layer.mlp} can keep {each / dense:.4f} to 1 of its multiply-adds"
+                        f"compress.keep={self.keep}: {layer.mlp} can keep {least / dense:.4f} to 1 of its multiply-adds"
                     )
-                ranks[layer.mlp] = min(int(self.keep * dense / each), *(min(shape) for shape in shapes))
+                ranks[layer.mlp] = min(int(self.keep * dense / least), *(min(shape) for shape in shapes))
         return ranks
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
@@ -78,7 +89,7 @@ def _ladder(model: nn.Module, layer: Layer, path: str) -> Ladder:
     matrices = [layer.projections[name] for name in layer.matrices]
     lost = [lost_squares(matrix.read(model)) for matrix in matrices]
     steps = [
-        Step(sum(rank * sum(matrix.shape) for matrix in matrices), sum(float(each[rank]) for each in lost), rank)
+        Step(sum(rank * sum(matrix.shape) for matrix in matrices), sum(float(errors[rank]) for errors in lost), rank)
         for rank in grid(min(min(matrix.shape) for matrix in matrices), STEPS)
     ]
     return Ladder(path, sum(out * width for out, width in (matrix.shape for matrix in matrices)), steps)
@@ -120,12 +131,8 @@ def mlp_units(model: nn.Module, layers: Sequence[Layer], rank: int) -> list[Unit
     return units
 
 
-def _pair(matrix: Projection, rank: int) -> LowRankLinear:
-    return LowRankLinear(matrix.shape[1], rank, matrix.shape[0], bias=matrix.bias)
-
-
 def _outline(layer: Layer, rank: int) -> Change:
-    return Change(projections={(layer.path, name): _pair(layer.projections[name], rank) for name in layer.matrices})
+    return Change(projections={(layer.path, name): pair(layer.projections[name], rank) for name in layer.matrices})
 
 
 def _fit(model: nn.Module, layer: Layer, rank: int, watch: Watch) -> Change:
@@ -133,8 +140,5 @@ def _fit(model: nn.Module, layer: Layer, rank: int, watch: Watch) -> Change:
     for name in layer.matrices:
         matrix = layer.projections[name]
         a, b, errors[f"{name}_error"] = low_rank(matrix.read(model), rank)
-        bias = matrix.read_bias(model)
-        pair = _pair(matrix, rank).double()
-        pair.load_state_dict({"0.weight": b, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
-        pairs[layer.path, name] = pair
+        pairs[layer.path, name] = fitted_pair(model, matrix, a, b)
     return Change(projections=pairs, report={"ranks": rank, **errors})

@@ -29,10 +29,10 @@ from attnlab.compression.methods.base import (
     Unit,
     Watch,
     chosen_layers,
+    refuse_compressed,
     settings_of,
 )
 from attnlab.compression.methods.head_tensor import Sizes, Stack, modes, named, read_blocks, turned
-from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.config.bounds import Rank, TextFile, bounded
 from attnlab.errors import ConfigError
@@ -135,8 +135,8 @@ class TensorLLM(Method):
         assert layer.attention is not None
         if reason := layer.refusals.get("attention"):
             raise ConfigError(reason)
-        if any(isinstance(model.get_submodule(layer.projections[name].path), Replacement) for name in self.matrices):
-            raise ConfigError(f"{layer.attention} is compressed already; start from an uncompressed model")
+        for name in self.matrices:
+            refuse_compressed(model, layer.projections[name].path)
         sizes = self.sizes(layer)
         settings = settings_of(self, "layers", "rank", "stack_rank", "ranks_given")
         stacks = [(stack.names, stack.heads, stack.rank) for stack in sizes.stacks]

@@ -1,4 +1,4 @@
-"""TRAWL: whole matrices of one or more layers stacked into a tensor, CP or Tucker (Luo et al., 2024; code MIT)."""
+"""TRAWL: matrices of one or more layers stacked into a tensor, CP or Tucker (Luo et al., 2024; code MIT)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ from attnlab.compression.methods.base import (
     Unit,
     Watch,
     chosen_layers,
+    fitted_pair,
+    pair,
+    refuse_compressed,
+    saves,
+    settings_of,
 )
 from attnlab.compression.modules.base import Replacement
-from attnlab.compression.modules.linear import LowRankLinear
 from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 SPAN = ("model", "layer", "thirds")  # of modes 1 to 3, attention, and again of modes 4 to 6, the MLP
 DOWN = ("fc_out", "down", "fc2")  # matrices of an MLP that are stacked as their transposes
-SHARE = 10  # of the smaller side: the rank where none is given
+SHARE = 10  # of the smaller side: the default rank
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class TRAWL(Method):
             rank below the number of matrices always begins at random.
         sweeps: at most.
         tolerance: relative change of the error at which the sweeps end.
-        starts: of the decomposition; the first from `start`, the others random, the best is kept.
+        starts: of the decomposition; the first from `start`, the others random; the best counts.
         seed: of what is random; the released code sets none.
         keep: the share of the matrices' parameters that remains; R is then chosen for each stack by the singular
             values of its unfoldings, and a stack may stay dense.
@@ -123,17 +127,10 @@ class TRAWL(Method):
             if not compressed:
                 continue
             rank = self.rank_for(stack) if chosen is None else int(chosen)
-            settings = {
-                "method": type(self).__name__,
+            settings = settings_of(self, "mode", "layers") | {
                 "kind": self.method,
                 "rank": rank,
-                "stack_rank": self.stack_rank,
                 "turned": [place in stack.turned for place in stack.matrices],
-                "start": self.start,
-                "sweeps": self.sweeps,
-                "tolerance": self.tolerance,
-                "starts": self.starts,
-                "seed": self.seed,
             }
             reads = list(dict.fromkeys(matrix.path for matrix in stack.matrices.values()))
             fit, outline = partial(self._fit, model, stack, rank), partial(_outline, stack, rank)
@@ -179,8 +176,7 @@ class TRAWL(Method):
                 )
             matrices |= {(layer.path, name): layer.projections[name] for name in names}
         for matrix in matrices.values():
-            if isinstance(model.get_submodule(matrix.path), Replacement):
-                raise ConfigError(f"{matrix.path} is compressed already; start from an uncompressed model")
+            refuse_compressed(model, matrix.path)
         down = () if attention else DOWN
         turned = frozenset(place for place in matrices if place[1] in down)
         shapes = {p: (m.shape[1], m.shape[0]) if p in turned else m.shape for p, m in matrices.items()}
@@ -217,14 +213,7 @@ class TRAWL(Method):
             a, b = (right[i], left[i]) if place in stack.turned else (left[i], right[i])  # W = a @ b.T
             norm = tensor[i].norm().clamp_min(1e-300)
             errors[".".join(place)] = float((tensor[i] - left[i] @ right[i].T).norm() / norm)
-            pair = _pair(matrix, rank)
-            if pair is None:
-                changes[place] = a @ b.T
-                continue
-            bias = matrix.read_bias(model)
-            pair = pair.double()
-            pair.load_state_dict({"0.weight": b.T, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
-            changes[place] = pair
+            changes[place] = fitted_pair(model, matrix, a, b.T) if saves(matrix, rank) else a @ b.T
         dense = [".".join(place) for place, new in changes.items() if isinstance(new, Tensor)]
         report = {"ranks": rank, "error": history[-1], "errors": errors, "dense": dense, "history": history}
         return Change(projections=changes, report=report)
@@ -259,12 +248,6 @@ class TRAWL(Method):
         return core.u1 @ middle, core.u2.expand(count, -1, -1), core.history
 
 
-def _pair(matrix: Projection, rank: int) -> LowRankLinear | None:
-    """The module of two factors; None: the dense product takes no more multiply-adds."""
-    out, width = matrix.shape
-    return LowRankLinear(width, rank, out, bias=matrix.bias) if rank * (out + width) < out * width else None
-
-
 def _outline(stack: MatrixStack, rank: int) -> Change:
-    pairs = {place: _pair(matrix, rank) for place, matrix in stack.matrices.items()}
-    return Change(projections={place: pair for place, pair in pairs.items() if pair is not None})
+    pairs = {place: pair(matrix, rank) for place, matrix in stack.matrices.items() if saves(matrix, rank)}
+    return Change(projections=pairs)
