@@ -1,4 +1,4 @@
-"""Compressed attention for timm's vision transformers: modules in place of a whole attention module."""
+"""Compressed attention for timm's vision transformers: modules in place of an attention module."""
 
 from __future__ import annotations
 
@@ -24,18 +24,50 @@ CALL = 16  # what one more call costs, in columns of one head
 class CompressedAttention(Replacement):
     """What both forms share: R query and key columns, and of each head P_h value and output columns.
 
-    `qkv` has the rows queries | keys | values, `query_bias` (R) is added to the queries, `proj` is (F', P).
+    x: (B, N, F) -> (B, N, F'). `qkv` has the rows queries | keys | values, `query_bias` (R) is added to the queries,
+    `proj` is (F', P).
+
+    Args:
+        dim: F, the width of the input.
+        rank: R.
+        value_ranks: P_h.
+        scale: factor of the logits.
+        out_dim: F', the width of the output; None: F.
+        attn_drop: dropout rate of the attention weights.
+        proj_drop: dropout rate of the output.
     """
 
-    rank: int
-    value_rank: int
-    value_ranks: list[int]
-    num_heads: int
     heads: list[int]  # the numbers of the heads in the original layer
-    scale: float
-    qkv: nn.Linear
-    query_bias: nn.Parameter
-    proj: nn.Linear
+
+    def __init__(
+        self,
+        dim: int,
+        rank: int,
+        value_ranks: Sequence[int],
+        scale: float,
+        out_dim: int | None = None,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if rank < 1 or min(value_ranks) < 1:
+            raise ValueError(f"rank {rank}, value ranks {list(value_ranks)}: expected each at least 1")
+        self.rank, self.value_ranks, self.scale = rank, list(value_ranks), scale
+        self.num_heads, self.value_rank = len(value_ranks), sum(value_ranks)
+        self.qkv = nn.Linear(dim, 2 * rank + self.value_rank, bias=False)
+        self.query_bias = nn.Parameter(torch.zeros(rank))
+        self.proj = nn.Linear(self.value_rank, out_dim or dim)
+        self.attn_drop, self.proj_drop = nn.Dropout(attn_drop), nn.Dropout(proj_drop)
+
+    def layout(self) -> dict[str, Any]:
+        return {
+            "dim": self.qkv.in_features,
+            "value_ranks": self.value_ranks,
+            "scale": self.scale,
+            "out_dim": self.proj.out_features,
+            "attn_drop": self.attn_drop.p,
+            "proj_drop": self.proj_drop.p,
+        }
 
     @abstractmethod
     def mixing(self) -> Tensor:
@@ -45,19 +77,49 @@ class CompressedAttention(Replacement):
     def products(self) -> int:
         """Multiplications that give the logits of one pair of tokens in all heads."""
 
+    @abstractmethod
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        """(B, N, R), (B, N, R), (B, N, P) -> (B, N, P)."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
+        q, k, v = F.linear(x, self.qkv.weight, bias).split([self.rank, self.rank, self.value_rank], -1)
+        return self.proj_drop(self.proj(self.attend(q, k, v, attn_mask, is_causal)))
+
     def multiply_adds(self, tokens: int) -> int:
         """Projections, and the products of queries and keys and of weights and values."""
         inputs, outputs = self.qkv.in_features, self.proj.out_features
         projections = tokens * (inputs * (2 * self.rank + self.value_rank) + self.value_rank * outputs)
         return projections + tokens**2 * (self.products() + self.value_rank)
 
+    @torch.no_grad()
     def dense(self) -> tuple[Dense, float]:
-        """q, k, v, o of heads whose width is scale^-2, and the relative error of the query-key tensor."""
+        """q, k, v, o of heads whose width is scale^-2, and the relative error of the query-key tensor.
+
+        A head whose effective query-key matrix has a higher rank than its width (a free fusion, CP SlimAtt) cannot be
+        written exactly: the nearest matrix of that rank is taken (Eckart and Young).
+        """
         query, key, value = self.qkv.weight.double().split([self.rank, self.rank, self.value_rank])
         query = torch.cat([query, self.query_bias.double()[:, None]], -1)
         values, outputs = value.split(self.value_ranks), self.proj.weight.double().split(self.value_ranks, -1)
-        width = round(self.scale**-2)
-        return dense_heads(query, key, list(values), list(outputs), self.mixing(), self.heads, width, self.proj.bias)
+        width, lost, square = round(self.scale**-2), 0.0, 0.0
+        parts: dict[int, tuple[Tensor, ...]] = {}
+        for head, weights, v, o in zip(self.heads, self.mixing(), values, outputs, strict=True):
+            columns = weights.nonzero()[:, 0]
+            left, right = (query[columns] * weights[columns][:, None]).T, key[columns].T
+            if len(columns) > width:
+                (q, r), (p, s) = torch.linalg.qr(left), torch.linalg.qr(right)
+                u, singular, vh = torch.linalg.svd(r @ s.T)
+                root = singular[:width].sqrt()
+                left, right = q @ (u[:, :width] * root), p @ (vh[:width].T * root)
+                lost, square = lost + float(singular[width:].square().sum()), square + float(singular.square().sum())
+            else:
+                square += float(((left.T @ left) * (right.T @ right)).sum())
+            parts[head] = tuple(F.pad(side, (0, width - side.shape[-1])) for side in (left, right, v.T, o))
+        q, k, v, o = (torch.cat([parts[h][i] for h in sorted(parts)], -1) for i in range(4))
+        zero = q.new_zeros(q.shape[-1])
+        matrices: Dense = {"q": (q[:-1].T, q[-1]), "k": (k.T, zero), "v": (v.T, zero), "o": (o, self.proj.bias)}
+        return matrices, (lost / square) ** 0.5 if square else 0.0
 
 
 class FactoredAttention(CompressedAttention):
@@ -65,21 +127,18 @@ class FactoredAttention(CompressedAttention):
 
         logits_g = scale * sum_h fusion[g, h] (x A_h + a_h) (x B_h)',     y = sum_g softmax(logits_g) x V_g O_g' + o
 
-    x: (B, N, F) -> (B, N, F'). Heads are kept with falling R_h; `heads` has their numbers in the original layer.
-    Without a fusion (the identity) neighbouring heads of similar ranks are packed to a common width and go through
-    scaled_dot_product_attention, one call for each bucket. With one, logits are mixed before the softmax: (B, H, N, N)
-    numbers, which no fused kernel does.
+    Heads are sorted by falling R_h; `heads` has their numbers in the original layer. Without a fusion (the identity)
+    neighbouring heads of similar ranks are packed to a common width and go through scaled_dot_product_attention, one
+    call for each bucket. With one, logits are mixed before the softmax: (B, H, N, N) numbers, which no fused kernel
+    does.
 
     Args:
         dim: F, the width of the input.
         ranks: R_h, the largest first.
         value_ranks: P_h, in the same order.
-        scale: factor of the logits.
-        out_dim: F', the width of the output; None: F.
         fused: whether there is a fusion, (H, H), trained with the rest (IrrAtt, section 3.1).
         heads: the numbers of the heads in the original layer; None: 0, 1, ...
-        attn_drop: dropout rate of the attention weights.
-        proj_drop: dropout rate of the output.
+        Others are those of `CompressedAttention`.
 
     Raises:
         ValueError: a rank below 1, or ranks in another order.
@@ -100,33 +159,17 @@ class FactoredAttention(CompressedAttention):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ) -> None:
-        super().__init__()
-        if len(ranks) != len(value_ranks) or min(*ranks, *value_ranks) < 1:
+        if len(ranks) != len(value_ranks) or min(ranks) < 1:
             raise ValueError(f"ranks {list(ranks)} and {list(value_ranks)}: expected as many, each at least 1")
         if list(ranks) != sorted(ranks, reverse=True):
             raise ValueError(f"ranks {list(ranks)}: expected the largest first")
-        self.ranks, self.value_ranks, self.scale = list(ranks), list(value_ranks), scale
-        self.heads = list(range(len(ranks))) if heads is None else list(heads)
-        self.num_heads, self.rank, self.value_rank = len(ranks), sum(ranks), sum(value_ranks)
-        self.qkv = nn.Linear(dim, 2 * self.rank + self.value_rank, bias=False)  # rows: queries | keys | values
-        self.query_bias = nn.Parameter(torch.zeros(self.rank))
+        super().__init__(dim, sum(ranks), value_ranks, scale, out_dim, attn_drop, proj_drop)
+        self.ranks, self.heads = list(ranks), list(range(len(ranks)) if heads is None else heads)
         self.fusion = nn.Parameter(torch.eye(self.num_heads)) if fused else None
-        self.proj = nn.Linear(self.value_rank, out_dim or dim)
-        self.attn_drop, self.proj_drop = nn.Dropout(attn_drop), nn.Dropout(proj_drop)
         self.buckets = [Bucket(0, self.num_heads, max(ranks))] if fused else buckets(self.ranks, self.value_ranks)
 
     def layout(self) -> dict[str, Any]:
-        return {
-            "dim": self.qkv.in_features,
-            "ranks": self.ranks,
-            "value_ranks": self.value_ranks,
-            "scale": self.scale,
-            "out_dim": self.proj.out_features,
-            "fused": self.fusion is not None,
-            "heads": self.heads,
-            "attn_drop": self.attn_drop.p,
-            "proj_drop": self.proj_drop.p,
-        }
+        return super().layout() | {"ranks": self.ranks, "fused": self.fusion is not None, "heads": self.heads}
 
     @property
     def weights(self) -> Tensor | None:
@@ -140,17 +183,9 @@ class FactoredAttention(CompressedAttention):
     def products(self) -> int:
         return self.rank + (self.num_heads**2 if self.fusion is not None else 0)
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
-        q, k, v = F.linear(x, self.qkv.weight, bias).split([self.rank, self.rank, self.value_rank], -1)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         if self.fusion is not None:
-            y = self._mixed(q, k, v, attn_mask, is_causal)
-        else:
-            y = self._packed(q, k, v, attn_mask, is_causal)
-        return self.proj_drop(self.proj(y))
-
-    def _packed(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        """(B, N, R), (B, N, R), (B, N, P) -> (B, N, P)."""
+            return self._mixed(self.fusion, q, k, v, attn_mask, is_causal)
         dropout = self.attn_drop.p if self.training else 0.0
         outputs = []
         for bucket in self.buckets:
@@ -163,19 +198,20 @@ class FactoredAttention(CompressedAttention):
             outputs.append(_unpack(y, self.value_ranks[heads]))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
-    def _mixed(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        assert self.fusion is not None
+    def _mixed(
+        self, fusion: Tensor, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> Tensor:
         (bucket,) = self.buckets
         qs, ks = (_pack(z, self.ranks, bucket, bucket.width) for z in (q, k))
         vs = _pack(v, self.value_ranks, bucket, max(self.value_ranks))
-        fusion = self.fusion.to(q.dtype) * self.scale
+        fusion = fusion.to(q.dtype) * self.scale
 
         def attend(qs: Tensor, ks: Tensor, vs: Tensor) -> Tensor:
             logits = qs @ ks.mT  # (B, H, N, N)
             logits = (fusion @ logits.flatten(2)).view_as(logits)
             return self.attn_drop(_softmax(logits, attn_mask, is_causal)) @ vs
 
-        return _unpack(_in_parts(attend, qs, ks, vs, whole=attn_mask is not None).transpose(1, 2), self.value_ranks)
+        return _unpack(_in_parts(attend, qs, ks, vs, masked=attn_mask is not None).transpose(1, 2), self.value_ranks)
 
 
 class SlimAttention(CompressedAttention):
@@ -183,18 +219,10 @@ class SlimAttention(CompressedAttention):
 
         logits_h = scale * (x S^Q + a) diag(S^H[h]) (x S^K)'
 
-    x: (B, N, F) -> (B, N, F'). Values and outputs have a rank of their own in each head.
-
     Args:
-        dim: F, the width of the input.
-        rank: R.
-        value_ranks: P_h.
-        scale: factor of the logits.
-        out_dim: F', the width of the output; None: F.
         constrained: S^H satisfies eq. 7 at every step of training: it is `constrained_fusion` of the parameter
             `fusion`, which itself is free.
-        attn_drop: dropout rate of the attention weights.
-        proj_drop: dropout rate of the output.
+        Others are those of `CompressedAttention`.
 
     Raises:
         ValueError: a rank below 1, or fewer columns than heads with `constrained`.
@@ -214,31 +242,14 @@ class SlimAttention(CompressedAttention):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
     ) -> None:
-        super().__init__()
-        if rank < 1 or min(value_ranks) < 1:
-            raise ValueError(f"rank {rank}, value ranks {list(value_ranks)}: expected each at least 1")
+        super().__init__(dim, rank, value_ranks, scale, out_dim, attn_drop, proj_drop)
         if constrained and rank < len(value_ranks):
             raise ValueError(f"rank {rank}: a constrained fusion of {len(value_ranks)} heads needs as many columns")
-        self.rank, self.value_ranks, self.scale, self.constrained = rank, list(value_ranks), scale, constrained
-        self.num_heads, self.value_rank = len(value_ranks), sum(value_ranks)
-        self.heads = list(range(self.num_heads))
-        self.qkv = nn.Linear(dim, 2 * rank + self.value_rank, bias=False)  # rows: queries | keys | values
-        self.query_bias = nn.Parameter(torch.zeros(rank))
+        self.constrained, self.heads = constrained, list(range(self.num_heads))
         self.fusion = nn.Parameter(torch.ones(self.num_heads, rank))
-        self.proj = nn.Linear(self.value_rank, out_dim or dim)
-        self.attn_drop, self.proj_drop = nn.Dropout(attn_drop), nn.Dropout(proj_drop)
 
     def layout(self) -> dict[str, Any]:
-        return {
-            "dim": self.qkv.in_features,
-            "rank": self.rank,
-            "value_ranks": self.value_ranks,
-            "scale": self.scale,
-            "out_dim": self.proj.out_features,
-            "constrained": self.constrained,
-            "attn_drop": self.attn_drop.p,
-            "proj_drop": self.proj_drop.p,
-        }
+        return super().layout() | {"rank": self.rank, "constrained": self.constrained}
 
     @property
     def weights(self) -> Tensor:
@@ -251,9 +262,7 @@ class SlimAttention(CompressedAttention):
     def products(self) -> int:
         return self.num_heads * self.rank
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
-        q, k, v = F.linear(x, self.qkv.weight, bias).split([self.rank, self.rank, self.value_rank], -1)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         fusion = self.weights.to(q.dtype)[None, :, None, :] * self.scale
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -263,8 +272,8 @@ class SlimAttention(CompressedAttention):
 
         widest = max(self.value_ranks)
         v = _pack(v, self.value_ranks, Bucket(0, self.num_heads, widest), widest)
-        y = _in_parts(attend, q, k, v, whole=attn_mask is not None).transpose(1, 2)
-        return self.proj_drop(self.proj(_unpack(y, self.value_ranks)))
+        y = _in_parts(attend, q, k, v, masked=attn_mask is not None).transpose(1, 2)
+        return _unpack(y, self.value_ranks)
 
 
 def _pack(z: Tensor, ranks: Sequence[int], bucket: Bucket, width: int) -> Tensor:
@@ -288,11 +297,11 @@ def _unpack(y: Tensor, ranks: Sequence[int]) -> Tensor:
     return torch.cat([y[:, :, h, :rank] for h, rank in enumerate(ranks)], -1)
 
 
-def _in_parts(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *, whole: bool) -> Tensor:
+def _in_parts(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *, masked: bool) -> Tensor:
     """On a CPU without gradients, a few samples at a time, so that their logits stay in its cache."""
     heads, tokens = v.shape[1], v.shape[2]
     part = max(1, CACHED // (heads * tokens**2))
-    if whole or torch.is_grad_enabled() or q.device.type != "cpu" or part >= len(q):
+    if masked or torch.is_grad_enabled() or q.device.type != "cpu" or part >= len(q):
         return attend(q, k, v)
     return torch.cat([attend(*parts) for parts in zip(q.split(part), k.split(part), v.split(part), strict=True)])
 
@@ -343,52 +352,3 @@ def buckets(ranks: Sequence[int], value_ranks: Sequence[int]) -> list[Bucket]:
                 best = price, cut
     assert best is not None
     return best[1]
-
-
-@torch.no_grad()
-def dense_heads(
-    query: Tensor,
-    key: Tensor,
-    values: list[Tensor],
-    outputs: list[Tensor],
-    mixing: Tensor,
-    heads: list[int],
-    width: int,
-    bias: Tensor | None,
-) -> tuple[Dense, float]:
-    """Query, key, value and output matrices of a dense attention layer, and what they lose.
-
-    A head whose effective query-key matrix has a higher rank than `width` (a free fusion, CP SlimAtt) cannot be written
-    exactly: the nearest matrix of that rank is taken (Eckart and Young).
-
-    Args:
-        query: (R, F + 1): a row for each column of the factors; the last entry is its bias.
-        key: (R, F).
-        values, outputs: of each head, (P_h, F) and (F', P_h).
-        mixing: (H, R): the weight of each column in each head's logits.
-        heads: the number of each head in the dense layer.
-        bias: of the output, (F').
-
-    Returns:
-        q, k, v, o as (out, in) with their biases, in the order of the dense layer's heads, in float64; and the
-        relative error of the query-key tensor, Frobenius norm.
-    """
-    lost, square = 0.0, 0.0
-    parts: dict[int, tuple[Tensor, ...]] = {}
-    for g, head in enumerate(heads):
-        columns = mixing[g].nonzero()[:, 0]
-        left, right = (query[columns] * mixing[g, columns][:, None]).T, key[columns].T
-        if len(columns) > width:
-            (q, r), (p, s) = torch.linalg.qr(left), torch.linalg.qr(right)
-            u, singular, vh = torch.linalg.svd(r @ s.T)
-            root = singular[:width].sqrt()
-            left, right = q @ (u[:, :width] * root), p @ (vh[:width].T * root)
-            lost, square = lost + float(singular[width:].square().sum()), square + float(singular.square().sum())
-        else:
-            square += float(((left.T @ left) * (right.T @ right)).sum())
-        sides = (left, right, values[g].T, outputs[g])
-        parts[head] = tuple(F.pad(side, (0, width - side.shape[-1])) for side in sides)
-    q, k, v, o = (torch.cat([parts[h][i] for h in sorted(parts)], -1) for i in range(4))
-    zero = q.new_zeros(q.shape[-1])
-    matrices: Dense = {"q": (q[:-1].T, q[-1]), "k": (k.T, zero), "v": (v.T, zero), "o": (o, bias)}
-    return matrices, (lost / square) ** 0.5 if square else 0.0
