@@ -1,13 +1,8 @@
 """Ranks from a budget: `compress.keep=0.5` keeps half of the parameters of the matrices that a method compresses.
 
-With `compress.keep_of=multiply_adds` it is IrrAtt's rule (section 3.4): each layer alone keeps at most that share of
-its multiply-adds, so that layers of equal sizes have equal ranks. What follows is about parameters.
-
-Each layer offers steps, from its smallest ranks to the dense layer. Parameters go where they lower the error most: the
-steps on the lower convex hull of (parameters, error) are taken in the order of their gain per parameter, which is the
-optimum for the hulls; what then remains goes to the steps that lower the error most, on the hull or not. Errors are
-relative squared errors of a layer's weights, so that layers of different norms count alike; on the meta device, where
-there are no weights, they are those of noise.
+Each layer offers steps, from its smallest ranks to the dense layer. Steps on the lower convex hull of (parameters,
+error) are taken in the order of their gain per parameter, the optimum for the hulls; the rest of the budget goes to the
+steps that lower the error most. Errors are relative squared errors of a layer's weights, on the meta device of noise.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ ROUNDING = 1e-12  # differences of relative squared errors below this are none
 
 
 def with_budget(method: Method, model: nn.Module, layers: Sequence[Layer]) -> Method:
-    """The method with ranks of its own for each layer if it has a budget, else as it is.
+    """The method with ranks for each layer if it has a budget, else as it is.
 
     Raises:
         ConfigError: the budget is below the smallest ranks, or the method has no ranks that could be chosen.
@@ -34,10 +29,8 @@ def with_budget(method: Method, model: nn.Module, layers: Sequence[Layer]) -> Me
     if method.keep is None:
         return method
     budgeted = copy.copy(method)
-    if method.keep_of == "multiply_adds":
-        budgeted.chosen = method.rated(model, layers)
-        return budgeted
-    budgeted.chosen = allocate(method.ladders(model, layers), method.keep)
+    rated = method.keep_of == "multiply_adds"
+    budgeted.chosen = method.rated(model, layers) if rated else allocate(method.ladders(model, layers), method.keep)
     return budgeted
 
 
@@ -72,23 +65,17 @@ def allocate(ladders: Sequence[Ladder], keep: float) -> dict[str, Any]:
             continue
         left -= after.parameters - before.parameters
         chosen[path] = after
-    _fill(ladders, chosen, left)
-    return {path: step.value for path, step in chosen.items()}
-
-
-def _fill(ladders: Sequence[Ladder], chosen: dict[str, Step], left: int) -> None:
-    """Spend what remains on the steps, of the hull or not, that lower the error most, one after the other."""
-    while True:
-        points: list[tuple[float, int, str, Step]] = []
-        for ladder in ladders:
-            now = chosen[ladder.path]
-            for step in (*ladder.steps, Step(ladder.dense, 0.0, None)):
-                more = step.parameters - now.parameters
-                if more <= left and step.error < now.error - ROUNDING:
-                    points.append((step.error - now.error, more, ladder.path, step))
+    while True:  # the rest goes to the steps, of the hull or not, that lower the error most
+        points = [
+            (step.error - now.error, step.parameters - now.parameters, ladder.path, step)
+            for ladder in ladders
+            for now in [chosen[ladder.path]]
+            for step in (*ladder.steps, Step(ladder.dense, 0.0, None))
+            if step.parameters - now.parameters <= left and step.error < now.error - ROUNDING
+        ]
         if not points:
-            return
-        _, more, path, step = min(points, key=lambda each: each[:3])
+            return {path: step.value for path, step in chosen.items()}
+        _, more, path, step = min(points, key=lambda point: point[:3])
         chosen[path] = step
         left -= more
 
@@ -117,11 +104,5 @@ def grid(most: int, count: int) -> list[int]:
 
 
 def value_of(chosen: Mapping[str, Any] | None, path: str) -> tuple[bool, Any]:
-    """Whether a layer is compressed at all, and the value that was chosen for it; None: the method's own ranks.
-
-    Args:
-        chosen: what :func:`allocate` gives; None: there was no budget.
-    """
-    if chosen is None:
-        return True, None
-    return chosen[path] is not None, chosen[path]
+    """Whether a layer is compressed, and its entry in `chosen`; (True, None) without a budget."""
+    return (True, None) if chosen is None else (chosen[path] is not None, chosen[path])

@@ -177,10 +177,15 @@ def chosen_layers(layers: Sequence[Layer], numbers: Sequence[int] | None) -> lis
     return [layers[i] for i in sorted({number % len(layers) for number in numbers})]
 
 
+def already_compressed(path: str) -> ConfigError:
+    """The error of a module that compression has already replaced."""
+    return ConfigError(f"{path} is compressed already; start from an uncompressed model")
+
+
 def refuse_compressed(model: nn.Module, path: str) -> None:
     """Raise ConfigError if compression has already replaced the module at a path."""
     if isinstance(model.get_submodule(path), Replacement):
-        raise ConfigError(f"{path} is compressed already; start from an uncompressed model")
+        raise already_compressed(path)
 
 
 # --- a matrix as two factors ------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from attnlab.compression.decompositions import CP, BlockTerms, Slices, cp_als, cp_epc, fusion_ranks, truncated_svd
-from attnlab.compression.methods.base import KeepOf, Share, Watch
+from attnlab.compression.methods.base import KeepOf, Share, Watch, settings_of
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, fill
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.config.bounds import Rank, bounded
@@ -19,8 +20,63 @@ from attnlab.errors import ConfigError
 Objective = Literal["sensitivity", "norm", "none"]
 
 
+class FromCP(QueryKeyMethod):
+    """A method that begins with a CP decomposition of the query-key tensor.
+
+    Attributes:
+        start: "random": the best of `restarts` random starts counts, the first with the seed `start_seed`; anything
+            else: the largest singular triplets over all heads.
+        objective: what the error-preserving correction makes small; "none": no correction.
+        sweeps: of the decomposition and of the correction, at most.
+        tolerance: relative change of the error at which the decomposition ends; the correction ends at ten times it.
+    """
+
+    start: str
+    restarts: int
+    start_seed: int
+    objective: Objective
+    sweeps: int
+    tolerance: float
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return settings_of(self, "mlp_rank", *(() if self.start == "random" else ("restarts", "start_seed")))
+
+    def decompositions(self, tensor: Slices, rank: int, watch: Watch) -> Iterator[tuple[CP, Watch]]:
+        """The decomposition of rank R from each start, and a `watch` that names the start.
+
+        Args:
+            watch: called with the name of the part, the sweeps done, and the sweeps at most.
+        """
+        starts = self.restarts if self.start == "random" else 1
+        for i in range(starts):
+
+            def told(what: str, done: int, most: int, number: int = i + 1) -> None:
+                watch(what if self.start != "random" else f"start {number} of {starts}, {what}", done, most)
+
+            cp = cp_als(
+                tensor,
+                rank,
+                start="random" if self.start == "random" else "svd",
+                seed=self.start_seed + i,
+                sweeps=self.sweeps,
+                tolerance=self.tolerance,
+                watch=partial(told, "CP"),
+            )
+            if self.objective != "none":
+                cp = cp_epc(
+                    tensor,
+                    cp,
+                    objective=self.objective,
+                    sweeps=self.sweeps,
+                    tolerance=10 * self.tolerance,
+                    watch=partial(told, "correction"),
+                )
+            yield cp, told
+
+
 @bounded
-class CPSlimAtt(QueryKeyMethod):
+class CPSlimAtt(FromCP):
     """CP decomposition of the query-key tensor, then the error-preserving correction.
 
     Args:
@@ -33,7 +89,7 @@ class CPSlimAtt(QueryKeyMethod):
         tolerance: relative change of the error at which the decomposition stops; ten times that for the correction.
         start: of the decomposition. "global": the largest singular triplets over all heads, each of which belongs to
             one head, so that the fusion begins block-diagonal; "random": blocks of the result come from the weights.
-        restarts: random starts, of which the one with the lowest error is kept; of no effect with another start.
+        restarts: random starts, of which the one with the lowest error counts.
         start_seed: of the first random start; the others have the seeds that follow.
         fusion: "free", or "constrained": eq. 7 holds, S >= 0 and S S' = I, after the decomposition and at every step
             of training. The first weights are then those of section 3.3: the columns go to the heads that own them in
@@ -75,11 +131,6 @@ class CPSlimAtt(QueryKeyMethod):
         self.start, self.restarts, self.start_seed = start, restarts, start_seed
         self.fusion, self.fusion_penalty = fusion, fusion_penalty
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        settings = super().settings
-        return settings if self.start == "random" else without_starts(settings)
-
     def outline(self, sizes: Sizes) -> SlimAttention:
         rank, vo_rank = self.ranks(sizes)
         return self._module(rank, [vo_rank] * sizes.heads, sizes)
@@ -90,17 +141,12 @@ class CPSlimAtt(QueryKeyMethod):
 
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
         rank, vo_rank = self.ranks(sizes)
-        about = Decomposition(self.objective, self.sweeps, self.tolerance)
-        seeds = seeds_of(self.start, self.start_seed, self.restarts)
-        solutions = []
-        for i, seed in enumerate(seeds):
-            told = watch if seed is None else named(watch, i, len(seeds))
-            solutions.append(self._factors(heads, about.one(heads.qk, rank, seed, told)))
-        (a, b, c), report = min(solutions, key=lambda one: one[1]["qk_error"])
+        solutions = [self._factors(heads, cp) for cp, _ in self.decompositions(heads.qk, rank, watch)]
+        (a, b, c), report = min(solutions, key=lambda solution: solution[1]["qk_error"])
         if self.start == "random":
             report["starts"] = [
-                {"seed": seed, "error": each["qk_error"], "ranks": each["head_ranks"]}
-                for seed, (_, each) in zip(seeds, solutions, strict=True)
+                {"seed": self.start_seed + i, "error": of_start["qk_error"], "ranks": of_start["head_ranks"]}
+                for i, (_, of_start) in enumerate(solutions)
             ]
         vo = self.values(heads, vo_rank, report)
         module = self._module(rank, vo.ranks, sizes).double()
@@ -108,11 +154,11 @@ class CPSlimAtt(QueryKeyMethod):
         with torch.no_grad():
             module.proj.bias.copy_(heads.bias)
             module.fusion.copy_(c)
-        return Fit(module, report)
+        return module, report
 
     def _factors(self, heads: Heads, cp: CP) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
         """The factors of the layer, and what is reported of them."""
-        report: dict[str, Any] = {"ranks": cp.rank, "qk_error": float(cp.error), **owned(cp.c, heads.width)}
+        report: dict[str, Any] = {"ranks": cp.rank, "qk_error": float(cp.error), **ownership(cp.c, heads.width)}
         report |= {"history": cp.history.tolist(), "costs": cp.costs.tolist()}
         if self.fusion == "free":
             return cp.factors, report
@@ -120,26 +166,15 @@ class CPSlimAtt(QueryKeyMethod):
         return nonnegative(terms), report | {"qk_error": terms.error, "fusion_own": 1.0}
 
 
-def seeds_of(start: str, first: int, count: int) -> list[int] | list[None]:
-    """The seeds of random starts; of another start a single None."""
-    return [first + i for i in range(count)] if start == "random" else [None]
-
-
-def without_starts(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a decomposition that begins at no random start."""
-    return {key: value for key, value in settings.items() if key not in ("restarts", "start_seed")}
-
-
-def owned(fusion: Tensor, width: int) -> dict[str, Any]:
+def ownership(fusion: Tensor, width: int) -> dict[str, Any]:
     """How near a fusion is to a block-diagonal one, for the report.
 
     Args:
         fusion: (H, R).
 
     Returns:
-        `head_ranks`, the number of columns that each head owns by algorithm 1; `fusion_own`, the share of the squared
-        weights that lies in the own head of each column, all columns counted alike: 1 for a block-diagonal fusion, 1/H
-        for one that is spread evenly.
+        `head_ranks`, the number of columns that each head owns by algorithm 1; `fusion_own`, the mean over columns of
+        the share of squared weights in the owner: 1 for a block-diagonal fusion, 1/H for one that is spread evenly.
     """
     owner, largest = fusion_ranks(fusion, width)
     square = fusion.square().sum(0)
@@ -168,57 +203,3 @@ def nonnegative(terms: BlockTerms) -> tuple[Tensor, Tensor, Tensor]:
         right.append(b * scale)
         rows.append(values / norm)
     return torch.cat(left, -1), torch.cat(right, -1), torch.block_diag(*(row[None] for row in rows))
-
-
-@dataclass(frozen=True)
-class Decomposition:
-    """Alternating least squares, and the error-preserving correction of its result.
-
-    Args:
-        objective: what the correction makes small; none: there is no correction.
-        sweeps: of each of both, at most.
-        tolerance: relative change of the error at which alternating least squares ends; the correction ends at ten
-            times it.
-    """
-
-    objective: Objective
-    sweeps: int
-    tolerance: float
-
-    def one(self, tensor: Slices, rank: int, seed: int | None, watch: Watch) -> CP:
-        """From one start.
-
-        Args:
-            tensor: what is decomposed.
-            rank: R.
-            seed: of a random start; None: the largest singular triplets over all heads.
-            watch: called with the name of the part, the sweeps done, and the sweeps at most.
-        """
-        cp = cp_als(
-            tensor,
-            rank,
-            start="svd" if seed is None else "random",
-            seed=seed or 0,
-            sweeps=self.sweeps,
-            tolerance=self.tolerance,
-            watch=lambda *done: watch("CP", *done),
-        )
-        if self.objective == "none":
-            return cp
-        return cp_epc(
-            tensor,
-            cp,
-            objective=self.objective,
-            sweeps=self.sweeps,
-            tolerance=10 * self.tolerance,
-            watch=lambda *done: watch("correction", *done),
-        )
-
-
-def named(watch: Watch, start: int, starts: int) -> Watch:
-    """`watch`, which is told which of several random starts is meant.
-
-    Args:
-        watch: called with the name of the part, the sweeps done, and the sweeps at most.
-    """
-    return lambda what, done, most: watch(f"start {start + 1} of {starts}, {what}", done, most)

@@ -15,7 +15,7 @@ from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
-RANKS = ("rank", "rho", "rate", "ranks_given", "vo_rank", "mlp_rank", "keep")  # how a step says what remains
+RANKS = ("rank", "rho", "rate", "free_ranks", "vo_rank", "mlp_rank", "keep")  # how a step says what remains
 
 
 @bounded
@@ -25,7 +25,7 @@ class Hybrid(Method):
     Args:
         steps: methods by name, in their order. A new hybrid is a file in conf/compress that lists them:
             `laser_mlp@steps.laser` under `defaults` gives conf/compress/laser_mlp.yaml the name laser.
-        layers: numbers of layers for all steps, in place of their own; None: those of each step.
+        layers: numbers of layers for all steps; None: those of each step.
         keep: the share that remains of the parameters of all matrices of all steps together; None: the ranks, or the
             budget, of each step.
 
@@ -41,16 +41,16 @@ class Hybrid(Method):
         for name, step in steps.items():
             if not isinstance(step, Method):
                 raise ConfigError(f"compress.steps.{name}: expected a method, as a file in conf/compress has it")
-            if keep is not None and (given := [key for key in RANKS if getattr(step, key, None) is not None]):
+            if keep is not None and (ranks := [key for key in RANKS if getattr(step, key, None) is not None]):
                 raise ConfigError(
-                    f"compress.keep chooses the ranks; give it, or ranks of the steps (the step {name} has {given[0]})"
+                    f"compress.keep chooses the ranks; give it, or ranks of the steps (the step {name} has {ranks[0]})"
                 )
             if layers is not None and not hasattr(step, "layers"):
                 raise ConfigError(f"compress.layers: the step {name} always takes all layers")
             self.steps[name] = copy.copy(step)
             if layers is not None:
                 vars(self.steps[name])["layers"] = list(layers)
-        self.keep, self.given_layers = keep, layers is not None
+        self.keep, self.layers = keep, layers
         wanted = {step.calibration for step in self.steps.values() if step.calibration is not None}
         if len(wanted) > 1:
             raise ConfigError(
@@ -60,7 +60,7 @@ class Hybrid(Method):
         self._step_of: dict[str, str] = {}  # by the path of a unit; shared by copies
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
-        collected: list[Unit] = []
+        all_units: list[Unit] = []
         owner: dict[str, str] = {}
         for name, step in self._ready().items():
             with self._named(name):
@@ -71,8 +71,8 @@ class Hybrid(Method):
                     if owner.setdefault(path, name) != name:
                         raise ConfigError(f"compress.steps: {owner[path]} and {name} both change {path}")
                 self._step_of[unit.path] = name
-            collected += units
-        return collected
+            all_units += units
+        return all_units
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
         collected: list[Ladder] = []
@@ -93,7 +93,7 @@ class Hybrid(Method):
             yield
         except ConfigError as error:
             key = str(error).removeprefix("compress.")
-            if key == str(error) or (self.given_layers and key.startswith("layers")):
+            if key == str(error) or (self.layers is not None and key.startswith("layers")):
                 raise
             raise ConfigError(f"compress.steps.{step}.{key}") from error
 

@@ -20,15 +20,15 @@ from attnlab.compression.decompositions import (
     truncated_svd,
 )
 from attnlab.compression.methods.base import KeepOf, Share, Unit, Watch
-from attnlab.compression.methods.cp_slimatt import Decomposition, Objective, named, seeds_of, without_starts
-from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, even, factored
+from attnlab.compression.methods.cp_slimatt import FromCP, Objective
+from attnlab.compression.methods.query_key import Fit, Heads, Sizes, ValueRanks, even, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
 from attnlab.config.bounds import Rank, bounded
 
 
 @bounded
-class IrrAtt(QueryKeyMethod):
-    """BTD-(L, L, 1) of the query-key tensor; each head gets a rank of its own.
+class IrrAtt(FromCP):
+    """BTD-(L, L, 1) of the query-key tensor; ranks differ between heads.
 
     A model compressed by CP SlimAtt is continued (algorithm 1 on its trained layers): ranks are then those that
     training has left, `rank` has no effect, and values and outputs stay.
@@ -39,13 +39,12 @@ class IrrAtt(QueryKeyMethod):
             heads.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
         vo: "truncatt": values and outputs have the same rank in each head (table 1); "irratt": block terms too, each
-            head with a rank of its own and a fusion that is the identity (table 2), from the same `start`.
+            head with another rank and a fusion that is the identity (table 2), from the same `start`.
         start: where ranks and first terms come from. "random": a CP decomposition that starts at random, then
             algorithms 1 and 3: the ranks are discovered in the weights. "cp": the same from the largest singular
             triplets over all heads; each of them belongs to one head, so that the ranks are mostly those of
             "global". "global": the largest singular values, without a CP decomposition.
-        restarts: random starts, of which the one whose block terms have the lowest error is kept; of no effect with
-            another start.
+        restarts: random starts, of which the one whose block terms have the lowest error counts.
         start_seed: of the first random start; the others have the seeds that follow.
         fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity", heads apart,
             which fused kernels run: each head is fitted again at its rank. (Eq. 7 leaves an H x H fusion nothing but
@@ -82,11 +81,6 @@ class IrrAtt(QueryKeyMethod):
         self.restarts, self.start_seed = restarts, start_seed
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        settings = super().settings
-        return settings if self.start == "random" else without_starts(settings)
-
     def outline(self, sizes: Sizes) -> FactoredAttention:
         rank, vo_rank = self.ranks(sizes)
         return self._module(even(rank, sizes.heads), [vo_rank] * sizes.heads, sizes)
@@ -111,7 +105,7 @@ class IrrAtt(QueryKeyMethod):
             report |= {"vo_error": vo.error, "vo_ranks": vo.ranks}
         else:
             vo = self.values(heads, vo_rank, report)
-        return Fit(factored(terms, vo, heads.bias, sizes, fused=self.fusion == "free"), report)
+        return factored(terms, vo, heads.bias, sizes, fused=self.fusion == "free"), report
 
     def _terms(
         self, tensor: Slices, rank: int, free: bool, watch: Watch
@@ -121,23 +115,20 @@ class IrrAtt(QueryKeyMethod):
         Args:
             watch: called with the name of the part, the sweeps done, and the sweeps at most.
         """
-        about = Decomposition(self.objective, self.sweeps, self.tolerance)
         if self.start == "global":
             return *self._refined(tensor, global_svd(tensor, rank), free, watch), []
-        seeds = seeds_of(self.start, self.start_seed, self.restarts)
-        solutions = []
-        for i, seed in enumerate(seeds):
-            told = watch if seed is None else named(watch, i, len(seeds))
-            first = terms_from_cp(tensor, about.one(tensor, rank, seed, told).factors)
-            solutions.append(self._refined(tensor, first, free, told))
-        starts = [
-            {"seed": seed, "error": terms.error, "ranks": terms.ranks}
-            for seed, (terms, _) in zip(seeds, solutions, strict=True)
+        solutions = [
+            self._refined(tensor, terms_from_cp(tensor, cp.factors), free, told)
+            for cp, told in self.decompositions(tensor, rank, watch)
         ]
-        return *min(solutions, key=lambda one: one[0].error), starts
+        starts = [
+            {"seed": self.start_seed + i, "error": terms.error, "ranks": terms.ranks}
+            for i, (terms, _) in enumerate(solutions)
+        ]
+        return *min(solutions, key=lambda solution: solution[0].error), starts
 
     def _refined(self, tensor: Slices, first: BlockTerms, free: bool, watch: Watch) -> tuple[BlockTerms, list[float]]:
-        """Algorithm 3 from given terms; with the identity as fusion the best terms of these ranks."""
+        """Algorithm 3; with the identity as fusion the best terms of these ranks."""
         best = truncated_svd(tensor, first.ranks)  # of these ranks, unmixed: a start that costs one SVD
         if not free:
             return best, [first.error, *best.history]
@@ -158,7 +149,7 @@ class IrrAtt(QueryKeyMethod):
 
     @torch.no_grad()
     def refit(self, slim: SlimAttention, sizes: Sizes) -> Fit:
-        """Algorithm 1 on a trained layer, best with a fusion penalty: what other heads hold of a column is dropped."""
+        """Algorithm 1 on a trained layer, best with a fusion penalty: a column loses its weights in other heads."""
         slim = copy.deepcopy(slim).double()
         query, key, value = slim.qkv.weight.split([slim.rank, slim.rank, slim.value_rank])
         a = torch.cat([query.T, slim.query_bias[None]])
@@ -166,10 +157,11 @@ class IrrAtt(QueryKeyMethod):
         owner, largest = fusion_ranks(fusion, slim.qkv.in_features)
         root = largest.abs().sqrt()
         a, b = a * root * largest.sign(), key.T * root
-        own = [owner == h for h in range(slim.num_heads)]
-        terms = BlockTerms([a[:, o] for o in own], [b[:, o] for o in own], torch.eye(len(own)).to(a), [])
+        columns = [owner == h for h in range(slim.num_heads)]
+        identity = torch.eye(slim.num_heads).to(a)
+        terms = BlockTerms([a[:, of] for of in columns], [b[:, of] for of in columns], identity, [])
         split = slim.value_ranks
-        vo = BlockTerms(list(value.T.split(split, -1)), list(slim.proj.weight.split(split, -1)), terms.fusion, [])
+        vo = BlockTerms(list(value.T.split(split, -1)), list(slim.proj.weight.split(split, -1)), identity, [])
         module = factored(terms, vo, slim.proj.bias, sizes, fused=self.fusion == "free")
         dropped = (fusion - torch.zeros_like(fusion).scatter(0, owner[None], largest[None])).norm()
-        return Fit(module, {"ranks": terms.ranks, "fusion_dropped": float(dropped / fusion.norm())})
+        return module, {"ranks": terms.ranks, "fusion_dropped": float(dropped / fusion.norm())}

@@ -6,7 +6,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -23,6 +23,7 @@ from attnlab.compression.methods.base import (
     Step,
     Unit,
     Watch,
+    already_compressed,
     counts_what,
     settings_of,
 )
@@ -127,17 +128,7 @@ class Heads:
         return self.key.shape[-1]
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A compressed layer, its weights in float64, and plain values for the report.
-
-    Args:
-        module: the layer, in float64.
-        report: what the record says of it, plain values.
-    """
-
-    module: CompressedAttention
-    report: dict[str, Any] = field(default_factory=dict)
+Fit = tuple[CompressedAttention, dict[str, Any]]  # the layer in float64, and plain values for the report
 
 
 @bounded
@@ -149,9 +140,8 @@ class QueryKeyMethod(Method):
         vo_rank: of each head's value-output matrix; None: half the head's width.
         mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
         keep: the share that remains of what `keep_of` names.
-        vo: "truncatt": the value-output matrices of all heads have the same rank, as in table 1; "irratt": each head
-            has a rank of its own, `vo_rank` on average (table 2), the ranks of the largest singular values over all
-            heads.
+        vo: "truncatt": the value-output matrices of all heads have the same rank, as in table 1; "irratt": ranks differ
+            between heads, `vo_rank` on average (table 2): those of the largest singular values over all heads.
         keep_of: "parameters": `keep` of all layers' q, k, v and o remain; `rank` and `vo_rank` are chosen for each
             layer, by the singular values of both tensors, and a layer may stay dense. "multiply_adds": section 3.4:
             each layer alone keeps at most this share of its multiply-adds, at `vo_rank` and the largest `rank` that
@@ -228,7 +218,7 @@ class QueryKeyMethod(Method):
             count = sum(p.numel() for name, p in module.named_parameters() if not name.endswith("bias"))
             lost = _lost(qk, rank, self.per_head) + _lost(vo, rank, self.vo == "truncatt")
             steps.append(Step(count, lost, value))
-        return Ladder(path, sum(shape[0] * shape[1] for shape in _shapes(layer)), steps)
+        return Ladder(path, sum(math.prod(layer.projections[name].shape) for name in ATTENTION), steps)
 
     def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
         tokens = family_of(model).tokens(model)
@@ -240,17 +230,13 @@ class QueryKeyMethod(Method):
         plain = self._at((None, self.vo_rank))
         plain.units(model, layers)  # what cannot be compressed is refused there
         return {
-            layer.attention: plain.rated_ranks(self.keep or 1.0, layer, tokens)
+            layer.attention: plain._rated(self.keep or 1.0, layer, tokens)
             for layer in layers
             if layer.attention is not None
         }
 
-    def rated_ranks(self, keep: float, layer: Layer, tokens: int) -> list[int]:
-        """The largest query-key rank at which a layer keeps that share of its multiply-adds, and the value-output rank.
-
-        Raises:
-            ConfigError: even the smallest rank takes more.
-        """
+    def _rated(self, keep: float, layer: Layer, tokens: int) -> list[int]:
+        """The largest query-key rank at which a layer keeps its share of multiply-adds, and the value-output rank."""
         sizes = Sizes.of(layer)
         least, most = (1, sizes.width) if self.per_head else (sizes.heads, sizes.heads * sizes.width)
         vo_rank = self.ranks(sizes, str(layer.attention))[1]
@@ -290,14 +276,14 @@ class QueryKeyMethod(Method):
         """The unit of one attention module."""
 
         def fitted(watch: Watch) -> Change:
-            outcome = fit(watch)
-            return Change({path: outcome.module}, report=outcome.report)
+            module, report = fit(watch)
+            return Change({path: module}, report=report)
 
         return Unit(path, [path], self.settings, fitted, lambda: Change({path: outline()}))
 
     def again(self, module: CompressedAttention, path: str) -> Unit:
         """From a module that is compressed already. ConfigError, except for methods that continue from such a one."""
-        raise ConfigError(f"{path} is compressed already; start from an uncompressed model")
+        raise already_compressed(path)
 
     def values(self, heads: Heads, rank: int, report: dict[str, Any]) -> BlockTerms:
         """The value-output tensor, head by head.
@@ -340,10 +326,6 @@ def _lost(squares: Tensor, rank: int, alike: bool) -> float:
     return float(1 - largest.sum() / squares.sum())
 
 
-def _shapes(layer: Layer) -> list[tuple[int, int]]:
-    return [layer.projections[name].shape for name in ATTENTION]
-
-
 def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, fused: bool) -> FactoredAttention:
     """The layer of these terms, heads in the order of falling rank.
 
@@ -372,10 +354,9 @@ def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, f
 
 @torch.no_grad()
 def fill(module: FactoredAttention | SlimAttention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-    """Weights in columns: query (F + 1, R), key (F, R), value (F, P), output (F', P).
+    """Write weights, which are in columns.
 
     Args:
-        module: it is changed.
         query: (F + 1, R), the last row its bias.
         key: (F, R).
         value: (F, P).

@@ -103,7 +103,7 @@ class TensorLLM(Method):
         if ranks is not None and len(ranks) not in (2, 3):
             raise ConfigError(f"compress.ranks={list(ranks)}: expected [R1, R2, R3], or [R1, R2] without R3")
         self.rank, self.stack_rank = rank, stack_rank
-        self.ranks_given = None if ranks is None else list(ranks)
+        self.free_ranks = None if ranks is None else list(ranks)
         self.layers = None if layers is None else list(layers)
         self.layout, self.coupled, self.absorb = layout, coupled, absorb
         self.matrices = [name for name in ATTENTION if matrices is None or name in matrices]
@@ -138,7 +138,7 @@ class TensorLLM(Method):
         for name in self.matrices:
             refuse_compressed(model, layer.projections[name].path)
         sizes = self.sizes(layer)
-        settings = settings_of(self, "layers", "rank", "stack_rank", "ranks_given")
+        settings = settings_of(self, "layers", "rank", "stack_rank", "free_ranks")
         stacks = [(stack.names, stack.heads, stack.rank) for stack in sizes.stacks]
         settings |= {"ranks": sizes.ranks, "width": sizes.width, "stacks": stacks}
         reads = sorted({place.path for place in sizes.places.values()})
@@ -167,9 +167,9 @@ class TensorLLM(Method):
             raise ConfigError(f"{layer.attention}: model and head widths differ ({shapes}): no common tensor")
         r1, r2, r3 = self._ranks(dim, width, str(layer.attention))
         where = f"{layer.attention} takes"
-        given = f"compress.ranks={self.ranks_given}" if self.ranks_given else f"rank={r2}"
+        setting = f"compress.ranks={self.free_ranks}" if self.free_ranks else f"rank={r2}"
         if r1 > dim or r2 > width:
-            raise ConfigError(f"{given}: {where} R1 1 to {dim} (model width) and R2 1 to {width} (head width)")
+            raise ConfigError(f"{setting}: {where} R1 1 to {dim} (model width) and R2 1 to {width} (head width)")
         stacks = self._stacks(heads, r3, str(layer.attention))
         for stack in stacks:
             if stack.rank is not None and stack.rank > len(stack.names):
@@ -181,8 +181,8 @@ class TensorLLM(Method):
         if self.chosen is not None and self.chosen.get(path):
             first, second = self.chosen[path]
             return first, second, self.stack_rank
-        if self.ranks_given is not None:
-            first, second, *third = self.ranks_given
+        if self.free_ranks is not None:
+            first, second, *third = self.free_ranks
             return first, second, third[0] if third else None
         rank = max(1, width // 2) if self.rank is None else self.rank
         return max(1, dim * rank // width), rank, self.stack_rank
@@ -300,7 +300,7 @@ class TensorLLM(Method):
         return report
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
-        return None if self.ranks_given is not None or self.keep is not None else int(report["ranks"][1])
+        return None if self.free_ranks is not None or self.keep is not None else int(report["ranks"][1])
 
 
 @torch.no_grad()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from attnlab.compression.decompositions import truncated_svd
+from attnlab.compression.decompositions import global_svd, truncated_svd
 from attnlab.compression.methods.base import Watch
-from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, factored
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored
 from attnlab.compression.modules.attention import FactoredAttention
 
 
@@ -15,11 +15,12 @@ class TruncAtt(QueryKeyMethod):
 
     def outline(self, sizes: Sizes) -> FactoredAttention:
         rank, vo_rank = self.ranks(sizes)
-        return FactoredAttention(sizes.dim, [rank] * sizes.heads, [vo_rank] * sizes.heads, sizes.scale, **sizes.rest)
+        ranks = [rank] * sizes.heads if self.per_head else even(rank, sizes.heads)
+        return FactoredAttention(sizes.dim, ranks, [vo_rank] * sizes.heads, sizes.scale, **sizes.rest)
 
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
         rank, vo_rank = self.ranks(sizes)
-        terms = truncated_svd(heads.qk, rank)
+        terms = truncated_svd(heads.qk, rank) if self.per_head else global_svd(heads.qk, rank)
         report = {"ranks": terms.ranks, "qk_error": terms.error, "history": terms.history}
         vo = self.values(heads, vo_rank, report)
-        return Fit(factored(terms, vo, heads.bias, sizes, fused=False), report)
+        return factored(terms, vo, heads.bias, sizes, fused=False), report
