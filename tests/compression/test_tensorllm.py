@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from attnlab.compression import compress, densify, load, outline, save
 from attnlab.compression.counting import multiply_adds
-from attnlab.compression.methods.head_tensor import rate
+from attnlab.compression.methods.head_tensor import Sizes, Stack
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import ATTENTION, Layer, family_of
+from attnlab.pretrained import ATTENTION, Layer, Projection, family_of
 from tests.compression.llama import SIZES, llama, words
 from tests.compression.models import NAMES, OPTIONS, images, vit
 
@@ -151,6 +151,13 @@ def test_the_released_layout_cuts_the_models_width() -> None:
     assert torch.linalg.matrix_rank(chunks.transpose(0, 1).flatten(1)) == 10
     assert torch.linalg.matrix_rank(chunks.flatten(0, 1)) == 5
     assert torch.linalg.matrix_rank(places["q"].split(q).flatten(0, 1)) == 8  # heads have no common subspace
+
+
+def rate(dim: int, heads: int, width: int, ranks: tuple[int, int, int], absorbed: bool = False) -> float:
+    """CR = 4 d h dv / (h R1 R2 R3 + d R1 + dv R2 + 4 R3)."""
+    stack, place = Stack(ATTENTION, heads, ranks[2]), Projection("", (heads * width, dim), "out", heads)
+    sizes = Sizes(dict.fromkeys(ATTENTION, place), dim, width, ranks[:2], (stack,))
+    return sizes.original / sizes.parameters(absorbed)
 
 
 @pytest.mark.parametrize("row", RATES)

@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from attnlab.compression.modules.base import Replacement, build, describe
 from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import Family, families, family_of
+from attnlab.pretrained import families, family_of
 from attnlab.pretrained.weights import cannot_write, check_values
 from attnlab.run.files import replacing, write_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 COMPRESSED = "compressed"  # the folder of a run with its compressed model
-KINDS = {"model": str, "options": dict, "dtype": str, "modules": dict, "weights": str, "sha256": str}  # in a manifest
+KINDS = {"format": int, "model": str, "options": dict, "dtype": str, "modules": dict, "weights": str, "sha256": str}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BROKEN = (SafetensorError, ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError)
 
 
 def save(
@@ -48,7 +49,14 @@ def save(
     """
     folder = Path(folder)
     modules = {path: describe(module) for path, module in replacements(model).items()}
-    digest, weights = _write(folder, {key: value.detach().cpu().contiguous() for key, value in _once(model).items()})
+    file = folder / "weights-new.safetensors"
+    with replacing(file) as partial:
+        try:
+            save_file({name: value.detach().cpu().contiguous() for name, value in _once(model).items()}, partial)
+        except (OSError, SafetensorError) as error:
+            raise cannot_write(folder, error) from error
+    digest = _digest(file)
+    weights = file.replace(folder / f"weights-{digest[:12]}.safetensors").name
     manifest = {
         "format": FORMAT,
         "family": family_of(model).name,
@@ -66,20 +74,6 @@ def save(
             old.unlink()
 
 
-def _write(folder: Path, tensors: dict[str, Tensor]) -> tuple[str, str]:
-    """Write weights under the name of their content: the digest and the name. They may be as large as the memory."""
-    file = folder / "weights-new.safetensors"
-    with replacing(file) as partial:
-        try:
-            save_file(tensors, partial)
-        except (OSError, SafetensorError) as error:
-            raise cannot_write(folder, error) from error
-    digest = _digest(file)
-    name = f"weights-{digest[:12]}.safetensors"
-    file.replace(folder / name)
-    return digest, name
-
-
 def _digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -89,47 +83,27 @@ def load(folder: str | Path) -> nn.Module:
     """The model in a folder, its ranks and weights as they were saved, in eval mode on the CPU.
 
     Raises:
-        DataError: no such folder, a damaged one, or one of another format.
+        DataError: no such folder, a damaged one, one of another format, or one whose sizes do not fit its weights.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    path = _weights(folder, manifest)
+    path = folder / manifest["weights"]
+    if path.name != manifest["weights"] or path.resolve().parent != folder.resolve():
+        raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")
     try:
         if _digest(path) != manifest["sha256"]:
             raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
-        model = _fill(_empty(manifest), path)
+        with _dtype(manifest):
+            model = _dense(manifest)
+            modules = {place: build(layout) for place, layout in manifest["modules"].items()}
+            _check_sizes(model, modules)
+            install(model, modules)
+        return _fill(model, path).eval()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except BROKEN as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{folder}: manifest and weights do not make a model: {reason}") from error
-    return model.eval()
-
-
-BROKEN = (SafetensorError, ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError)
-
-
-def _weights(folder: Path, manifest: dict[str, Any]) -> Path:
-    """The file of weights. DataError: it lies outside the folder."""
-    path = folder / manifest["weights"]
-    if Path(manifest["weights"]).name != manifest["weights"] or path.resolve().parent != folder.resolve():
-        raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")
-    return path
-
-
-def _modules(manifest: dict[str, Any]) -> dict[str, Replacement]:
-    return {path: build(layout) for path, layout in manifest["modules"].items()}
-
-
-def _family(manifest: dict[str, Any]) -> Family:
-    by_name, name = families(), manifest.get("family", "timm")
-    if not isinstance(name, str) or name not in by_name:
-        raise ConfigError(f"family: expected one of {', '.join(by_name)}, got {name!r}")
-    family = by_name[name]
-    if unknown := sorted(manifest["options"].keys() - family.options):
-        known = ", ".join(sorted(family.options))
-        raise ConfigError(f"the option {unknown[0]!r} of {MANIFEST} is unknown; expected only {known}")
-    return family
+        raise DataError(f"{folder / MANIFEST}: manifest and weights do not make a model: {reason}") from error
 
 
 def densified(folder: str | Path) -> nn.Module:
@@ -141,16 +115,19 @@ def densified(folder: str | Path) -> nn.Module:
     """
     model, manifest = load(folder), read_manifest(Path(folder))
     with _dtype(manifest):
-        dense = _family(manifest).empty(manifest["model"], manifest["options"])
-    return densify(model, dense).eval()
+        return densify(model, _dense(manifest)).eval()
 
 
-def _empty(manifest: dict[str, Any]) -> nn.Module:
-    """The model of a manifest on the CPU, in its type; buffers that are not saved have their values."""
-    with _dtype(manifest):
-        model = _family(manifest).empty(manifest["model"], manifest["options"])
-        install(model, _modules(manifest))
-    return model
+def _dense(manifest: dict[str, Any]) -> nn.Module:
+    """The dense model of a manifest, whose weights are not set. ConfigError: an unknown family, model or option."""
+    by_name, name = families(), str(manifest.get("family", "timm"))
+    if name not in by_name:
+        raise ConfigError(f"family: expected one of {', '.join(by_name)}, got {name!r}")
+    family = by_name[name]
+    if unknown := sorted(manifest["options"].keys() - family.options):
+        known = ", ".join(sorted(family.options))
+        raise ConfigError(f"the option {unknown[0]!r} of {MANIFEST} is unknown; expected only {known}")
+    return family.empty(manifest["model"], manifest["options"])
 
 
 @contextmanager
@@ -162,6 +139,15 @@ def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(dtype)
+
+
+def _check_sizes(model: nn.Module, modules: dict[str, Replacement]) -> None:
+    """Raise ValueError if a module has other sizes than the matrix of the dense model that it replaces."""
+    for path, module in modules.items():
+        if "in_features" in vars(module):
+            weight, sizes = model.get_submodule(path).weight, (module.out_features, module.in_features)
+            if sorted(weight.shape) != sorted(sizes):
+                raise ValueError(f"{path} replaces a matrix of {tuple(weight.shape)}, and has the sizes {sizes}")
 
 
 def _once(model: nn.Module) -> dict[str, Tensor]:
@@ -185,10 +171,8 @@ def _fill(model: nn.Module, path: Path) -> nn.Module:
             check_values(path, name, weights[name], tensor.dtype)
             tensor.data = tensor.data.to(weights[name].dtype)  # a model of several types
     missing, unknown = model.load_state_dict(weights, strict=False)
-    if lost := sorted(set(missing) - tied):
-        raise RuntimeError(f"the weights lack {lost[0]}")
-    if unknown:
-        raise RuntimeError(f"the weights have {unknown[0]}, for which there is no place")
+    if wrong := sorted({*missing, *unknown} - tied):
+        raise RuntimeError(f"{wrong[0]} is a weight of the file or of the model alone")
     return model
 
 
@@ -197,22 +181,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        missing = {"format", *KINDS} - manifest.keys()
+        wrong = next(((key, kind) for key, kind in KINDS.items() if not isinstance(manifest.get(key), kind)), None)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); a compressed model's folder has it") from error
     except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not a manifest ({' '.join(str(error).split())})") from error
-    if missing or manifest["format"] != FORMAT:
-        what = f"lacks {sorted(missing)[0]}" if missing else f"format {manifest['format']}, expected {FORMAT}"
-        raise DataError(f"{path}: not a manifest of a compressed model: {what}")
-    for key, kind in KINDS.items():
-        if not isinstance(value := manifest[key], kind):
-            raise DataError(f"{path}: {key}: expected {kind.__name__}, got {value!r}; save or copy the folder again")
-    if manifest["dtype"] not in DTYPES:
-        raise DataError(f"{path}: dtype: expected one of {', '.join(DTYPES)}, got {manifest['dtype']!r}")
-    for name, layout in manifest["modules"].items():
-        if not isinstance(layout, dict):
-            raise DataError(f"{path}: modules.{name}: expected dict, got {layout!r}")
+    if wrong is not None:
+        key, kind = wrong
+        raise DataError(f"{path}: {key}: expected {kind.__name__}, got {manifest.get(key)!r}; save the model again")
+    for key, known in (("format", [FORMAT]), ("dtype", list(DTYPES))):
+        if manifest[key] not in known:
+            raise DataError(f"{path}: {key}: expected {' or '.join(map(str, known))}, got {manifest[key]!r}")
     return manifest
 
 

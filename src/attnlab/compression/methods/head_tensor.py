@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained.base import ATTENTION, Projection
+from attnlab.pretrained.base import Projection
 
 
 @dataclass(frozen=True)
@@ -58,45 +58,22 @@ class Sizes:
         return small + (self.dim * columns if absorbed else (columns + self.dim) * first)
 
 
-def rate(
-    dim: int, heads: int, width: int, ranks: tuple[int, int, int], matrices: int = 4, absorbed: bool = False
-) -> float:
-    """The compression rate of one layer, TensorLLM's CR = 4 d h dv / (h R1 R2 R3 + d R1 + dv R2 + 4 R3).
-
-    Biases are not counted.
-
-    Args:
-        dim: d, the model width.
-        heads: h.
-        absorbed: with the core multiplied into U1, which takes d h R2 R3 in place of h R1 R2 R3 + d R1.
-    """
-    stack = Stack(ATTENTION[:matrices], heads, ranks[2])
-    place = Projection("", (heads * width, dim), "out", heads)
-    sizes = Sizes(dict.fromkeys(stack.names, place), dim, width, ranks[:2], (stack,))
-    return sizes.original / sizes.parameters(absorbed)
-
-
 def named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
     """Errors by name of the matrix.
 
     Args:
-        sizes: of the layer's tensor.
         errors: for each stack those of its matrices, (n,).
     """
     matrices = {
         name: float(error)
-        for stack, each in zip(sizes.stacks, errors, strict=True)
-        for name, error in zip(stack.names, each, strict=True)
+        for stack, values in zip(sizes.stacks, errors, strict=True)
+        for name, error in zip(stack.names, values, strict=True)
     }
     return {name: matrices[name] for name in sizes.places}
 
 
 def read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
-    """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite.
-
-    Args:
-        sizes: of the layer's tensor.
-    """
+    """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite."""
     for place in sizes.places.values():
         if not place.read(model).isfinite().all():
             raise DataError(
@@ -114,11 +91,7 @@ def modes(place: Projection) -> tuple[int, int]:
 
 
 def turned(place: Projection, where: str) -> Projection:
-    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout.
-
-    Args:
-        where: the layer's path, for the errors.
-    """
+    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout."""
     if place.shape[0] != place.shape[1]:
         out, width = place.shape
         raise ConfigError(

@@ -141,7 +141,7 @@ class FactoredAttention(CompressedAttention):
         Others are those of `CompressedAttention`.
 
     Raises:
-        ValueError: a rank below 1, or ranks in another order.
+        ValueError: a rank below 1, ranks in another order, or heads that are not 0, 1, ... in some order.
     """
 
     kind = "factored"
@@ -163,6 +163,8 @@ class FactoredAttention(CompressedAttention):
             raise ValueError(f"ranks {list(ranks)} and {list(value_ranks)}: expected as many, each at least 1")
         if list(ranks) != sorted(ranks, reverse=True):
             raise ValueError(f"ranks {list(ranks)}: expected the largest first")
+        if heads is not None and sorted(heads) != list(range(len(ranks))):
+            raise ValueError(f"heads {list(heads)}: expected 0 to {len(ranks) - 1}, each once")
         super().__init__(dim, sum(ranks), value_ranks, scale, out_dim, attn_drop, proj_drop)
         self.ranks, self.heads = list(ranks), list(range(len(ranks)) if heads is None else heads)
         self.fusion = nn.Parameter(torch.eye(self.num_heads)) if fused else None

@@ -18,16 +18,6 @@ from attnlab.compression.modules.base import Dense, Replacement
 Form = Literal["factors", "stacked", "merged", "joined", "dense"]
 
 
-class Memory(dict[str, Any]):
-    """What a module computed from its weights or its last input. It is not copied or saved with the module."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
-        return Memory()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Memory, ()
-
-
 class HeadFactors(Replacement):
     """U1 (d, R1), U2 (dv, R2) and for each stack of matrices U3 (n, R3) and the core G (R3, h, R1, R2).
 
@@ -79,7 +69,11 @@ class HeadFactors(Replacement):
         self.place = {name: (i, m) for i, stack in enumerate(self.stacks) for m, name in enumerate(stack["names"])}
         self.forms: dict[str, Form] = {axis: self._cheapest(axis) for axis in set(self.axes.values())}
         self.trained: dict[str, Form] = {axis: self._cheapest(axis, trained=True) for axis in self.forms}
-        self._derived, self._shared = Memory(), Memory()
+        self._derived: dict[str, Any] = {}  # products of weights
+        self._shared: dict[str, Any] = {}  # products with the last input
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_derived": {}, "_shared": {}}  # a copy computes its products itself
 
     def layout(self) -> dict[str, Any]:
         return {
@@ -300,6 +294,9 @@ class HeadProjection(Replacement):
         owner = model.get_submodule(self.factors)
         if not isinstance(owner, HeadFactors) or self.name not in owner.place:
             raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
+        sizes, own = (owner.heads(self.name) * owner.width, owner.dim), (self.out_features, self.in_features)
+        if own != (sizes if owner.axes[self.name] == "out" else sizes[::-1]):
+            raise ValueError(f"{path}: its sizes {own} are not those of its factors")
         self._owner = [owner]
 
     @property
