@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_package_and_its_configuration_alone(wheel: Path) -> None:
     names = contents(wheel)
     assert {name.partition("/")[0] for name in names} == {"attnlab", "attnlab-0.1.0.dist-info"}
-    page = [("src/attnlab", f"*.{ending}") for ending in ("html", "css", "js")]
+    page = [("src/attnlab", f"*.{ending}") for ending in ("html", "css", "js", "tsv")]
     for folder, files in (("src/attnlab", "*.py"), ("conf", "*.yaml"), *page):
         inside = "attnlab/conf" if folder == "conf" else "attnlab"
         expected = {f"{inside}/{path.relative_to(ROOT / folder)}" for path in (ROOT / folder).rglob(files)}

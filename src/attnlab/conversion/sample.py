@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnlab.data.samples.facts import sentence
+from attnlab.data.samples.world import random_fact
 from attnlab.data.text.corpora import TextCorpus
 from attnlab.data.text.pretrained_tokens import byte_tokenizer
 from attnlab.data.text.vocabulary import END_OF_TEXT
@@ -137,7 +137,7 @@ def _with_facts(text: Tensor, draw: np.random.Generator, far: int) -> Tensor:
         if known and draw.random() < AGAIN:
             fact = known[draw.integers(len(known))]
         else:
-            fact = "{} {}.".format(*sentence(draw, DIGITS))
+            fact = "{} {}.".format(*random_fact(draw, DIGITS))
             known = [*known, fact][-1 if far < TWO_FROM else -2 :]
         ids += fact.encode()
     return torch.tensor(ids[: WINDOW + 1])

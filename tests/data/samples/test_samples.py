@@ -1,6 +1,7 @@
 """The sample corpora: their bytes, which committed records name, and what they promise, through their readers."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,9 +9,9 @@ import pytest
 
 from attnlab.data import AMI, SLURP, MustC, Parallel, PennTreebank, XSum
 from attnlab.data.corpus import Kind, Reader
-from attnlab.data.samples import spoken, written
+from attnlab.data.samples import sample_texts, spoken, written
 from attnlab.data.samples.markov import Source
-from attnlab.data.samples.spoken import prompts, sentences, write_commands, write_meetings, write_speech_translation
+from attnlab.data.samples.spoken import sentences, write_commands, write_meetings, write_speech_translation
 from attnlab.data.samples.world import write_world
 from attnlab.data.samples.written import write_articles, write_translations
 from attnlab.errors import DataError
@@ -45,16 +46,21 @@ def contents(root: Path) -> str:
 
 def test_bytes_are_those_of_the_committed_records(tmp_path: Path) -> None:
     PennTreebank().write_sample(tmp_path / "ptb", Source())
+    spoken_texts = {name: "\n".join("\t".join(row) for row in sample_texts(name)) for name in ("commands", "turns")}
+    spoken_texts["segments"] = repr(sentences())
     assert {
         "articles": contents(write_articles(tmp_path)),
         "translations": contents(write_translations(tmp_path)),
         "world": contents(write_world(tmp_path)),
         "ptb": contents(tmp_path / "ptb"),
-    } == {
+    } | {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in spoken_texts.items()} == {
         "articles": "5e4b2c5a2c40bf47",
         "translations": "15d90f581a1da0a3",
         "world": "c154a511799eb1d9",
         "ptb": "c4c81bbd8ae53000",
+        "commands": "1bd758156241febe",
+        "turns": "64147c4b52b17b77",
+        "segments": "dd32730782213664",
     }
 
 
@@ -62,7 +68,7 @@ def test_bytes_are_those_of_the_committed_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_reader_of_the_real_corpus_reads_it(name: str, tmp_path: Path) -> None:
     write, reader, kind, size = CORPORA[name]
-    root = write(tmp_path, seed=3)
+    root = write(tmp_path)
     reader.check(root, reader.splits, kind)
     examples = [(split, x) for split in reader.splits for x in reader.read(root, split, kind, False)]
     assert all(x.source and x.target for _, x in examples)
@@ -71,15 +77,14 @@ def test_the_reader_of_the_real_corpus_reads_it(name: str, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", [pytest.param("meetings", marks=pytest.mark.slow), "articles"])
-def test_the_same_seed_gives_the_same_bytes_and_damage_is_repaired(name: str, tmp_path: Path) -> None:
+def test_the_bytes_are_the_same_each_time_and_damage_is_repaired(name: str, tmp_path: Path) -> None:
     write = CORPORA[name][0]
-    first, second = write(tmp_path / "first", seed=3), write(tmp_path / "second", seed=3)
-    before = contents(first)
-    assert contents(second) == before
-    assert write(tmp_path / "first", seed=4).name != first.name
-    victim = next(path for path in sorted(second.rglob("*")) if path.is_file() and path.name[0] != ".")
+    root = write(tmp_path / "first")
+    before = contents(root)
+    assert contents(write(tmp_path / "second")) == before
+    victim = next(path for path in sorted(root.rglob("*")) if path.is_file() and path.name[0] != ".")
     victim.write_text("x\n")
-    assert write(tmp_path / "second", seed=3) == second and contents(second) == before
+    assert write(tmp_path / "first") == root and contents(root) == before
 
 
 @pytest.mark.usefixtures("small")
@@ -89,23 +94,16 @@ def test_failed_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(spoken, "write_wav", full_disk)
     with pytest.raises(DataError, match=r"speech-translation-\w+: cannot be written \(No space left on device\)"):
-        write_speech_translation(tmp_path, seed=3)
+        write_speech_translation(tmp_path)
     assert not list(tmp_path.glob("[!.]*")) and not list(tmp_path.glob("*.partial"))
 
 
 def test_splits_share_no_sentence_and_every_word_is_in_training() -> None:
-    speech, commands = sentences(1), prompts(1)
-    assert {split: len(items) for split, items in speech.items()} == spoken.SEGMENTS
-    assert {split: len(items) for split, items in commands.items()} == spoken.PROMPTS
-    texts = {
-        "english": {split: [x.english_words for x in items] for split, items in speech.items()},
-        "german": {split: [x.german_words for x in items] for split, items in speech.items()},
-        "commands": {split: [sentence.split() for _, sentence in items] for split, items in commands.items()},
-    }
-    for splits in texts.values():
-        words = [{word for text in items for word in text} for items in splits.values()]
-        assert words[1] | words[2] <= words[0]
-    for language in ("english", "commands"):
-        every = [tuple(text) for items in texts[language].values() for text in items]
+    commands = iter([(sentence, intent) for intent, sentence in sample_texts("commands")])
+    corpora = [sentences(), {split: [next(commands) for _ in range(n)] for split, n in spoken.PROMPTS.items()}]
+    for splits, sizes in zip(corpora, (spoken.SEGMENTS, spoken.PROMPTS), strict=True):
+        assert {split: len(items) for split, items in splits.items()} == sizes
+        every = [item[0] for items in splits.values() for item in items]
         assert len(set(every)) == len(every)
-    assert {intent for intent, _ in commands["train"]} == set(spoken.COMMANDS)
+        words = [{word for x in items for word in re.findall(r"\w+", " ".join(x).lower())} for items in splits.values()]
+        assert words[1] | words[2] <= words[0]

@@ -1,6 +1,10 @@
-"""Sample corpora: generators that write the layouts of real corpora. The same settings give the same bytes."""
+"""Sample corpora: writers of the layouts of real corpora. The same settings give the same bytes.
+
+The sentences of translations, commands and meetings are the .tsv files of this package; the other texts are drawn.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +34,14 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
 
+def sample_texts(name: str) -> Iterator[list[str]]:
+    """The columns of each line of a .tsv file of this package: "translations", "commands" or "turns"."""
+    text = files(__name__).joinpath(f"{name}.tsv").read_text(encoding="utf-8")
+    return (line.split("\t") for line in text.splitlines())
+
+
 def draw_splits(
-    items: Iterator[Item],
+    items: Iterable[Item],
     sizes: Mapping[str, int],
     text: Callable[[Item], str],
     words: Callable[[Item], Iterable[Any]] = lambda item: (),
@@ -39,12 +49,11 @@ def draw_splits(
     """Items of each split. No text occurs twice, and every word of a later split is in the first one.
 
     Args:
-        items: drawn without end.
         sizes: the number of items of each split; the first is the training split.
         text: what must differ between items.
         words: the words of an item.
     """
-    seen: set[str] = set()
+    items, seen = iter(items), set()
     known: set[Any] = set()
     splits: dict[str, list[Item]] = {}
     for split, size in sizes.items():

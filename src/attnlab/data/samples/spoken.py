@@ -1,21 +1,70 @@
-"""The sample corpora of synthetic speech, in the layouts of MuST-C v1.0, SLURP and AMI."""
+"""The sample corpora of synthetic speech, in the layouts of MuST-C v1.0, SLURP and AMI.
 
+espeak-ng speaks them: ctypes on the shared library of the package espeakng-loader.
+"""
+
+from __future__ import annotations
+
+import ctypes
 import json
-import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import tempfile
+import wave
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 import numpy as np
 import soundfile
+import soxr
 
-from attnlab.data.samples import draw_splits, sample_corpus, write_lines
-from attnlab.data.samples.grammar import Grammar, Sentence
-from attnlab.data.samples.speech import FRAME, SAMPLE_RATE, libraries, speak_all, voice, write_wav
+from attnlab.data.samples import draw_splits, sample_corpus, sample_texts, write_lines
+from attnlab.errors import DataError
 from attnlab.run.progress import each
 
+# From espeak-ng's speak_lib.h, the same since 1.48.
+SYNCHRONOUS = 2  # the callback runs in the calling thread: about ten times faster than the threaded mode
+DONT_EXIT = 0x8000  # report broken data instead of ending the process
+POSITION_CHARACTER, UTF8 = 1, 1
+RATE, PITCH = 1, 3
+UNAVAILABLE = "espeak-ng, the speech synthesizer of the sample corpus, cannot be loaded"
+CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A voice of espeak-ng.
+
+    Args:
+        name: a language, optionally with "+variant" (en-us+f1).
+        rate: words per minute.
+        pitch: 0 to 99.
+    """
+
+    name: str
+    rate: int = 175
+    pitch: int = 50
+
+
+VOICES = (
+    Voice("en-us", rate=190, pitch=50),
+    Voice("en-us+m3", rate=190, pitch=45),
+    Voice("en-us+f1", rate=190, pitch=50),
+    Voice("en-us+f2", rate=190, pitch=45),
+)
+SAMPLE_RATE = 16000
+FRAME = 160  # samples; segments start and end on frames, hundredths of a second that are exact in the YAML
+MARGIN = 4  # frames of silence that belong to a segment, on each side
+PAUSE = (10, 30)  # frames between two segments: at least, at most
+NOISE = 4.0  # standard deviation of the room noise, in 16-bit steps: no frame is all zero
+
+SEED = 1  # of voices, pauses and noise
 SEGMENTS = {"train": 2400, "dev": 100, "tst-COMMON": 200}
 TALK = {"train": 50, "dev": 25, "tst-COMMON": 50}  # segments in one WAV, spoken by one speaker
 PROMPTS = {"train": 1400, "devel": 80, "test": 160}  # one recording each
@@ -24,99 +73,177 @@ MEETINGS = {"train": 24, "dev": 2, "eval": 3}  # of four people with a headset e
 TURNS = 14  # of each person
 AGENTS = "ABCD"
 
-COMMANDS = {
-    "alarm_set": ("wake me up at {hour}", "set an alarm for {hour} {day}", "i need an alarm at {hour}"),
-    "alarm_remove": ("remove my alarm for {hour}", "cancel the alarm {day}", "turn off the {hour} alarm"),
-    "weather_query": ("what is the weather in {city}", "will it rain {day}", "how cold is it in {city} {day}"),
-    "play_music": ("play some {music} music", "i want to hear {music}", "put on a {music} song"),
-    "iot_hue_lightoff": ("turn off the light in the {room}", "make the {room} dark", "lights out in the {room}"),
-    "iot_hue_lighton": ("turn on the light in the {room}", "i need light in the {room}", "switch the {room} lights on"),
-    "lists_createoradd": ("add {thing} to my list", "put {thing} on the shopping list", "remember to buy {thing}"),
-    "lists_remove": ("take {thing} off my list", "delete {thing} from the shopping list", "i do not need {thing} now"),
-    "calendar_set": ("meet {person} {day} at {hour}", "add a meeting with {person} {day}", "plan lunch with {person}"),
-    "email_sendemail": ("send an email to {person}", "write to {person} about {thing}", "email {person} {day}"),
-    "transport_taxi": ("book a taxi to {city}", "i need a cab at {hour}", "get me a taxi to {city} {day}"),
-    "cooking_recipe": ("how do i cook {thing}", "find a recipe with {thing}", "what can i make from {thing}"),
-}
-COMMAND_WORDS = {
-    "hour": ("six", "seven", "eight", "nine", "ten", "noon"),
-    "day": ("today", "tomorrow", "on monday", "on friday", "this evening"),
-    "city": ("london", "paris", "berlin", "boston", "rome"),
-    "music": ("jazz", "rock", "piano", "dance", "folk"),
-    "room": ("kitchen", "bedroom", "garage", "bathroom", "hall"),
-    "thing": ("milk", "rice", "eggs", "bread", "apples", "cheese"),
-    "person": ("anna", "peter", "mary", "john", "my sister"),
-}
-TURN_TEMPLATES = (
-    "okay", "yeah", "right", "mm hmm", "uh huh", "yeah i think so", "so what about the {part}",
-    "i think the {part} should be {look}", "we could make the {part} {look}", "the {part} is too {look}",
-    "do we need a {part}", "people want a {look} {part}", "can you draw the {part}", "what does the {part} cost",
-    "it costs {number} euros", "we have {number} minutes left", "{name} will present the {part}",
-    "{name} said the {part} was {look}", "let us talk about the {part} now", "maybe a {look} {part} is better",
-    "that is not {look} enough", "shall we move on", "i agree with {name}", "the next meeting is in {number} minutes",
-)  # fmt: skip
-TURN_WORDS = {
-    "part": ("button", "remote", "case", "battery", "display", "price", "design", "wheel", "light", "logo"),
-    "look": ("small", "yellow", "simple", "round", "cheap", "big", "soft", "new", "dark"),
-    "number": ("two", "three", "five", "ten", "twelve", "twenty", "fifty"),
-    "name": ("anna", "peter", "laura", "david"),
-}
-
 Key = TypeVar("Key")
 Talk = tuple[np.ndarray, list[tuple[int, int]]]  # (n,) int16 samples, and start and length of each sentence in frames
 
 
-def write_speech_translation(cache_dir: Path, seed: int = 1) -> Path:
+def libraries() -> list[str]:
+    """The versions of the libraries that the samples depend on.  Raises DataError: espeakng-loader is missing."""
+    try:
+        import espeakng_loader  # noqa: F401
+    except ImportError as error:
+        install = "pip install 'attnlab[samples]', or give data_root=<the directory of a corpus>"
+        raise DataError(f"{UNAVAILABLE}: {install}") from error
+    return [version("espeakng-loader"), np.__version__, soxr.__version__]
+
+
+class Synthesizer:
+    """An instance of espeak-ng in its initial state, as a context manager.
+
+    espeak-ng keeps phases and flutter positions in static variables that no call resets, so its output depends on all
+    calls before. Each synthesizer therefore loads another copy of the library: the same calls on a new synthesizer
+    give the same samples, and synthesizers are independent. The copy also gives the voice data a short path
+    (espeak-ng cuts paths at 160 bytes).
+
+    All calls of a copy run in one thread, in their order: Ctrl-C in the main thread neither gets lost in a callback nor
+    unloads a library that still speaks.
+
+    Attributes:
+        sample_rate: of the samples, in Hz.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="espeak")
+        self._samples = bytearray()
+        self._callback = CALLBACK(self._collect)  # a reference: the library has only its address
+
+    def __enter__(self) -> Synthesizer:
+        libraries()
+        self._directory = tempfile.TemporaryDirectory(prefix="espeak-")
+        try:
+            self._thread.submit(self._load, Path(self._directory.name)).result()
+        except BaseException:
+            self._directory.cleanup()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Unload the library.  Samples remain valid."""
+        self._thread.submit(self._unload)
+        self._thread.shutdown()
+
+    def speak(self, text: str, voice: Voice) -> np.ndarray:
+        """(n,) int16 samples of a text at `self.sample_rate`, mono.
+
+        Raises:
+            DataError: there is no such voice, or espeak-ng fails.
+        """
+        return self._thread.submit(self._speak, text, voice).result()
+
+    def _load(self, directory: Path) -> None:
+        import espeakng_loader
+
+        data = directory / "espeak-ng-data"
+        try:
+            library = str(shutil.copy(espeakng_loader.get_library_path(), directory))
+            data.symlink_to(espeakng_loader.get_data_path())
+            self._library = ctypes.CDLL(library)
+        except (OSError, RuntimeError) as error:
+            advice = "reinstall espeakng-loader, set TMPDIR to a directory without noexec, or set data_root"
+            raise DataError(f"{UNAVAILABLE} ({error}): {advice}") from error
+        self._library.espeak_Synth.argtypes = [
+            *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
+            *(ctypes.c_void_p, ctypes.c_void_p),
+        ]
+        self.sample_rate: int = self._library.espeak_Initialize(SYNCHRONOUS, 0, bytes(data), DONT_EXIT)
+        if self.sample_rate <= 0:
+            raise DataError(f"espeak-ng cannot read its voice data in {data.resolve()}: reinstall espeakng-loader")
+        self._library.espeak_SetSynthCallback(self._callback)
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # of the breath noise; by default from the clock
+
+    def _unload(self) -> None:
+        self._library.espeak_Terminate()
+        ctypes.CDLL(None).dlclose(ctypes.c_void_p(self._library._handle))
+        self._directory.cleanup()
+
+    def _collect(self, samples: ctypes._Pointer[ctypes.c_short] | None, count: int, _events: int | None) -> int:
+        if samples and count > 0:
+            self._samples += ctypes.string_at(samples, 2 * count)
+        return 0
+
+    def _speak(self, text: str, voice: Voice) -> np.ndarray:
+        if self._library.espeak_SetVoiceByName(voice.name.encode()):
+            raise DataError(f"espeak-ng has no voice {voice.name!r}")
+        self._library.espeak_SetParameter(RATE, voice.rate, 0)
+        self._library.espeak_SetParameter(PITCH, voice.pitch, 0)
+        self._samples.clear()
+        encoded = text.encode()
+        status = self._library.espeak_Synth(encoded, len(encoded) + 1, 0, POSITION_CHARACTER, 0, UTF8, None, None)
+        if status or not self._samples:
+            raise DataError(f"espeak-ng could not speak {text!r} with voice {voice.name!r} (status {status})")
+        return np.frombuffer(bytes(self._samples), np.int16)
+
+
+def speak_all(voice: Voice, sentences: Sequence[str], rng: np.random.Generator) -> Talk:
+    """Speak sentences one after another, with pauses and noise, which `rng` draws, at `SAMPLE_RATE`.
+
+    Raises:
+        DataError: espeak-ng cannot be loaded or fails.
+    """
+    pieces, spans, position = [], [], 0
+    with Synthesizer() as synthesizer:
+        for sentence in sentences:
+            spoken = synthesizer.speak(sentence, voice)
+            spoken = soxr.resample(np.trim_zeros(spoken), synthesizer.sample_rate, SAMPLE_RATE)
+            pause = int(rng.integers(PAUSE[0], PAUSE[1] + 1))
+            length = -(-len(spoken) // FRAME) + 2 * MARGIN
+            piece = np.zeros((pause + length) * FRAME, np.int16)
+            piece[(pause + MARGIN) * FRAME :][: len(spoken)] = spoken
+            pieces.append(piece)
+            spans.append((position + pause, length))
+            position += pause + length
+    talk = np.concatenate([*pieces, np.zeros(PAUSE[1] * FRAME, np.int16)])
+    noisy = talk + np.rint(NOISE * rng.standard_normal(len(talk)))
+    return np.clip(noisy, -(2**15), 2**15 - 1).astype(np.int16), spans
+
+
+def write_wav(path: Path, samples: np.ndarray) -> None:
+    """Write (n,) int16 `samples` at `SAMPLE_RATE` as mono WAV; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:  # unlike libsndfile, it raises OSError when the disk is full
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(samples.astype("<i2").tobytes())
+
+
+# --- corpora -------------------------------------------------------------------------------------------------------
+
+
+def write_speech_translation(cache_dir: Path) -> Path:
     """The directory that holds `en-de`, MuST-C's layout, written unless it exists."""
-    return sample_corpus(cache_dir, "speech-translation", [seed, libraries()], lambda root: _write_mustc(root, seed))
+    return sample_corpus(cache_dir, "speech-translation", [SEED, libraries()], _write_mustc)
 
 
-def write_commands(cache_dir: Path, seed: int = 1) -> Path:
+def write_commands(cache_dir: Path) -> Path:
     """The directory with `dataset` and `audio`, SLURP's layout, written unless it exists."""
-    return sample_corpus(cache_dir, "spoken-commands", [seed, libraries()], lambda root: _write_slurp(root, seed))
+    return sample_corpus(cache_dir, "spoken-commands", [SEED, libraries()], _write_slurp)
 
 
-def write_meetings(cache_dir: Path, seed: int = 1) -> Path:
+def write_meetings(cache_dir: Path) -> Path:
     """The directory with `words`, `segments` and audio of meetings, AMI's layout, written unless it exists."""
-    return sample_corpus(cache_dir, "meetings", [seed, libraries()], lambda root: _write_ami(root, seed))
+    return sample_corpus(cache_dir, "meetings", [SEED, libraries()], _write_ami)
 
 
-def sentences(seed: int) -> dict[str, list[Sentence]]:
-    """The sentences of the speech-translation corpus by split."""
-    drawn = Grammar(random.Random(seed)).sentences()
-    return draw_splits(drawn, SEGMENTS, lambda sentence: sentence.english, _both_languages)
+def sentences() -> dict[str, list[list[str]]]:
+    """[English, German] of each segment of the speech-translation corpus, by split."""
+    return draw_splits(sample_texts("translations"), SEGMENTS, lambda pair: pair[0], _words)
 
 
-def _both_languages(sentence: Sentence) -> list[tuple[str, str]]:
-    return [("en", word) for word in sentence.english_words] + [("de", word) for word in sentence.german_words]
+def _words(texts: Sequence[str]) -> list[str]:
+    return re.findall(r"\w+", " ".join(texts).lower())
 
 
-def prompts(seed: int) -> dict[str, list[tuple[str, str]]]:
-    """(class, sentence) pairs by split; a few thousand exist, some with a polite word before or after."""
-    rng = random.Random(seed)
-
-    def drawn() -> Iterator[tuple[str, str]]:
-        while True:
-            intent = rng.choice(list(COMMANDS))
-            sentence = _filled(rng.choice(COMMANDS[intent]), COMMAND_WORDS, rng)
-            yield (
-                intent,
-                rng.choice(("", "", "please ", "hey ")) + sentence + rng.choice(("", "", " please", " thanks")),
-            )
-
-    return draw_splits(drawn(), PROMPTS, lambda prompt: prompt[1], lambda prompt: prompt[1].split())
-
-
-def _filled(template: str, words: Mapping[str, Sequence[str]], rng: random.Random) -> str:
-    """`template` with one of `words` for each {name}."""
-    return re.sub(r"\{(\w+)\}", lambda match: rng.choice(words[match[1]]), template)
-
-
-def _spoken(groups: Sequence[tuple[Key, Sequence[str]]], seed: int) -> Iterator[tuple[int, Key, Talk]]:
+def _spoken(groups: Sequence[tuple[Key, Sequence[str]]]) -> Iterator[tuple[int, Key, Talk]]:
     """The number from 1, the key and the speech of each group of sentences, each by another speaker."""
     for number, (key, texts) in enumerate(each("synthesizing the sample speech", groups), 1):
-        rng = np.random.default_rng([seed, number])
-        yield number, key, speak_all(voice(number, rng), texts, rng)
+        rng = np.random.default_rng([SEED, number])
+        voice = VOICES[number % len(VOICES)]
+        rate, pitch = voice.rate + int(rng.integers(-8, 9)), voice.pitch + int(rng.integers(-5, 6))
+        yield number, key, speak_all(replace(voice, rate=rate, pitch=pitch), texts, rng)
 
 
 def _blocks(items: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:
@@ -127,11 +254,13 @@ def _seconds(frames: int) -> float:
     return frames * FRAME / SAMPLE_RATE
 
 
-def _write_mustc(root: Path, seed: int) -> None:
-    splits = sentences(seed)
+def _write_mustc(root: Path) -> None:
+    splits = sentences()
     segments: dict[str, list[str]] = {split: [] for split in splits}
-    talks = [(split, [x.english for x in talk]) for split in splits for talk in _blocks(splits[split], TALK[split])]
-    for number, split, (samples, spans) in _spoken(talks, seed):
+    talks = [
+        (split, [english for english, _ in talk]) for split in splits for talk in _blocks(splits[split], TALK[split])
+    ]
+    for number, split, (samples, spans) in _spoken(talks):
         name = f"ted_{number}.wav"
         write_wav(root / "en-de" / "data" / split / "wav" / name, samples)
         segments[split] += [
@@ -142,18 +271,19 @@ def _write_mustc(root: Path, seed: int) -> None:
     for split, lines in segments.items():
         text = root / "en-de" / "data" / split / "txt"
         write_lines(text / f"{split}.yaml", lines)
-        write_lines(text / f"{split}.en", [sentence.english for sentence in splits[split]])
-        write_lines(text / f"{split}.de", [sentence.german for sentence in splits[split]])
+        for column, language in enumerate(("en", "de")):
+            write_lines(text / f"{split}.{language}", [pair[column] for pair in splits[split]])
 
 
-def _write_slurp(root: Path, seed: int) -> None:
+def _write_slurp(root: Path) -> None:
     audio = root / "audio" / "slurp_real"
     audio.mkdir(parents=True)
-    blocks = [(split, block) for split, items in prompts(seed).items() for block in _blocks(items, BLOCK)]
-    lines: dict[str, list[str]] = {split: [] for split in PROMPTS}
+    prompts = sample_texts("commands")
+    blocks = [(split, block) for split, count in PROMPTS.items() for block in _blocks([*islice(prompts, count)], BLOCK)]
+    lines: dict[str, list[str]] = {split: [] for split in [*PROMPTS, "train_synthetic"]}
     metadata: dict[str, Any] = {}
     talks = [((split, block), [sentence for _, sentence in block]) for split, block in blocks]
-    for block, (split, items), (samples, spans) in _spoken(talks, seed):
+    for block, (split, items), (samples, spans) in _spoken(talks):
         for (intent, sentence), (start, length) in zip(items, spans, strict=True):
             number = len(metadata) + 1
             file = f"audio-{number:06d}-headset.flac"
@@ -169,32 +299,29 @@ def _write_slurp(root: Path, seed: int) -> None:
             lines[split].append(json.dumps(prompt))
             recording = {"usrid": f"SY-{block:03d}", "recid": file[6:-5], "status": "correct"}
             metadata[str(number)] = {"recordings": {file: recording}, "sentence_normalised": sentence}
-    for split, text in (lines | {"train_synthetic": []}).items():
+    for split, text in lines.items():
         write_lines(root / "dataset" / "slurp" / f"{split}.jsonl", text)
     write_lines(root / "dataset" / "slurp" / "metadata.json", [json.dumps(metadata)])
 
 
-def _write_ami(root: Path, seed: int) -> None:
-    rng = random.Random(seed)
+def _write_ami(root: Path) -> None:
+    turns = (text for (text,) in sample_texts("turns"))
     headsets: list[tuple[tuple[str, int], list[str]]] = []
     for i, (split, count) in enumerate(MEETINGS.items()):
         meetings = [f"SM{i}{number:03d}a" for number in range(1, count + 1)]
         write_lines(root / "splits" / f"split_{split}.orig", meetings)
-        for meeting in meetings:
-            for channel in range(len(AGENTS)):
-                turns = [_filled(rng.choice(TURN_TEMPLATES), TURN_WORDS, rng) for _ in range(TURNS)]
-                headsets.append(((meeting, channel), turns))
+        headsets += [((name, channel), [*islice(turns, TURNS)]) for name in meetings for channel in range(len(AGENTS))]
     corpus = ["<meetings>"]
-    for number, (meeting, channel), (samples, spans) in _spoken(headsets, seed):
-        agent, turns = AGENTS[channel], headsets[number - 1][1]
+    for number, (meeting, channel), (samples, spans) in _spoken(headsets):
+        agent, texts = AGENTS[channel], headsets[number - 1][1]
         write_wav(root / meeting / "audio" / f"{meeting}.Headset-{channel}.wav", samples)
         elements: dict[str, list[str]] = {"segments": [], "words": []}
-        for i, (text, (first, length)) in enumerate(zip(turns, spans, strict=True)):
+        for i, (text, (first, length)) in enumerate(zip(texts, spans, strict=True)):
             start, end = _seconds(first), _seconds(first + length)
             place = f'transcriber_start="{start:.2f}" transcriber_end="{end:.2f}"'
             segment = f'<segment nite:id="{meeting}.{agent}.segment{i}" channel="{channel}" {place}/>'
             elements["segments"].append(segment)
-            elements["words"] += _words(text, start, end)
+            elements["words"] += _elements(text, start, end)
         for kind, lines in elements.items():
             root_element = f'<nite:root nite:id="{meeting}.{agent}.{kind}" xmlns:nite="http://nite.sourceforge.net/">'
             lines = ['<?xml version="1.0" encoding="UTF-8"?>', root_element, *lines, "</nite:root>"]
@@ -205,7 +332,7 @@ def _write_ami(root: Path, seed: int) -> None:
     write_lines(root / "corpusResources" / "meetings.xml", [*corpus, "</meetings>"])
 
 
-def _words(text: str, start: float, end: float) -> Iterator[str]:
+def _elements(text: str, start: float, end: float) -> Iterator[str]:
     """The XML elements of the words and the full stop of a turn, whose time is divided by numbers of letters."""
     words, at = text.split(), start
     total = sum(map(len, words))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from attnlab.data.samples import sample_corpus, write_lines
 
@@ -43,8 +44,7 @@ NUMBERS = {  # of the published column `profession`
 TEXT = "world.txt"  # a sentence on each line
 
 
-@dataclass(frozen=True)
-class Person:
+class Person(NamedTuple):
     """A person, with a `biography` that does not name the profession."""
 
     name: str
@@ -54,16 +54,8 @@ class Person:
     biography: str
 
 
-@dataclass(frozen=True)
-class World:
-    """People, and the country of each town."""
-
-    people: tuple[Person, ...]
-    countries: dict[str, str]
-
-
-def make_world(seed: int) -> World:
-    """The world of a seed."""
+def make_world(seed: int) -> tuple[list[Person], dict[str, str]]:
+    """The people of a seed's world, and the country of each town."""
     rng = random.Random(seed)
     names = rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], PEOPLE)
     countries = {town: COUNTRIES[i % len(COUNTRIES)] for i, town in enumerate(rng.sample(TOWNS, len(TOWNS)))}
@@ -73,7 +65,7 @@ def make_world(seed: int) -> World:
         town, firm, work = rng.choice(TOWNS), rng.choice(FIRMS), rng.choice(WORK[profession])
         biography = f"{name} lives in {rng.choice(TOWNS)} and {work}. The firm {firm} is a client."
         people.append(Person(name, profession, town, firm, biography))
-    return World(tuple(people), countries)
+    return people, countries
 
 
 def write_world(cache_dir: Path, seed: int = 1) -> Path:
@@ -86,46 +78,45 @@ def write_world(cache_dir: Path, seed: int = 1) -> Path:
 
 
 def _write(root: Path, seed: int) -> None:
-    world, rng = make_world(seed), random.Random(seed + 1)
+    (people, countries), rng = make_world(seed), random.Random(seed + 1)
     hotpot = [
         {
             "_id": f"{number:04}",
             "question": f"In which country is the town where {person.name} was born?",
-            "answer": world.countries[person.town],
+            "answer": countries[person.town],
             "type": "bridge",
         }
-        for number, person in enumerate(world.people)
+        for number, person in enumerate(people)
     ]
     rng.shuffle(hotpot)
     half = len(hotpot) // 2
     (root / "hotpot_train_v1.1.json").write_text(json.dumps(hotpot[:half]), encoding="utf-8")
     (root / "hotpot_dev_fullwiki_v1.json").write_text(json.dumps(hotpot[half:]), encoding="utf-8")
-    claims = _claims(world, rng)
+    claims = _claims(people, rng)
     third = len(claims) // 3
     write_lines(root / "paper_dev.jsonl", [json.dumps(claim) for claim in claims[:third]])
     write_lines(root / "paper_test.jsonl", [json.dumps(claim) for claim in claims[third:]])
-    bios = [{"hard_text": p.biography, "profession": NUMBERS[p.profession], "gender": 0} for p in world.people]
+    bios = [{"hard_text": p.biography, "profession": NUMBERS[p.profession], "gender": 0} for p in people]
     rng.shuffle(bios)
     write_lines(root / "bias_in_bios" / "dev.jsonl", [json.dumps(bio) for bio in bios])
-    clozes = _clozes(world)
+    clozes = [
+        cloze
+        for person in people
+        for cloze in (
+            {"inputs": f"{person.name} was born in the town of", "targets": [person.town]},
+            {"inputs": f"{person.name} works for the firm", "targets": [person.firm]},
+        )
+    ]
+    clozes += [{"inputs": f"{town} is a town in", "targets": [land]} for town, land in countries.items()]
     rng.shuffle(clozes)
     write_lines(root / "qa_wikidata" / "validation.jsonl", [json.dumps(cloze) for cloze in clozes])
     write_lines(root / TEXT, [f"{cloze['inputs']} {cloze['targets'][0]}." for cloze in clozes])
 
 
-def _clozes(world: World) -> list[dict[str, Any]]:
-    clozes: list[dict[str, Any]] = []
-    for person in world.people:
-        clozes.append({"inputs": f"{person.name} was born in the town of", "targets": [person.town]})
-        clozes.append({"inputs": f"{person.name} works for the firm", "targets": [person.firm]})
-    clozes += [{"inputs": f"{town} is a town in", "targets": [land]} for town, land in world.countries.items()]
-    return clozes
-
-
-def _claims(world: World, rng: random.Random) -> list[dict[str, Any]]:
+def _claims(people: list[Person], rng: random.Random) -> list[dict[str, Any]]:
     """Claims in FEVER's fields, as many true as false ones, and some without enough information."""
     claims: list[dict[str, Any]] = []
-    for number, person in enumerate(world.people):
+    for number, person in enumerate(people):
         other = rng.choice([town for town in TOWNS if town != person.town])
         for town, label in ((person.town, "SUPPORTS"), (other, "REFUTES")):
             claims.append({"claim": f"{person.name} was born in the town of {town}.", "label": label})
@@ -133,3 +124,26 @@ def _claims(world: World, rng: random.Random) -> list[dict[str, Any]]:
             claims.append({"claim": f"{person.name} has a red bicycle.", "label": "NOT ENOUGH INFO"})
     rng.shuffle(claims)
     return [{"id": number, "verifiable": "VERIFIABLE", **claim, "evidence": []} for number, claim in enumerate(claims)]
+
+
+# --- random facts, which a model is asked to recall from a long text ---
+
+TEMPLATES = (  # what stands before the answer, in the fact and in the question; short, for windows of few bytes
+    "The answer of {name} is",
+    "The code for {name} is",
+    "The choice of {name} is",
+    "The secret of {name} is",
+    "The key that {name} has is",
+    "The symbol of {name} is",
+)
+NAMES = (
+    "Adele", "Bruno", "Celeste", "Dmitri", "Esther", "Farid", "Greta", "Hugo", "Ines", "Jasper", "Keiko", "Lorenzo",
+    "Mabel", "Nikolai", "Oskar", "Petra", "Quentin", "Rosa", "Stefan", "Tamara", "Ursula", "Viktor", "Wanda", "Xenia",
+    "Yusuf", "Zofia",
+)  # fmt: skip
+
+
+def random_fact(draw: np.random.Generator, digits: int) -> tuple[str, str]:
+    """The beginning of a sentence about a random name, and the random number of so many digits that it ends with."""
+    beginning = " " + TEMPLATES[draw.integers(len(TEMPLATES))].format(name=NAMES[draw.integers(len(NAMES))])
+    return beginning, str(draw.integers(10 ** (digits - 1), 10**digits))

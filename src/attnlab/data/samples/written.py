@@ -8,8 +8,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnlab.data.samples import draw_splits, sample_corpus, write_lines
-from attnlab.data.samples.grammar import Grammar
+from attnlab.data.samples import draw_splits, sample_corpus, sample_texts, write_lines
 
 PAIRS = {"train": 6000, "dev": 100, "test": 200}
 ARTICLES = {"train": 3000, "validation": 100, "test": 200}
@@ -31,31 +30,30 @@ FILLERS = (
 )  # fmt: skip
 
 
-def write_translations(cache_dir: Path, seed: int = 1) -> Path:
+def write_translations(cache_dir: Path) -> Path:
     """The directory with {train,dev,test}.en and .de, written unless it exists."""
 
     def write(root: Path) -> None:
-        drawn = Grammar(random.Random(seed)).sentences()
-        for split, sentences in draw_splits(drawn, PAIRS, lambda sentence: sentence.english).items():
-            write_lines(root / f"{split}.en", [sentence.english for sentence in sentences])
-            write_lines(root / f"{split}.de", [sentence.german for sentence in sentences])
+        for split, pairs in draw_splits(sample_texts("translations"), PAIRS, lambda pair: pair[0]).items():
+            for column, language in enumerate(("en", "de")):
+                write_lines(root / f"{split}.{language}", [pair[column] for pair in pairs])
 
-    return sample_corpus(cache_dir, "translations", seed, write)
+    return sample_corpus(cache_dir, "translations", 1, write)
 
 
-def write_articles(cache_dir: Path, seed: int = 1) -> Path:
+def write_articles(cache_dir: Path) -> Path:
     """The directory with {train,validation,test}.source and .target, written unless it exists."""
 
     def write(root: Path) -> None:
-        for split, pairs in draw_splits(articles(random.Random(seed)), ARTICLES, lambda pair: pair[1]).items():
-            write_lines(root / f"{split}.source", [document for document, _ in pairs])
-            write_lines(root / f"{split}.target", [summary for _, summary in pairs])
+        for split, pairs in draw_splits(articles(random.Random(1)), ARTICLES, lambda pair: pair[1]).items():
+            for column, suffix in enumerate(("source", "target")):
+                write_lines(root / f"{split}.{suffix}", [pair[column] for pair in pairs])
 
-    return sample_corpus(cache_dir, "articles", seed, write)
+    return sample_corpus(cache_dir, "articles", 1, write)
 
 
 def articles(rng: random.Random) -> Iterator[tuple[str, str]]:
-    """Documents with distinct one-sentence summaries, without end."""
+    """Documents with one-sentence summaries, without end."""
     seen = set()
     while True:
         event, town, day = rng.choice(list(EVENTS)), rng.choice(TOWNS), rng.choice(DAYS)

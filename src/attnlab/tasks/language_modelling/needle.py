@@ -13,7 +13,7 @@ from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
 from attnlab.config.bounds import bounded
-from attnlab.data.samples.facts import sentence
+from attnlab.data.samples.world import random_fact
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
@@ -140,7 +140,7 @@ class Needle:
         """
         for trial in range(self.trials):
             draw = np.random.default_rng([self.seed, length, trial])
-            beginning, answer = sentence(draw, self.digits)
+            beginning, answer = random_fact(draw, self.digits)
             if self.asks == "word":
                 answer = WORDS[draw.integers(len(WORDS))]
             fact = vocabulary.ids(f"{beginning} {answer}.")
