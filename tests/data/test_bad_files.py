@@ -3,7 +3,6 @@
 import gzip
 import json
 import logging
-import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -17,13 +16,11 @@ from pyarrow import parquet
 
 from attnlab.data.corpus import inspect_audio
 from attnlab.data.files import read_json, read_lines, read_text, rows
-from attnlab.data.speech.stored import StoredFeatures, frames, read_features
 from attnlab.data.text.corpora import FineWebEdu, parquet_texts
 from attnlab.data.text.summaries import SPLIT_FILE
 from attnlab.errors import DataError
 from attnlab.run.cache import INDEX, MANIFEST, read_index, stored, stored_files, write_index
 from attnlab.run.fingerprint import file_digests
-from attnlab.tasks.sequence_to_text.predict import _length
 from tests.data.layouts import LAYOUTS, prompt, read
 
 DEEP = "[" * 100_000
@@ -47,74 +44,47 @@ Change = None | str | bytes | tuple[str, str]
 @pytest.mark.parametrize(
     ("layout", "file", "change", "message"),
     [  # change: (old, new) text, the file's new content, or None: the file is removed
-        ("ami", WORDS, ("</w>", "</v>"), r"B\.words\.xml: expected an XML file \(mismatched tag: line 2"),
-        ("ami", WORDS, ('"0.8"', '"x"'), r"B\.words\.xml: the word 'Mm' has the times \['0.5', 'x'\]"),
-        ("ami", TURNS, ('"3.5"', '"1.5"'), r"segments\.xml: segment 2 is from 2.5 to 1.5 s"),
+        ("ami", WORDS, ('"0.8"', '"x"'), r"B\.words\.xml: expected .*starttime=.*'x'"),
+        ("ami", TURNS, ('"3.5"', '"1.5"'), r"segments\.xml: expected .*segment 2 is from 2.5 to 1.5 s"),
         ("ami", TURNS, ('"5.0"', '"9.0"'), r"segments\.xml: a segment from 4\.000 to 9\.000 s"),
-        ("ami", TURNS, None, r"segments\.xml is missing"),
         ("ami", AUDIO, None, r"ES2002a\.Headset-1\.wav is missing: text without audio"),
         ("ami", MEETINGS, None, r"meetings\.xml is missing"),
         ("ami", MEETINGS, ("ES2002a", "ES2002b"), r"meetings\.xml: no meeting ES2002a, which train needs"),
         ("kaldi", "train/text", "b ONE\nc TWO\n", "text line 2: c has no line in wav.scp"),
-        ("kaldi", "train/text", "b ONE\n", "wav.scp line 1: a has no line in text; expected one for each id"),
         ("kaldi", "train/text", "b ONE\na\n", r"text line 2 \(a\): empty text; task.data.drop_empty=true"),
-        ("kaldi", "train/text", "b ONE\nb ONE\n", "text line 2: b occurs twice"),
-        ("kaldi", "train/wav.scp", "a sph2pipe a.sph |\nb b.wav\n", "wav.scp line 1: a is a command"),
+        ("kaldi", "train/text", "b ONE\nb ONE\n", "text line 2: expected one line for each id, not 'b ONE'"),
+        ("kaldi", "train/wav.scp", "a sph2pipe a.sph |\nb b.wav\n", r"a.sph \|: missing .* named in .*wav.scp line 1"),
         ("kaldi", "train/wav.scp", "a nowhere.wav\nb b.wav\n", "nowhere.wav: missing .* named in .*wav.scp line 1"),
         ("kaldi", "train/segments", "a a 0 0.5\n", "text line 1: b has no line in segments"),
-        ("kaldi", "train/segments", "a a 0 0.5\nb b 1 0.5\n", "segments line 2: expected '<id> <recording> <start>"),
-        ("kaldi", "train/segments", "a a 0 0.5\nb x 0 0.5\n", "segments line 2: recording x is not in wav.scp"),
+        ("kaldi", "train/segments", "a a 0 0.5\nb b 1 0.5\n", "segments line 2: expected '<id> <recording"),
         ("kaldi", "train/segments", "a a 0 0.5\nb b 0.2 2.5\n", "line 2: a segment from 0.200 to 2.500 s"),
-        ("kaldi", "train/segments", "a a 0 0.5\nb b 7 9\n", "line 2: a segment from 7.000 to 9.000 s; .* b.wav"),
         ("an4", AN4_TEXT, "YES (u1-aa-b)\nNO (u3-bb-b)\n", r"an4_train.transcription line 2: .*'WORDS \(u2-bb-b\)'"),
         ("an4", AN4_TEXT, "YES (u1-aa-b)\n", "an4_train.transcription has 1 lines; expected 2 as in an4_train.fileids"),
-        ("an4", AN4_TEXT, "YES (u1-aa-b)\n(u2-bb-b)\n", "line 2: empty text"),
-        ("an4", "etc/an4_train.fileids", "", r"an4_train\.fileids: an empty file; expected"),
         ("an4", "wav/bb/u2-bb-b.sph", None, "u2-bb-b.sph: missing recording, named in .*line 2"),
         ("slurp", SPOKEN, prompt(1, "a", "audio-12.flac") + '\n{"slurp_id": ', "train.jsonl line 2: malformed JSON"),
-        ("slurp", SPOKEN, prompt(1, "a"), "train.jsonl line 1: no recordings"),
         ("slurp", SPOKEN, prompt(1, "a", "audio-99.flac"), "audio-99.flac: missing .*named in .*train.jsonl line 1"),
-        ("slurp", SPOKEN, prompt(1, "a", "audio-12.flac", scenario=None), "line 1: 'scenario' is None; exp"),
         ("slurp", SPOKEN, prompt(1, "a", "audio-12.flac", scenario=" "), "line 1: empty scenario; expected the class"),
         ("slurp", SPOKEN, prompt(1, ".,", "audio-12.flac"), "train.jsonl line 1: empty text"),
         ("slurp", "dataset/slurp/train_synthetic.jsonl", None, "train_synthetic.jsonl is missing"),
         ("picovoice", "label.json", "{}", r"label\.json: expected .*slot coffeeDrink of a.wav"),
-        ("picovoice", "label.json", '{\n"a": }', "label.json line 2: malformed JSON"),
-        ("picovoice", "selection.tsv", ("iced coffee", "mocha"), "selection.tsv line 2: a.wav is 'mocha', but 'iced c"),
-        ("picovoice", "selection.tsv", "", r"selection\.tsv: an empty file"),
         ("picovoice", "selection.tsv", ("\ticed coffee", ""), "selection.tsv line 2: expected file, class, and train"),
-        ("picovoice", "selection.tsv", ("\ttrain", "\tdev"), "selection.tsv line 2: expected file, class, and train"),
         ("mustc", YAML, ("offset: 100.2", "offset: 101.2"), "train.yaml line 1: a segment from 101.200 to 102.700 s"),
-        ("mustc", YAML, ("offset: 100.2", "offset: 500.2"), "train.yaml line 1: a segment from 500.2"),
         ("mustc", YAML, ("offset: 100.200", "offset: 100.511"), "train.yaml line 1: a segment from 100.511 to 102.011"),
-        ("mustc", YAML, ("1.500000, offset: 100.2", "0.005, offset: 102.0"), "line 1: a segment from 102.000 to 102.0"),
-        ("mustc", YAML, ("duration: 0.9", "duration: 0.000019"), "train.yaml line 2: a segment from 9.500 to 9.500"),
         *(("mustc", YAML, (old, new), TIMES) for old, new in (
-            ("offset: 9.5", "offset: -9.5"), ("duration: 0.9", "duration: 0.0"), ("duration: 0.9", "duration: nan"),
-            ("offset: 9.500000", "offset: inf"), ("offset: 9.500000", "offset: soon"), ("offset: 9.500000, ", ""))),
+            ("offset: 9.5", "offset: -9.5"), ("duration: 0.9", "duration: nan"), ("offset: 9.500000, ", ""))),
         ("mustc", YAML, ("wav: ted_1.wav", "wav: ted_9.wav"), "ted_9.wav: missing recording, named in .*line 1"),
-        ("mustc", YAML, ("offset: 9.500000", "offset: [9, 5]"), "train.yaml line 2: expected plain 'key: value' pairs"),
-        ("mustc", YAML, ("offset: 9.500000", "offset: 9: 5"), "train.yaml line 2: malformed YAML"),
-        ("mustc", YAML, ("- {duration: 0.9", "- {{duration: 0.9"), "train.yaml line 3: malformed YAML"),
-        ("mustc", YAML, ("- {duration: 0.900000, ", "- text # {"), "train.yaml line 2: expected a mapping"),
-        ("mustc", YAML, ("- {duration: 1.5", "a: {duration: 1.5"), "train.yaml.*malformed YAML"),
-        ("mustc", YAML, "", "train.yaml: 0 segments"),
-        ("mustc", YAML, "a: 1\n", "train.yaml line 1: expected a list"),
-        ("mustc", YAML, "\x00", "train.yaml line 1: a zero byte"),
+        ("mustc", YAML, ("offset: 9.500000", "offset: [9, 5]"), "train.yaml item 2: expected wav, offset and duration"),
+        ("mustc", YAML, "a: 1\n", "train.yaml: expected a list"),
         ("mustc", GERMAN, ("zwei eins\n", "  \n"), "train.de line 3: empty text"),
         ("mustc", GERMAN, ("zwei eins\n", ""), "train.yaml: 5 segments, .*5 lines of train.en, 4 lines of train.de"),
         ("mustc", GERMAN, b"eins\nzw\xe4i\n", "train.de line 2: invalid continuation byte; expected UTF-8"),
         ("mustc", WAV, b"RIFF of something else", "ted_2.wav: expected a recording, named in .*train.yaml line 3"),
         ("xsum original", SPLIT_FILE, '{"train": {"a": 1}}', f"{SPLIT_FILE}: expected .* no ids of 'train'"),
-        ("xsum original", SPLIT_FILE, '{"train": [[1]]}', f"{SPLIT_FILE}: expected .* no ids of 'train'"),
-        ("xsum original", SPLIT_FILE, "[1]", f"{SPLIT_FILE}: expected .* no ids of 'train'"),
-        ("xsum original", SPLIT_FILE, '{"train": "abc"}', f"{SPLIT_FILE}: expected .* no ids of 'train'"),
         ("xsum original", "bbc-summary-data/7.summary", ("Line one.\n\nShare this with\nLine two.", ""), "7.summary"),
         ("xsum records", "train.json", '{"document": "a",\n"summary": 3}', "train.json line 1: 'summary'"),
         ("xsum pairs", "train.raw.target", "a\nb\n", "train.raw.source has 1 lines, train.raw.target 2"),
         ("xsum pairs", "train.raw.source", "\n", "train.raw.source line 1: empty text; task.data.drop_empty=true"),
         ("xsum pairs", "train.raw.target", None, "train.raw.target is missing"),
-        ("xsum pairs", "train.raw.source", None, r"train.source is missing \(found train.raw.target\)"),
         ("plain text", "train.de", "one\n", "train.en has 2 lines, train.de 1"),
         ("plain text", "train.de", None, r"train\.de is missing"),
         ("table", "train.jsonl", '{"source": "a"}\n', "train.jsonl: the column 'target' is missing .*reader.target"),
@@ -123,7 +93,6 @@ Change = None | str | bytes | tuple[str, str]
         ("table", "train.jsonl", f'{{{PAIR}"\\ud800"}}\n', "train.jsonl line 1: invalid Unicode: lone surrogate"),
         ("table", "train.csv", "", "train.csv: an empty file; expected a header"),
         ("table", "train.csv", "source,target\na\n", "train.csv line 2: expected 2 columns"),
-        ("table", "train.csv", "source,target\n", "train.csv: no examples"),
         ("table", "train.csv", "source,target\na,\n", "train.csv line 2: empty text"),
         ("table", "train.csv", "source,target,source\na,b,c\n", "train.csv: the header has the column 'source' twice"),
         ("table", "other.csv", "source,target\n", "train.jsonl is missing .*data_root must hold train"),
@@ -162,34 +131,6 @@ def test_a_part_of_mustc_is_missing(part: str, tmp_path: Path) -> None:
     path = tmp_path / "en-de/data/train" / part
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     refused(lambda: reader().check(tmp_path, ["train"], kind), f"{re.escape(str(path))}.* is missing")
-
-
-# --- files of features and tables -----------------------------------------------------------------------------------
-
-
-def test_features_that_are_no_array_of_numbers(tmp_path: Path) -> None:
-    empty, words, directory = (tmp_path / name for name in ("a.npy", "b.npy", "c.npy"))
-    empty.touch()
-    np.save(words, np.array([["a", "b"]]))
-    directory.mkdir()
-    refused(lambda: frames(empty, 2), r"a\.npy: .*\(an empty file\)")
-    refused(lambda: read_features(words, 2), r"b\.npy: .*\(expected an array of numbers")
-    refused(lambda: frames(directory, 2), r"c\.npy: ")
-    refused(lambda: frames(tmp_path / "y.mfc", 3), "y.mfc: cannot be read")
-    for foreign in (pickle.dumps([1.0]), b"PK\x03\x04 an archive"):
-        words.write_bytes(foreign)
-        refused(lambda: frames(words, 2), r"b\.npy: .*write it again \(it does not begin as a \.npy file does")
-    np.save(words, np.array([{}], dtype=object), allow_pickle=True)
-    refused(lambda: frames(words, 2), "b.npy: expected a feature file")  # nothing is unpickled
-    np.save(words, np.zeros((0, 3)))
-    refused(lambda: frames(words, 3), "b.npy: no frames")
-    np.save(words, np.full((2, 3), np.nan))
-    refused(lambda: StoredFeatures(3)(words), "b.npy: contains NaN or infinity")
-    np.save(words, np.ones((3, 2)))
-    words.write_bytes(words.read_bytes()[:-8])
-    refused(lambda: frames(words, 2), r"b\.npy: expected a feature file; delete a damaged one and write it again")
-    np.save(words, np.ones((3, 2), dtype=np.int16))
-    assert read_features(words, 2).dtype == np.float32
 
 
 def test_a_parquet_file_that_is_none_or_has_no_text(tmp_path: Path) -> None:
@@ -247,7 +188,6 @@ def test_a_recording_of_an_impossible_rate(rate: int, tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     soundfile.write(path, np.zeros(8000), rate)
     refused(lambda: inspect_audio(path, "train.tsv line 2"), rf"a\.wav: the header has a rate of {rate} Hz; expec")
-    refused(lambda: _length(path), rf"a\.wav: the header has a rate of {rate} Hz; expected 1000 to 384000 Hz")
 
 
 # --- the cache ------------------------------------------------------------------------------------------------------

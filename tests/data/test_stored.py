@@ -1,6 +1,8 @@
 """Stored features: .npy, Sphinx's and HTK's .mfc; text as input."""
 
+import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +10,11 @@ import pytest
 
 from attnlab.data import AN4, SourceText, StoredFeatures, Tokenizer
 from attnlab.data.corpus import Stored, Utterance
-from attnlab.data.speech.stored import frames, read_features, slopes
+from attnlab.data.speech.stored import slopes
 from attnlab.errors import ConfigError, DataError
 
 VALUES = np.arange(12, dtype=np.float32).reshape(4, 3)
+PLAIN = StoredFeatures(3, normalize=False)
 
 
 def sphinx(path: Path, order: str = ">") -> Path:
@@ -30,19 +33,44 @@ def npy(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [sphinx, lambda p: sphinx(p, "<"), htk, npy], ids=["sphinx", "little", "htk", "npy"])
-def test_every_format_gives_the_numbers(write: object, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.mfc")  # type: ignore[operator]
-    assert frames(path, 3) == 4
-    np.testing.assert_array_equal(read_features(path, 3), VALUES)
+def test_every_format_gives_the_numbers(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = write(tmp_path / "x.mfc")
+    assert PLAIN.frames(path) == 4
+    np.testing.assert_array_equal(PLAIN(path), VALUES)
     with pytest.raises(DataError, match=rf"{path.name}: .*(expected \(frames, 5\)|not a multiple of 5)"):
-        frames(path, 5)
+        StoredFeatures(5).frames(path)
 
 
-def test_a_file_of_another_size(tmp_path: Path) -> None:
-    path = sphinx(tmp_path / "x.mfc")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.mfc", b"\0\0\0\x0c" + bytes(46), r"\(its size fits neither"),
+        ("x.mfc", None, "cannot be read"),
+        ("x.npy", b"", "write it again"),
+        ("x.npy", pickle.dumps([1.0]), "write it again .*magic string"),
+        ("x.npy", b"PK\x03\x04 an archive", "write it again .*magic string"),
+        ("x.npy", np.array([["a", "b"]]), "expected an array of numbers"),
+        ("x.npy", np.array([{}], dtype=object), "expected a feature file"),  # nothing is unpickled
+        ("x.npy", np.zeros((0, 3)), r"features of shape \(0, 3\), expected \(frames, 3\)"),
+        ("x.npy", np.full((2, 3), np.nan), "contains NaN or infinity"),
+    ],
+)
+def test_a_file_without_features(name: str, content: bytes | np.ndarray | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content, allow_pickle=True)
+    with pytest.raises(DataError, match=rf"{name}: .*{message}") as error:
+        PLAIN(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_cut(tmp_path: Path) -> None:
+    path = npy(tmp_path / "x")
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"x.mfc: .*\(its size fits neither"):
-        frames(path, 3)
+    with pytest.raises(DataError, match=r"x\.npy: expected a feature file; delete a damaged one and write it again"):
+        PLAIN.frames(path)
 
 
 def test_slopes_are_the_regression(tmp_path: Path) -> None:
@@ -59,7 +87,6 @@ def test_deltas_and_normalisation(tmp_path: Path) -> None:
     x = store[0]
     assert x.shape == (4, 9) and x.dtype == np.float32
     np.testing.assert_allclose(x.mean(0), 0, atol=1e-6)
-    np.testing.assert_array_equal(StoredFeatures(3, normalize=False)(tmp_path / "x.mfc"), VALUES)
     with pytest.raises(ConfigError, match="width=10, deltas=2"):
         StoredFeatures(10, deltas=2)
 
@@ -67,10 +94,8 @@ def test_deltas_and_normalisation(tmp_path: Path) -> None:
 def test_real_stored_features(corpora: Path) -> None:
     test = AN4().read(corpora / "asr_an4_mfcc", "test", "stored", False)
     store = StoredFeatures(39, deltas=2).open(test)  # type: ignore[arg-type]
-    assert len(store.lengths) == 130 and 15 < store.lengths.sum() / 100 / 60 * 60 / 130 * 10 < 60
+    assert len(store.lengths) == 130 and 150 < store.lengths.mean() < 600
     assert store[0].shape == (store.lengths[0], 39)
-    with pytest.raises(DataError, match=r"not a multiple of 14|expected \(frames, 14\)"):
-        StoredFeatures(14).open(test[:1])  # type: ignore[arg-type]
 
 
 def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def excerpt(
         DataError: the segment has no samples, or ends later.
     """
     rate, length = header
-    if first >= min(last, length) or last > length + tolerance * rate:
+    if not 0 <= first < min(last, length) or last > length + tolerance * rate:
         times = f"a segment from {first / rate:.3f} to {last / rate:.3f} s"
         raise DataError(f"{where}: {times}; expected a part of the {length / rate:.3f} s of {audio.name}")
     return {"audio": audio, "rate": rate, "start": first, "num_samples": min(last, length) - first}

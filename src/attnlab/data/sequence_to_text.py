@@ -17,8 +17,7 @@ from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.batching import FrameUpdates, filler, frame_batches
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance, at_speed, statistics
 from attnlab.data.files import repeated
-from attnlab.data.speech.cache import open_features
-from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment
+from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment, open_features
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.source_text import SourceText
 from attnlab.data.text.tokenizer import Kind, Tokenizer

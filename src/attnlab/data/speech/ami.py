@@ -14,9 +14,8 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from attnlab.data.corpus import (
@@ -42,8 +41,7 @@ ROUNDED = 0.05  # the same in Kaldi's `segments`, whose times are written with t
 MAX_WORDS = 30  # longer segments are split at full stops, then at commas
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     text: str
     start: float
     end: float
@@ -180,58 +178,46 @@ class Kaldi(Reader):
         audio_path, cuts_path = folder / ("feats.scp" if kind == "stored" else "wav.scp"), folder / "segments"
         audio = table(audio_path)
         cuts = table(cuts_path) if kind == "audio" and cuts_path.is_file() else None
-        same_ids((folder / "text", texts), (audio_path, audio) if cuts is None else (cuts_path, cuts))
+        places = audio if cuts is None else cuts
+        for id, (where, _) in (texts | places).items():
+            if (id in texts) != (id in places):
+                lacking = "text" if id in places else (audio_path if cuts is None else cuts_path).name
+                raise DataError(f"{where}: {id} has no line in {lacking}; expected one for each id")
         if kind == "stored":
             paths = {id: root / path for id, (_, path) in audio.items()}
             return [Stored(id=id, source=text, target=text, path=paths[id]) for id, (_, text) in texts.items()]
-        for id, (where, path) in audio.items():
-            if path.endswith("|"):
-                raise DataError(f"{where}: {id} is a command, which is not run; expected the path of a recording")
         headers: dict[str, tuple[int, int]] = {}
-
-        def part(id: str) -> dict[str, Any]:
+        segments = []
+        for id, (_, text) in texts.items():
+            where, rest = places[id]
             if cuts is None:
-                where, path = audio[id]
-                return recording(root / path, where)
-            where, rest = cuts[id]
-            name, *times = (*rest.split(), "", "")[:3]
-            start, end = map(_seconds, times)
-            if not 0 <= start < end < math.inf:
-                raise DataError(f"{where}: expected '<id> <recording> <start> <end>' in seconds")
-            if name not in audio:
-                raise DataError(f"{where}: recording {name} is not in wav.scp")
-            wav = root / audio[name][1]
-            if name not in headers:
-                headers[name] = inspect_audio(wav, audio[name][0])
-            rate, _ = headers[name]
-            return excerpt(wav, headers[name], round(start * rate), round(end * rate), where, ROUNDED)
-
-        return [Segment(id=id, source=text, target=text, **part(id)) for id, (_, text) in texts.items()]
-
-
-Table = dict[str, tuple[str, str]]  # by id: file and line, and the rest of the line
+                part = recording(root / rest, where)
+            else:
+                try:
+                    name, first, last = rest.split()
+                    start, end = float(first), float(last)
+                    named_in, wav = audio[name]
+                except (LookupError, ValueError):
+                    start = math.nan
+                if not 0 <= start < end < math.inf:
+                    raise DataError(f"{where}: expected '<id> <recording of wav.scp> <start> <end>' in seconds")
+                if name not in headers:
+                    headers[name] = inspect_audio(root / wav, named_in)
+                rate, _ = headers[name]
+                part = excerpt(root / wav, headers[name], round(start * rate), round(end * rate), where, ROUNDED)
+            segments.append(Segment(id=id, source=text, target=text, **part))
+        return segments
 
 
-def table(path: Path) -> Table:
-    """The lines of a Kaldi table.  Raises DataError: an empty line, or a first word that occurs twice."""
-    lines: Table = {}
+def table(path: Path) -> dict[str, tuple[str, str]]:
+    """The lines of a Kaldi table by their first word: file and line, and the rest.  DataError: it occurs twice."""
+    lines: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(read_lines(path), 1):
-        where = f"{path} line {number}"
-        if not line.strip():
-            raise DataError(f"{where}: empty line")
-        id, *others = line.split(None, 1)  # blanks or tabs
-        if id in lines:
-            raise DataError(f"{where}: {id} occurs twice; expected one line for each id")
-        lines[id] = where, others[0].strip() if others else ""
+        id, rest = (*line.split(None, 1), "", "")[:2]  # blanks or tabs
+        if not id or id in lines:
+            raise DataError(f"{path} line {number}: expected one line for each id, not {line!r:.60}")
+        lines[id] = f"{path} line {number}", rest.strip()
     return lines
-
-
-def same_ids(one: tuple[Path, Table], other: tuple[Path, Table]) -> None:
-    """Raise DataError where an id is in one of two files only."""
-    for (_, table), (path, lines) in ((one, other), (other, one)):
-        for id, (where, _) in table.items():
-            if id not in lines:
-                raise DataError(f"{where}: {id} has no line in {path.name}; expected one for each id")
 
 
 def clean(words: Sequence[_Word]) -> str:
@@ -272,45 +258,33 @@ def _cut(words: list[_Word], signs: str) -> list[list[_Word]]:
 
 def _words(path: Path) -> list[_Word]:
     words = []
-    for element in _xml(path).iter("w"):
-        times = [element.get(key, "") for key in ("starttime", "endtime")]
-        start, end = map(_seconds, times)
-        text = (element.text or "").strip()
-        if any(time and not math.isfinite(seconds) for time, seconds in zip(times, (start, end), strict=True)):
-            raise DataError(f"{path}: the word {text!r} has the times {times}; expected seconds, or none")
-        if text and math.isfinite(start) and math.isfinite(end):  # some words have no times
-            words.append(_Word(text, start, end, element.get("punc") == "true"))
+    with reading(path, "an XML file with <w starttime= endtime=> in seconds"):
+        for element in ElementTree.parse(path).iter("w"):
+            times = [float(time) for key in ("starttime", "endtime") if (time := element.get(key))]
+            text = (element.text or "").strip()
+            if text and len(times) == 2:  # some words have no times
+                words.append(_Word(text, *times, element.get("punc") == "true"))
     return words
 
 
-def _segments(path: Path) -> Iterator[tuple[float, float]]:
-    for i, element in enumerate(_xml(path).iter("segment"), 1):
-        start, end = (_seconds(element.get(key, "")) for key in ("transcriber_start", "transcriber_end"))
-        if not -math.inf < start <= end < math.inf:
-            raise DataError(f"{path}: segment {i} is from {start} to {end} s; expected its start before its end")
-        yield start, end
+def _segments(path: Path) -> list[tuple[float, float]]:
+    segments = []
+    with reading(path, "an XML file with <segment transcriber_start= transcriber_end=> in seconds"):
+        for i, element in enumerate(ElementTree.parse(path).iter("segment"), 1):
+            start, end = (float(element.get(key, "nan")) for key in ("transcriber_start", "transcriber_end"))
+            if not start <= end:
+                raise ValueError(f"segment {i} is from {start} to {end} s")
+            segments.append((start, end))
+    return segments
 
 
 def _speakers(path: Path) -> dict[str, dict[str, tuple[int, str]]]:
     """meeting -> agent -> (channel, global name)."""
-    speakers: dict[str, dict[str, tuple[int, str]]] = {}
-    for meeting in _xml(path).iter("meeting"):
-        agents = speakers.setdefault(meeting.get("observation", ""), {})
-        for speaker in meeting.iter("speaker"):
-            agent, channel, name = (speaker.get(key, "") for key in ("nxt_agent", "channel", "global_name"))
-            if not agent or not channel.isdigit():
-                raise DataError(f"{path}: a speaker of {meeting.get('observation')} has no nxt_agent or no channel")
-            agents[agent] = (int(channel), name)
-    return speakers
-
-
-def _xml(path: Path) -> ElementTree.Element:
-    with reading(path, "an XML file"):
-        return ElementTree.parse(path).getroot()
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    with reading(path, "an XML file with <meeting observation=> <speaker nxt_agent= channel= global_name=>"):
+        return {
+            meeting.get("observation", ""): {
+                speaker.attrib["nxt_agent"]: (int(speaker.attrib["channel"]), speaker.get("global_name", ""))
+                for speaker in meeting.iter("speaker")
+            }
+            for meeting in ElementTree.parse(path).iter("meeting")
+        }

@@ -11,8 +11,8 @@ are refused.
 A file has (frames, width) of one layer or of the mean of all, and with --layer all (frames, layers, width), which
 task.data.features.layers reads and task.model.encoder.mix_layers mixes with learned weights.  The 25 layers of WavLM
 Large take 2.56 MB for a second of speech (50 frames of 25 x 1024 numbers of two bytes), 9.2 GB for an hour: 0.92 TB for
-the 100 hours of AMI's training split once, 2.8 TB at its three speeds.  After the first utterance
-the size of all features is estimated and logged; if the disk has less space, it is an error.
+the 100 hours of AMI's training split once, 2.8 TB at its three speeds.  If the disk has less space than the first
+utterance lets expect, it is an error.
 """
 
 import argparse
@@ -36,7 +36,6 @@ import attnlab.data as readers
 from attnlab.data.corpus import Reader, Segment, at_speed
 from attnlab.data.files import read_json
 from attnlab.data.speech.features import Array, change_speed, read_waveform
-from attnlab.data.speech.stored import shape_of
 from attnlab.errors import AttnlabError, DataError
 from attnlab.pretrained.weights import first_line
 from attnlab.run.console import StderrHandler
@@ -65,47 +64,37 @@ def extract(
 
     Raises:
         DataError: the corpus cannot be read, an id cannot be the name of a file, `output` is the corpus itself or holds
-            features of another model or layer or a damaged file, there is no space for all of them, or values are
-            beyond float16.
+            features of another model or layer, there is no space for all of them, or values are beyond float16.
     """
     reader.check(root, reader.splits, "audio")
     if root.resolve() == output.resolve():
         raise DataError(f"--output={output}: the corpus itself, whose text files would be replaced; use another one")
-    _same_features(output / "extraction.json", dict(about or {}))
-    splits: dict[str, list[Segment]] = {}
+    about, mark = dict(about or {}), output / "extraction.json"
+    if mark.is_file() and (stored := read_json(mark)) != about:
+        raise DataError(f"{mark}: the features here are of {stored}, not of {about}; use another --output")
+    paths: dict[Path, Segment] = {}
     for split in reader.splits:
         segments = cast(list[Segment], list(reader.read(root, split, "audio", False)))
         if split == reader.splits[0]:
             segments = [at_speed(x, speed) for speed in speeds for x in segments]
-        for x in segments:
-            if _path(output, split, x).parent != output / split / "feats" or " " in x.id:
-                raise DataError(f"{root}: {x.id!r} of {split} cannot be the name of a file")
-        splits[split] = segments
-    every = [(x, _path(output, split, x)) for split, segments in splits.items() for x in segments]
-    for _, path in every:
-        if path.is_file():
-            shape_of(path)  # of all that exist, before the model runs for hours
-    left = sum(x.seconds for x, path in every if not path.is_file())
-    checked = False
-    for split, segments in splits.items():
-        for x in each(f"computing features of {split}", segments):
-            path = _path(output, split, x)
-            if not path.is_file():
-                data = _features(x, model)
-                if not checked:
-                    _check_size(output, len(data) / x.seconds, left)
-                    checked = True
-                write_bytes(path, data)
-        lines = {
-            "text": [f"{x.id} {x.target}" for x in segments],
-            "feats.scp": [f"{x.id} {split}/feats/{x.id}.npy" for x in segments],
-        }
-        for name, text in lines.items():
-            write_bytes(output / split / name, "".join(f"{line}\n" for line in text).encode())
-
-
-def _path(output: Path, split: str, x: Segment) -> Path:
-    return output / split / "feats" / f"{x.id}.npy"
+        if odd := [x.id for x in segments if Path(x.id).name != x.id or " " in x.id]:
+            raise DataError(f"{root}: {odd[0]!r} of {split} cannot be the name of a file")
+        write_bytes(output / split / "text", "".join(f"{x.id} {x.target}\n" for x in segments).encode())
+        names = "".join(f"{x.id} {split}/feats/{x.id}.npy\n" for x in segments)
+        write_bytes(output / split / "feats.scp", names.encode())
+        paths |= {output / split / "feats" / f"{x.id}.npy": x for x in segments}
+    write_bytes(mark, json.dumps(about, indent=1).encode())
+    left = {path: x for path, x in paths.items() if not path.is_file()}
+    seconds = sum(x.seconds for x in left.values())
+    for number, (path, x) in enumerate(each("computing features", list(left.items()))):
+        data = _features(x, model)
+        if not number:
+            need, free = len(data) / x.seconds * seconds / 1e9, shutil.disk_usage(output).free / 1e9
+            text = f"features of {seconds / 3600:.2f} hours take about {need:.3g} GB"
+            log.info("%s: %s", output, text)
+            if need > free:
+                raise DataError(f"{output}: {text}, and {free:.3g} GB are free; use another --output, or one --layer")
+        write_bytes(path, data)
 
 
 def _features(x: Segment, model: Model) -> bytes:
@@ -118,27 +107,6 @@ def _features(x: Segment, model: Model) -> bytes:
     stream = BytesIO()
     np.save(stream, features, allow_pickle=False)
     return stream.getvalue()
-
-
-def _same_features(path: Path, about: dict[str, str]) -> None:
-    """Write what the features of a directory are of, or compare it with what is written there."""
-    if path.is_file():
-        stored = read_json(path)
-        if stored != about:
-            raise DataError(f"{path}: the features here are of {stored}, not of {about}; use another --output")
-        return
-    if path.parent.is_dir() and next(path.parent.glob("*/feats/*.npy"), None):
-        log.warning("%s is missing: the features here are taken to be of %s", path, about)
-    write_bytes(path, json.dumps(about, indent=1).encode())
-
-
-def _check_size(output: Path, rate: float, seconds: float) -> None:
-    """Log what `seconds` of speech take at `rate` bytes a second, and refuse what does not fit."""
-    need, free = rate * seconds, shutil.disk_usage(output).free
-    text = f"features of {seconds / 3600:.2f} hours take about {need / 1e9:.3g} GB, {rate / 1e6:.3g} MB a second"
-    log.info("%s: %s", output, text)
-    if need > free:
-        raise DataError(f"{output}: {text}, and {free / 1e9:.3g} GB are free; use another --output, or one --layer")
 
 
 def pretrained(name: str, layer: str, device: str) -> Model:
@@ -158,14 +126,12 @@ def pretrained(name: str, layer: str, device: str) -> Model:
     except ImportError as error:
         raise DataError("transformers is not installed: pip install 'attnlab[hf]'") from error
     try:
-        network = AutoModel.from_pretrained(name, weights_only=True).eval()  # a .bin file cannot run code
+        network = AutoModel.from_pretrained(name, weights_only=True).eval().to(device)  # a .bin file cannot run code
     except Exception as error:  # safetensors, torch, the hub and transformers each have other classes
         expected = "a folder with config.json and model.safetensors (or pytorch_model.bin, tensors alone), or a name"
-        raise DataError(f"--model={name}: cannot be read ({first_line(error)}); expected {expected}") from error
-    try:
-        network = network.to(device)
-    except (AssertionError, RuntimeError) as error:
-        raise DataError(f"--device={device}: {first_line(error)}; expected cpu, or cuda with a GPU") from error
+        raise DataError(
+            f"--model={name} --device={device}: cannot be read ({first_line(error)}); expected {expected}"
+        ) from error
     layers = int(network.config.num_hidden_layers) + 1
     if layer.isdecimal() and int(layer) >= layers:
         raise DataError(f"--layer={layer}: {name} has the layers 0 to {layers - 1}")

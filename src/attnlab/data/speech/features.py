@@ -1,5 +1,21 @@
-"""Log-mel filter bank with Kaldi's conventions, utterance CMVN, SpecAugment."""
+"""Log-mel filter bank with Kaldi's conventions, its features on disk, SpecAugment.
 
+Features are stored in one folder per split, `<split>-<key>`: `features.f16`, the frames of all segments one after the
+other, and `index.json`, frames and CRC-32 of each segment.  The key hashes the recordings' bytes, the segments' bounds
+and the settings of the features, so that nothing changed can be taken for the old.
+
+float16: normalised features lie within a few units of 0, where it is exact to 2**-11 relative, far finer than the noise
+of any recording, and MuST-C's 400 hours take 23 GB instead of 46.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -11,13 +27,21 @@ import soundfile
 import soxr
 from annotated_types import Ge, Le
 
-from attnlab.data.corpus import Kind
+from attnlab.data.corpus import Kind, Segment
 from attnlab.data.files import reading
 from attnlab.errors import ConfigError, DataError
+from attnlab.run.cache import Damaged, read_index, stored, write_index
+from attnlab.run.fingerprint import file_digests
+from attnlab.run.progress import progress
+
+log = logging.getLogger(__name__)
 
 Array = npt.NDArray[np.float32]
 
 FRAME_MS, SHIFT_MS = 25.0, 10.0
+STORED = np.dtype("<f2")  # type of the numbers on disk
+VERSION = 1  # to be raised when the same audio and settings give other numbers
+CHUNK = 256  # segments that are submitted together
 
 
 @dataclass(frozen=True)
@@ -30,7 +54,6 @@ class FilterBank:
     Args:
         sample_rate: in Hz; recordings at another rate are resampled.
         num_mels: the number of filters.
-        window: the window of a frame.
         normalize: utterance CMVN: each channel has mean 0 and variance 1 over the utterance.
     """
 
@@ -105,6 +128,85 @@ def change_speed(waveform: Array, rate: int, speed: float) -> Array:
         return waveform
     faster: Array = soxr.resample(waveform, rate * speed, rate)
     return faster
+
+
+class FeatureStore:
+    """Features of `segments`, read from `folder`; `lengths` (int64) counts the frames of each.
+
+    Raises:
+        Damaged: the folder does not hold the features of `key`.
+    """
+
+    def __init__(self, folder: Path, key: str, segments: Sequence[Segment], bank: FilterBank) -> None:
+        self._path, self._width = folder / "features.f16", bank.num_mels
+        index = read_index(folder)
+        if index["key"] != key or len(index["frames"]) != len(segments):
+            raise Damaged("its index does not fit")
+        self.lengths = np.asarray(index["frames"], dtype=np.int64)
+        self._checks: list[int] = index["crc32"]
+        self._offsets = np.concatenate([[0], np.cumsum(self.lengths)]) * bank.num_mels * STORED.itemsize
+        if (size := self._path.stat().st_size) != self._offsets[-1]:
+            raise Damaged(f"{self._path.name} has {size} bytes, expected {self._offsets[-1]}")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, i: int) -> Array:
+        """(T, num_mels) float32. DataError: the bytes are damaged."""
+        with self._path.open("rb") as file:  # no memory map: a file that is cut short under it kills the process
+            file.seek(self._offsets[i])
+            data = file.read(int(self._offsets[i + 1] - self._offsets[i]))
+        if zlib.crc32(data) != self._checks[i]:
+            raise DataError(f"{self._path}: damaged; delete {self._path.parent} and run again")
+        return np.frombuffer(data, dtype=STORED).reshape(-1, self._width).astype(np.float32)
+
+
+def open_features(cache_dir: Path, split: str, segments: Sequence[Segment], bank: FilterBank) -> FeatureStore:
+    """The stored features of `segments`, which are first computed where they are missing or damaged.
+
+    Args:
+        split: the beginning of the folder's name.
+
+    Raises:
+        DataError: a recording cannot be read, or there is no space to write.
+    """
+    digests = file_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
+    hashed = hashlib.sha256(json.dumps([VERSION, bank.fingerprint()], sort_keys=True).encode())
+    for x in segments:
+        speed = "" if x.speed == 1.0 else f" {x.speed}"
+        hashed.update(f"{digests[x.audio]} {x.rate} {x.start} {x.num_samples}{speed}\n".encode())
+    key = hashed.hexdigest()
+    return stored(
+        cache_dir / "features" / f"{split}-{key[:24]}",
+        lambda folder: FeatureStore(folder, key, segments, bank),
+        lambda folder: _write(folder, split, key, segments, bank),
+    )
+
+
+def _write(folder: Path, split: str, key: str, segments: Sequence[Segment], bank: FilterBank) -> None:
+    seconds = sum(segment.seconds for segment in segments)
+    need, free = int(seconds * 100) * bank.num_mels * STORED.itemsize, shutil.disk_usage(folder).free
+    text = f"features of {split} need {need / 2**20:.1f} MiB"
+    if free < need:
+        raise DataError(f"{folder.parent}: {text}, {free / 2**20:.1f} MiB are free; set cache_dir")
+    log.info("%s: %d segments, %.2f hours", text, len(segments), seconds / 3600)
+
+    def compute(segment: Segment) -> bytes:
+        waveform = read_waveform(segment.audio, segment.start, segment.num_samples)
+        if not np.isfinite(waveform).all():
+            raise DataError(f"{segment.audio}: {segment.id} has samples that are not finite numbers")
+        return bank(change_speed(waveform, segment.rate, segment.speed), segment.rate).astype(STORED).tobytes()
+
+    bar = progress(f"features {split}, segments", len(segments))
+    frames, checks = [], []
+    with (folder / "features.f16").open("wb") as out, ThreadPoolExecutor(os.cpu_count()) as pool, bar as advance:
+        for first in range(0, len(segments), CHUNK):
+            for data in pool.map(compute, segments[first : first + CHUNK]):
+                out.write(data)
+                frames.append(len(data) // (bank.num_mels * STORED.itemsize))
+                checks.append(zlib.crc32(data))
+                advance(1)
+    write_index(folder, {"key": key, "frames": frames, "crc32": checks})
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,14 @@
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
 from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, refuse_empty
-from attnlab.data.files import contents, read_lines, read_text
+from attnlab.data.files import contents, read_lines, read_text, squeeze
 from attnlab.errors import DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut at the end.
@@ -55,11 +53,10 @@ class MustC(Reader):
             f".{source_language}, .{target_language} and data/<split>/wav/*.wav for train, dev and tst-COMMON"
         )
 
-    def files(self, root: Path, split: str) -> tuple[Path, Path, Path]:
+    def files(self, root: Path, split: str) -> list[Path]:
         """The list of segments, the transcripts and the translations of a split."""
         text = root / self.pair / "data" / split / "txt"
-        yaml_path, source, target = (text / f"{split}.{suffix}" for suffix in ("yaml", *self.languages))
-        return yaml_path, source, target
+        return [text / f"{split}.{suffix}" for suffix in ("yaml", *self.languages)]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
         if not (root / self.pair).is_dir():
@@ -73,7 +70,7 @@ class MustC(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> list[Segment]:
         yaml_path, *paths = self.files(root, split)
-        items = _read_items(yaml_path)
+        items = read_items(yaml_path)
         sources, targets = ([line.strip() for line in read_lines(path)] for path in paths)
         if not len(items) == len(sources) == len(targets):
             lines = f"{len(sources)} lines of {paths[0].name}, {len(targets)} lines of {paths[1].name}"
@@ -82,18 +79,29 @@ class MustC(Reader):
             paths, targets = paths[:1], sources
         for number, text in enumerate(targets, 1):
             refuse_empty(text, f"{paths[-1]} line {number}", drop_empty)
-        ids = _number_by_offset(items)
-        headers: dict[str, tuple[int, int]] = {}
-        segments = []
-        for i, item in enumerate(items):
-            where, audio = f"{yaml_path} line {item.line}", yaml_path.parents[1] / "wav" / item.wav
-            if item.wav not in headers:
-                headers[item.wav] = inspect_audio(audio, where)
-            rate, _ = headers[item.wav]
-            start, count = int(item.offset * rate), int(item.duration * rate)  # truncated, as published
-            part = excerpt(audio, headers[item.wav], start, start + count, where, END_TOLERANCE_SECONDS)
-            segments.append(Segment(id=ids[i], source=sources[i], target=targets[i], **part))
-        return segments
+        headers: dict[Path, tuple[int, int]] = {}
+        places: list[tuple[str, float, dict[str, Any]]] = []  # of each segment: stem, offset, samples
+        for where, item in items.items():
+            try:
+                audio = yaml_path.parents[1] / "wav" / item["wav"]
+                offset, duration = float(item["offset"]), float(item["duration"])
+            except (LookupError, TypeError, ValueError):
+                offset = math.nan
+            if not (0 <= offset < math.inf and 0 < duration < math.inf):
+                raise DataError(f"{where}: expected wav, offset and duration in seconds, not {item!r:.160}")
+            if audio not in headers:
+                headers[audio] = inspect_audio(audio, where)
+            rate, _ = headers[audio]
+            start, count = int(offset * rate), int(duration * rate)  # truncated, as published
+            part = excerpt(audio, headers[audio], start, start + count, where, END_TOLERANCE_SECONDS)
+            places.append((audio.stem, offset, part))
+        seen: Counter[str] = Counter()
+        segments: dict[int, Segment] = {}
+        for i in sorted(range(len(places)), key=lambda i: places[i][1]):
+            stem, _, part = places[i]
+            segments[i] = Segment(id=f"{stem}_{seen[stem]}", source=sources[i], target=targets[i], **part)
+            seen[stem] += 1
+        return [segments[i] for i in range(len(places))]
 
     def sample(self, cache_dir: Path) -> Path:
         from attnlab.data.samples.spoken import write_speech_translation
@@ -101,68 +109,17 @@ class MustC(Reader):
         return write_speech_translation(cache_dir)
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    line: int
-    wav: str
-    offset: float
-    duration: float
-
-
-def _read_items(path: Path) -> list[_Item]:
-    items = []
-    for line, entry in _parse(path, read_text(path)):
-        times = []
-        for key in ("offset", "duration"):
-            try:
-                times.append(float(entry[key]))
-            except (KeyError, ValueError):
-                times.append(math.nan)
-        offset, duration = times
-        if "wav" not in entry or not (0 <= offset < math.inf and 0 < duration < math.inf):
-            there = ", ".join(f"{key}: {entry[key]}" for key in entry if key in ("wav", "offset", "duration"))
-            raise DataError(f"{path} line {line}: expected wav, offset and duration in seconds, not {there or 'none'}")
-        items.append(_Item(line, entry["wav"], offset, duration))
-    return items
-
-
-def _parse(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, mapping) of each list item; every scalar stays a string."""
+def read_items(path: Path) -> dict[str, Any]:
+    """The items of a list of segments by file and line; every scalar stays a string."""
+    text = read_text(path)
     lines = text.removesuffix("\n").split("\n")
     if all(map(_PLAIN_ITEM.fullmatch, lines)):
-        for number, line in enumerate(lines, 1):
-            yield number, dict(pair.split(": ") for pair in line.strip()[3:-1].split(", "))
-        return
+        pairs = (line.strip()[3:-1].split(", ") for line in lines)
+        return {f"{path} line {i}": dict(pair.split(": ") for pair in item) for i, item in enumerate(pairs, 1)}
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        items = yaml.load(text, Loader=_Loader) or []
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise DataError(f"{path}{where}: malformed YAML ({problem})") from error
-    if root is None:
-        return
-    if not isinstance(root, yaml.SequenceNode):
-        raise DataError(f"{path} line {root.start_mark.line + 1}: expected a list of segments, '- {{duration: ...}}'")
-    for node in root.value:
-        line = node.start_mark.line + 1
-        if not isinstance(node, yaml.MappingNode):
-            raise DataError(f"{path} line {line}: expected a mapping with duration, offset and wav")
-        entry = {}
-        for key, value in node.value:
-            if not (isinstance(key, yaml.ScalarNode) and isinstance(value, yaml.ScalarNode)):
-                raise DataError(f"{path} line {value.start_mark.line + 1}: expected plain 'key: value' pairs")
-            entry[key.value] = value.value
-        yield line, entry
-
-
-def _number_by_offset(items: list[_Item]) -> list[str]:
-    stems = {wav: Path(wav).stem for wav in {item.wav for item in items}}
-    by_stem = defaultdict(list)
-    for i, item in enumerate(items):
-        by_stem[stems[item.wav]].append(i)
-    ids = [""] * len(items)
-    for stem, members in by_stem.items():
-        for n, i in enumerate(sorted(members, key=lambda i: items[i].offset)):
-            ids[i] = f"{stem}_{n}"
-    return ids
+        raise DataError(f"{path}: malformed YAML ({squeeze(str(error))[:160]})") from error
+    if not isinstance(items, list):
+        raise DataError(f"{path}: expected a list of segments, '- {{duration: ...}}'")
+    return {f"{path} item {i}": item for i, item in enumerate(items, 1)}

@@ -15,7 +15,6 @@ from attnlab.data.files import reading
 from attnlab.data.speech.features import Array, utterance_cmvn
 from attnlab.errors import ConfigError, DataError
 
-MAGIC = b"\x93NUMPY"  # how a .npy file begins
 HTK_HEADER = 12  # int32 frames, int32 period, int16 bytes of a frame, int16 kind; all big-endian
 
 
@@ -57,11 +56,16 @@ class StoredFeatures:
         return StoredInputs(utterances, self)
 
     def frames(self, path: Path) -> int:
-        """The number of frames of a file.  Raises DataError as :func:`frames` does."""
-        return frames(path, self.columns, self.layers)
+        """The number of frames of a file, from its header and size.
+
+        Raises:
+            DataError: the file is missing, unreadable, empty, of another width or of another number of layers.
+        """
+        return len(self._array(path))
 
     def __call__(self, path: Path) -> Array:
-        features = read_features(path, self.columns, self.layers)
+        """(T, F) or (T, L, F) float32 of a file: .npy, or .mfc of HTK or Sphinx.  DataError: see `frames`, or NaN."""
+        features = np.array(self._array(path), dtype=np.float32)
         if not np.isfinite(features).all():
             raise DataError(f"{path}: contains NaN or infinity; expected finite values")
         parts = [features]
@@ -70,12 +74,29 @@ class StoredFeatures:
         features = np.concatenate(parts, axis=1)
         return utterance_cmvn(features) if self.normalize else features
 
+    def _array(self, path: Path) -> npt.NDArray[Any]:
+        """The values of a file, not read yet."""
+        with reading(path, "a feature file; delete a damaged one and write it again"):
+            if path.suffix == ".npy":
+                array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+            else:
+                shape, kind, offset = _layout(path, self.columns)
+                array = np.memmap(path, dtype=kind, mode="r", offset=offset, shape=shape)
+            if array.dtype.kind not in "fiu":
+                raise ValueError(f"expected an array of numbers, not {array.dtype}")
+        wanted = (self.columns,) if self.layers is None else (self.layers, self.columns)
+        if not array.size or array.shape[1:] != wanted:
+            key = "layers" if array.ndim == 3 or self.layers else "width"
+            expected = f"expected ({', '.join(map(str, ('frames', *wanted)))}): see task.data.features.{key}"
+            raise DataError(f"{path}: features of shape {array.shape}, {expected}")
+        return array
+
 
 class StoredInputs:
     """The features of utterances.  `lengths` (n,) int64 counts the frames of each, from headers and sizes of the files.
 
     Raises:
-        DataError: a file is missing, unreadable, empty or of another width.
+        DataError: as of :meth:`StoredFeatures.frames`.
     """
 
     def __init__(self, utterances: Sequence[Stored], front: StoredFeatures) -> None:
@@ -90,62 +111,6 @@ def slopes(x: Array) -> Array:
     """(T, F) to (T, F): regression slopes over frames t - 2 to t + 2, with the ends repeated (HTK book, eq. 5.16)."""
     p = np.pad(x, ((2, 2), (0, 0)), mode="edge")
     return ((p[3:-1] - p[1:-3] + 2 * (p[4:] - p[:-4])) / 10).astype(np.float32)
-
-
-def frames(path: Path, columns: int, layers: int | None = None) -> int:
-    """The number of frames of a file, from its header and size.
-
-    Args:
-        path: .npy, or .mfc of HTK or Sphinx.
-        columns: the expected number of values in a frame, or in a layer of a frame.
-        layers: the expected number of layers in a frame; None: it has none.
-
-    Raises:
-        DataError: the file is missing, unreadable, empty, of another width or of another number of layers.
-    """
-    wanted = (columns,) if layers is None else (layers, columns)
-    shape = shape_of(path, columns)
-    if shape[1:] != wanted or not shape:
-        key = "layers" if len(shape) == 3 or layers else "width"
-        expected = ", ".join(map(str, ("frames", *wanted)))
-        raise DataError(f"{path}: features of shape {shape}, expected ({expected}): see task.data.features.{key}")
-    if shape[0] < 1:
-        raise DataError(f"{path}: no frames")
-    return int(shape[0])
-
-
-def shape_of(path: Path, columns: int = 1) -> tuple[int, ...]:
-    """The shape of a file's features, from its header and size.  Raises DataError: it is missing or unreadable.
-
-    Args:
-        path: .npy, or .mfc of HTK or Sphinx.
-        columns: the expected number of values in a frame, which Sphinx's header does not tell.
-    """
-    with reading(path, "a feature file; delete a damaged one and write it again"):
-        return _mapped(path).shape if path.suffix == ".npy" else _layout(path, columns)[0]
-
-
-def read_features(path: Path, columns: int, layers: int | None = None) -> Array:
-    """(T, columns) or (T, layers, columns) float32 of a file.  Arguments and errors are those of :func:`frames`."""
-    frames(path, columns, layers)
-    if path.suffix == ".npy":
-        return _mapped(path).astype(np.float32)
-    shape, kind, offset = _layout(path, columns)
-    values: Array = np.fromfile(path, dtype=kind, offset=offset).reshape(shape).astype(np.float32)
-    return values
-
-
-def _mapped(path: Path) -> npt.NDArray[Any]:
-    """The array of a .npy file, not read yet. ValueError: it is none, or not of numbers."""
-    if path.stat().st_size == 0:
-        raise ValueError("an empty file")
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:  # numpy would advise to read it as pickled
-            raise ValueError("it does not begin as a .npy file does")
-    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"expected an array of numbers, not {array.dtype}")
-    return array
 
 
 def _layout(path: Path, columns: int) -> tuple[tuple[int, int], npt.DTypeLike, int]:

@@ -1,0 +1,147 @@
+"""Features on disk: computed once, named by their content, checked whenever they are read."""
+
+import json
+import os
+import resource
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from attnlab.data.corpus import Segment
+from attnlab.data.speech import features
+from attnlab.data.speech.features import FeatureStore, FilterBank, open_features, read_waveform
+from attnlab.data.speech.mustc import MustC
+from attnlab.errors import DataError
+
+BANK = FilterBank(sample_rate=8000, num_mels=20)
+
+
+@pytest.fixture
+def segments(corpus: Path) -> list[Segment]:
+    return MustC().read(corpus, "train", "audio", False)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The recordings that were read to compute features."""
+    paths: list[Path] = []
+
+    def counted(path: Path, *place: int) -> Any:
+        paths.append(path)
+        return read_waveform(path, *place)
+
+    monkeypatch.setattr(features, "read_waveform", counted)
+    return paths
+
+
+def folder_of(root: Path) -> Path:
+    (folder,) = (path for path in (root / "features").iterdir() if path.is_dir())
+    return folder
+
+
+def check(store: FeatureStore, segments: list[Segment]) -> None:
+    """What the store gives is what the filter bank gives, to half precision."""
+    assert len(store) == len(segments)
+    for i, segment in enumerate(segments):
+        expected = BANK(read_waveform(segment.audio, segment.start, segment.num_samples), segment.rate)
+        assert store[i].dtype == np.float32 and len(store[i]) == store.lengths[i]
+        np.testing.assert_allclose(store[i], expected, rtol=2**-11, atol=1e-6)
+
+
+def test_computed_once_by_content(tmp_path: Path, segments: list[Segment], computed: list[Path], corpus: Path) -> None:
+    for _ in range(2):
+        check(open_features(tmp_path, "train", segments, BANK), segments)
+        assert len(computed) == 5
+    frames = sum(open_features(tmp_path, "train", segments, BANK).lengths)
+    assert (folder_of(tmp_path) / "features.f16").stat().st_size == frames * 20 * 2
+    moved = shutil.copytree(corpus, tmp_path / "elsewhere")
+    open_features(tmp_path, "train", MustC().read(moved, "train", "audio", False), BANK)
+    assert len(computed) == 5  # the place does not matter
+    open_features(tmp_path, "train", segments, FilterBank(sample_rate=8000, num_mels=21))
+    assert len(computed) == 10  # the settings do
+    open_features(tmp_path, "train", segments[:4], BANK)
+    assert len(computed) == 14  # the segments do
+    samples, rate = soundfile.read(segments[0].audio, dtype="int16")
+    samples[5] += 1
+    soundfile.write(segments[0].audio, samples, rate)
+    open_features(tmp_path, "train", segments, BANK)
+    assert len(computed) == 19  # the audio does
+
+
+def test_a_damaged_segment_is_refused(tmp_path: Path, segments: list[Segment]) -> None:
+    store = open_features(tmp_path, "train", segments, BANK)
+    path = folder_of(tmp_path) / "features.f16"
+    data = bytearray(path.read_bytes())
+    data[int(store.lengths[0]) * 40 + 7] ^= 64  # in the second segment
+    path.write_bytes(data)
+    assert len(store[0])
+    with pytest.raises(DataError, match=r"features\.f16: damaged; delete .* and run again"):
+        store[1]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed index", "another split"])
+def test_a_damaged_folder_is_rebuilt(
+    tmp_path: Path, segments: list[Segment], computed: list[Path], caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    open_features(tmp_path, "train", segments, BANK)
+    folder = folder_of(tmp_path)
+    if damage == "truncated":
+        os.truncate(folder / "features.f16", (folder / "features.f16").stat().st_size - 1)
+    elif damage == "changed index":
+        index = json.loads((folder / "index.json").read_text())
+        index["frames"][0], index["frames"][1] = index["frames"][1], index["frames"][0]
+        (folder / "index.json").write_text(json.dumps(index))
+    else:
+        open_features(tmp_path, "other", segments[::-1], BANK)
+        (other,) = (tmp_path / "features").glob("other-*")
+        shutil.rmtree(folder)
+        other.rename(folder)
+    before = len(computed)
+    check(open_features(tmp_path, "train", segments, BANK), segments)
+    assert "computing it again" in caplog.text and len(computed) == before + 5
+
+
+def test_what_cannot_be_computed_leaves_nothing(
+    tmp_path: Path, segments: list[Segment], computed: list[Path], monkeypatch: pytest.MonkeyPatch, corpus: Path
+) -> None:
+    def fails(message: str) -> None:
+        with pytest.raises(DataError, match=message) as error:
+            open_features(tmp_path, "train", MustC().read(corpus, "train", "audio", False), BANK)
+        assert "\n" not in str(error.value)
+        assert not [p for p in (tmp_path / "features").iterdir() if p.suffix != ".lock" and p.name != "audio.json"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+        fails("features of train need 0.0 MiB, 0.0 MiB are free; set cache_dir")
+        assert not computed
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # the write fails as on a full disk
+    try:
+        fails(r"features/train-\w+: cannot be written \(File too large\)")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    wav = corpus / "en-de/data/train/wav/ted_2.wav"
+    samples, rate = soundfile.read(wav)
+    soundfile.write(wav, np.where(np.arange(len(samples)) == 9, np.nan, samples), rate, "FLOAT")
+    fails(r"ted_2.wav: ted_2_0 has samples that are not finite")
+
+
+def test_several_at_once_compute_once(tmp_path: Path, segments: list[Segment], computed: list[Path]) -> None:
+    stores: list[FeatureStore] = []
+
+    def act() -> None:
+        stores.append(open_features(tmp_path, "train", segments, BANK))
+
+    threads = [threading.Thread(target=act) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(computed) == 5 and len(stores) == 4
+    check(stores[-1], segments)
