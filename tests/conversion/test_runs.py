@@ -23,8 +23,7 @@ from attnlab.conversion.healing import Teacher
 from attnlab.conversion.layer_file import CONVERSION, read_about, read_layers
 from attnlab.conversion.layers import STORED
 from attnlab.data.samples import markov
-from attnlab.data.text.pretrained_tokens import byte_tokenizer
-from attnlab.data.text.vocabulary import BytePairVocabulary
+from attnlab.data.text.vocabulary import BytePairVocabulary, byte_tokenizer
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder

@@ -17,7 +17,7 @@ from pyarrow import parquet
 from attnlab.data.corpus import inspect_audio
 from attnlab.data.files import read_json, read_lines, read_text, rows
 from attnlab.data.text.corpora import FineWebEdu, parquet_texts
-from attnlab.data.text.summaries import SPLIT_FILE
+from attnlab.data.text.pairs import SPLIT_FILE
 from attnlab.errors import DataError
 from attnlab.run.cache import INDEX, MANIFEST, read_index, stored, stored_files, write_index
 from attnlab.run.fingerprint import file_digests

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 import attnlab
 from attnlab.data.base import Data
-from attnlab.data.batch import Example, collate
+from attnlab.data.batching import Example, collate
 from attnlab.errors import DataError
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from attnlab.config.batch import share_frames
 from attnlab.data import FilterBank, MustC, SpecAugment
-from attnlab.data.batch import Batch
-from attnlab.data.batching import FrameUpdates
+from attnlab.data.batching import Batch, FrameUpdates
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError
 

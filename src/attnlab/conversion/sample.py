@@ -14,8 +14,7 @@ from torch import Tensor
 
 from attnlab.data.samples.world import random_fact
 from attnlab.data.text.corpora import TextCorpus
-from attnlab.data.text.pretrained_tokens import byte_tokenizer
-from attnlab.data.text.vocabulary import END_OF_TEXT
+from attnlab.data.text.vocabulary import END_OF_TEXT, byte_tokenizer
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.decoder import SAMPLE as SIZES
 from attnlab.run.cache import digest, stored_files

@@ -8,12 +8,9 @@ from attnlab.data.speech.spoken_language import SLURP, Picovoice
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.table import Table
 from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, TextFiles, WikiText, WikiTextRaw
-from attnlab.data.text.parallel import Parallel
-from attnlab.data.text.pretrained_tokens import PretrainedTokens
-from attnlab.data.text.source_text import SourceText
-from attnlab.data.text.summaries import SciTLDR, XSum
-from attnlab.data.text.tokenizer import Tokenizer
-from attnlab.data.text.vocabulary import BytePairs, Words
+from attnlab.data.text.pairs import Parallel, SciTLDR, XSum
+from attnlab.data.text.tokenizer import SourceText, Tokenizer
+from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Words
 
 __all__ = [
     "AMI",

@@ -13,14 +13,12 @@ from torch.utils.data import Dataset
 from attnlab.config.batch import FrameShare, share_frames
 from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batch import Example, Ids, collate
-from attnlab.data.batching import FrameUpdates, filler, frame_batches
+from attnlab.data.batching import Example, FrameUpdates, Ids, collate, filler, frame_batches
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance, at_speed, statistics
 from attnlab.data.files import repeated
 from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment, open_features
 from attnlab.data.speech.stored import StoredFeatures
-from attnlab.data.text.source_text import SourceText
-from attnlab.data.text.tokenizer import Kind, Tokenizer
+from attnlab.data.text.tokenizer import Kind, SourceText, Tokenizer
 from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)

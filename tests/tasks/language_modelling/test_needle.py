@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, MTLAWindow
 from attnlab.config.check import check
-from attnlab.data.text.pretrained_tokens import byte_tokenizer
 from attnlab.data.text.tokens import TokenFile
-from attnlab.data.text.vocabulary import BytePairVocabulary
+from attnlab.data.text.vocabulary import BytePairVocabulary, byte_tokenizer
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel

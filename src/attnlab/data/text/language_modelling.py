@@ -16,9 +16,8 @@ from attnlab.data.batching import ordered_batches
 from attnlab.data.samples import sample_corpus
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
-from attnlab.data.text.pretrained_tokens import PretrainedTokens
 from attnlab.data.text.tokens import Ids, TokenFile, build
-from attnlab.data.text.vocabulary import BytePairs, Vocabulary, Words, count_words
+from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest

@@ -1,4 +1,4 @@
-"""Subword pieces by SentencePiece."""
+"""Subword pieces by SentencePiece, and text as input: pieces of the vocabulary that source and target share."""
 
 import hashlib
 import io
@@ -6,11 +6,17 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import sentencepiece
+from annotated_types import Ge, Le
 
+from attnlab.data.corpus import Kind as InputKind
+from attnlab.data.corpus import Utterance
 from attnlab.data.files import reading
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import stored_files
@@ -178,3 +184,45 @@ def _explain(message: str, vocab_size: int, type: str) -> str:
     if least := re.search(r"required_chars. \d+ vs (\d+)", message):
         return f"vocab_size={vocab_size} is less than the characters of the training text; expected at least {least[1]}"
     return f"vocab_size={vocab_size}: SentencePiece cannot learn {type} pieces: {message.strip().splitlines()[-1]}"
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """The source text as piece ids that end in </s>.
+
+    Args:
+        max_tokens: the largest number of ids, at least 2.  A longer text is cut to its first `max_tokens` - 1 pieces
+            and </s>, and counted in `TextInputs.truncated`.
+    """
+
+    max_tokens: Annotated[int, Ge(2), Le(1_048_576)] = 1024
+
+    kind: ClassVar[InputKind] = "text"
+
+    def open(self, utterances: Sequence[Utterance], tokenizer: Tokenizer) -> "TextInputs":
+        return self.texts([x.source for x in utterances], tokenizer)
+
+    def texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> "TextInputs":
+        """The ids of texts that are no utterances."""
+        return TextInputs(tokenizer.encode_all(texts), self.max_tokens)
+
+
+class TextInputs:
+    """(T,) int64 ids of each text.
+
+    Args:
+        pieces: the ids of each text, without </s>.
+        max_tokens: the largest number of ids, </s> included.
+
+    Attributes:
+        truncated: the number of texts that were cut.
+        lengths: (n,) int64, the number of ids of each text.
+    """
+
+    def __init__(self, pieces: Sequence[Sequence[int]], max_tokens: int) -> None:
+        self._ids = [np.asarray([*x[: max_tokens - 1], Tokenizer.eos], dtype=np.int64) for x in pieces]
+        self.truncated = sum(len(x) > max_tokens - 1 for x in pieces)
+        self.lengths = np.asarray([len(x) for x in self._ids], dtype=np.int64)
+
+    def __getitem__(self, i: int) -> npt.NDArray[np.int64]:
+        return self._ids[i]

@@ -27,8 +27,7 @@ from attnlab.conversion.layers import converted_copy
 from attnlab.conversion.original import check_inputs, load_original
 from attnlab.data.inputs import InputKind
 from attnlab.data.samples.markov import Source
-from attnlab.data.text.pretrained_tokens import PretrainedTokens
-from attnlab.data.text.vocabulary import Vocabulary, Words, read_vocabulary
+from attnlab.data.text.vocabulary import PretrainedTokens, Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from attnlab.attention import Cache
 from attnlab.callbacks.contribution import Scored, update
 from attnlab.callbacks.speed import now
-from attnlab.data.batch import Batch
+from attnlab.data.batching import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.errors import DataError

@@ -11,13 +11,12 @@ import soundfile
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.batch import Example, Ids, collate
+from attnlab.data.batching import Example, Ids, collate
 from attnlab.data.corpus import Reader, checked_rate
 from attnlab.data.inputs import InputKind
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
 from attnlab.data.speech.stored import StoredFeatures
-from attnlab.data.text.source_text import SourceText
-from attnlab.data.text.tokenizer import Tokenizer
+from attnlab.data.text.tokenizer import SourceText, Tokenizer
 from attnlab.decoding import BeamSearch
 from attnlab.errors import DataError
 from attnlab.tasks.prediction import Predictor, Result, changed

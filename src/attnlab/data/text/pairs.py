@@ -1,0 +1,294 @@
+"""Readers of pairs of texts: sentences with their translations, documents with their summaries.
+
+Parallel text: two files with one sentence per line, or two SGML files with numbered segments; see LAYOUTS.
+
+XSum: (a) <root>/bbc-summary-data/<id>.summary    sections [SN]URL[SN], TITLE, FIRST-SENTENCE, RESTBODY
+          <root>/XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json     {"train": [ids], "validation": ..., "test": ...}
+      (b) <root>/{train,validation,test}.json     records with document and summary (Hugging Face's fields)
+      (c) <root>/{train,validation,test}.{source,target}     one per line; also [.raw].source, .document/.summary
+
+SciTLDR: <root>/{train,dev,test}.jsonl            source, a list of sentences; target, a list of summaries
+"""
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from attnlab.data.corpus import Kind, Reader, Utterance, held_out, refuse_empty
+from attnlab.data.files import read_json, read_lines, read_text, rows, squeeze
+from attnlab.errors import DataError
+
+_SEGMENT = re.compile(r"<seg[^>]*\bid=\"?([^\">\s]+)\"?[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a layout: names relative to the root, with `{lang}`, `{side}` (src, ref) and so on to be filled in.
+
+    Attributes:
+        train: the training files.
+        dev, test: the held-out files; empty: held out of the training files.
+        subwords: whether words are split into pieces; every piece but the last of a word ends in `@@`.
+    """
+
+    train: tuple[str, ...]
+    dev: str = ""
+    test: str = ""
+    subwords: bool = False
+
+
+LAYOUTS = {
+    "wmt16-google": Files(
+        ("train.tok.clean.bpe.32000.{lang}",),
+        "newstest2013.tok.bpe.32000.{lang}",
+        "newstest2014.tok.bpe.32000.{lang}",
+        subwords=True,
+    ),
+    "wmt": Files(
+        (
+            "training/europarl-v7.{pair}.{lang}",
+            "training/commoncrawl.{pair}.{lang}",
+            "training/news-commentary-v11.{pair}.{lang}",
+        ),
+        "dev/newstest2013.{lang}",
+        "test-full/newstest2014-deen-{side}.{lang}.sgm",
+    ),
+    "opennmt": Files(("{from}-train.txt",), "{from}-val.txt"),
+    "plain": Files(("train.{lang}",), "dev.{lang}", "test.{lang}"),
+    "multi30k": Files(("train.{lang}",), "val.{lang}", "test_2016_flickr.{lang}"),
+}
+
+
+class Parallel(Reader):
+    """Sentence pairs: line i of the source file and line i of the target file.
+
+    Typographic apostrophes become plain ones.  In a layout with `subwords` the pieces of a word are joined; in other
+    layouts `@@` is text.
+
+    Args:
+        source_language, target_language: the codes in the file names.
+        layout: one of LAYOUTS, or "auto": the first one whose files all exist.
+        unescape: replace HTML entities by their characters.
+        hold_out: for a split without files, every `hold_out`-th pair is taken out of the training pairs; at least 3.
+    """
+
+    unit = "pairs"
+    kinds = ("text",)
+
+    def __init__(
+        self,
+        source_language: str = "en",
+        target_language: str = "de",
+        layout: Literal["auto", "wmt16-google", "wmt", "opennmt", "plain", "multi30k"] = "auto",
+        unescape: bool = False,
+        hold_out: Annotated[int, Ge(3)] = 100,
+    ) -> None:
+        self.languages, self.chosen = (source_language, target_language), layout
+        self.unescape, self.hold_out = unescape, hold_out
+        self.name = f"{source_language}-{target_language} text"
+        names = ", ".join(self._fill(files.train[0], 0) for files in LAYOUTS.values())
+        self.layout = f"data_root must hold one of the layouts {', '.join(LAYOUTS)} (training files: {names})"
+
+    def _fill(self, name: str, side: int) -> str:
+        source, target = self.languages
+        words = {"lang": self.languages[side], "pair": f"{target}-{source}", "side": ("src", "ref")[side]}
+        return name.format(**words, **{"from": ("src", "tgt")[side]})
+
+    def files(self, root: Path) -> Files:
+        """The layout of `root`.  Raises DataError where no layout fits."""
+        for name, files in LAYOUTS.items():
+            if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
+                return files
+        nearest = max(LAYOUTS.values(), key=lambda files: sum(path.exists() for path in self._all(root, files)))
+        paths = list(self._all(root, nearest))
+        if any(path.exists() for path in paths):
+            self.missing(min((path for path in paths if not path.is_file()), key=lambda path: not path.exists()))
+        raise DataError(f"data_root={root}: unknown layout; {self.layout}")
+
+    def _all(self, root: Path, files: Files) -> list[Path]:
+        names = [name for name in (*files.train, files.dev, files.test) if name]
+        return [root / self._fill(name, side) for name in names for side in (0, 1)]
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        self.need(*self._all(root, self.files(root)))
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        files = self.files(root)
+        if name := {"dev": files.dev, "test": files.test}.get(split):
+            return self._pairs(root, name, split, drop_empty, files.subwords)
+        train = [
+            pair
+            for name in files.train
+            for pair in self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords)
+        ]
+        missing = [split for split, name in (("dev", files.dev), ("test", files.test)) if not name]
+        return list(held_out(train, split, missing, self.hold_out))
+
+    def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> list[Utterance]:
+        source, target = (root / self._fill(name, side) for side in (0, 1))
+        pairs = (_sgml if name.endswith(".sgm") else read_pairs)(source, target, split, drop_empty)
+        return [
+            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in pairs
+        ]
+
+    def plain(self, text: str) -> str:
+        return self._plain(super().plain(text), subwords=False)
+
+    def _plain(self, text: str, subwords: bool) -> str:
+        if subwords:
+            text = text.replace("@@ ", "").removesuffix("@@")
+        text = text.replace("’", "'")
+        return html.unescape(text) if self.unescape else text
+
+    def sample(self, cache_dir: Path) -> Path:
+        from attnlab.data.samples.written import write_translations
+
+        return write_translations(cache_dir)
+
+
+def _sgml(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
+    sides = [[squeeze(html.unescape(text)) for _, text in _SEGMENT.findall(read_text(p))] for p in (source, target)]
+    if not sides[0] or len(sides[0]) != len(sides[1]):
+        raise DataError(f"{source} has {len(sides[0])} segments, {target.name} {len(sides[1])}; expected equal numbers")
+    return [
+        pair(f"{name}_{i}", left, right, f"{source} segment {i}", f"{target} segment {i}", drop_empty)
+        for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
+    ]
+
+
+# --- summaries ---
+
+SPLIT_FILE = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
+SPELLINGS = {"train": ("train",), "validation": ("validation", "val", "dev"), "test": ("test",)}
+PAIRS = ((".source", ".target"), (".raw.source", ".raw.target"), (".document", ".summary"))
+RECORDS = (".jsonl", ".json")
+SHARE_BAR = {
+    "Share this with", "Email", "Facebook", "Messenger", "Twitter", "Pinterest", "WhatsApp", "Linkedin", "LinkedIn",
+    "Copy this link", "These are external links and will open in a new window",
+}  # fmt: skip
+
+
+class XSum(Reader):
+    """XSum in the first of the three layouts that the root has.  Runs of white space become one space."""
+
+    name = "XSum"
+    unit = "documents"
+    splits = ("train", "validation", "test")
+    kinds = ("text",)
+    layout = (
+        f"data_root must hold bbc-summary-data/ with {SPLIT_FILE}, or {{train,validation,test}}.json with document and "
+        "summary, or {train,validation,test}.source and .target"
+    )
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        self._files(root, split)
+
+    def _files(self, root: Path, split: str) -> tuple[Path, Path | None]:
+        """Source and target file; the target is None where one file has both."""
+        if (root / "bbc-summary-data").is_dir():
+            self.need(root / SPLIT_FILE)
+            return root / SPLIT_FILE, None
+        for name in SPELLINGS[split]:
+            for suffix in RECORDS:
+                if (root / f"{name}{suffix}").is_file():
+                    return root / f"{name}{suffix}", None
+            for source, target in PAIRS:
+                if (root / f"{name}{source}").is_file():
+                    self.need(root / f"{name}{target}")
+                    return root / f"{name}{source}", root / f"{name}{target}"
+        self.missing(root / f"{split}.source")
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        source, target = self._files(root, split)
+        if target is not None:
+            return read_pairs(source, target, split, drop_empty)
+        if source.name == SPLIT_FILE:
+            return self._original(root, source, split, drop_empty)
+        return [
+            pair(id, row.text("document"), row.text("summary"), row.where, row.where, drop_empty)
+            for number, row in enumerate(rows(source))
+            for id in [str(row.values.get("id", f"{split}_{number}"))]
+        ]
+
+    def _original(self, root: Path, splits: Path, split: str, drop_empty: bool) -> list[Utterance]:
+        content = read_json(splits)
+        ids = content.get(split) if isinstance(content, dict) else None
+        if not isinstance(ids, list) or not all(isinstance(id, str | int) for id in ids):
+            raise DataError(f"{splits}: expected {{train: [id, ...], validation: ..., test: ...}}: no ids of {split!r}")
+        utterances = []
+        for id in ids:
+            path = root / "bbc-summary-data" / f"{id}.summary"
+            lines = [line for raw in read_lines(path) if (line := raw.strip()) and line not in SHARE_BAR]
+            parts = "\n".join(lines).split("[SN]")
+            if len(parts) < 9:
+                raise DataError(f"{path}: expected sections [SN]URL[SN], TITLE, FIRST-SENTENCE and RESTBODY")
+            utterances.append(pair(str(id), squeeze(parts[8]), squeeze(parts[6]), str(path), str(path), drop_empty))
+        return utterances
+
+    def sample(self, cache_dir: Path) -> Path:
+        from attnlab.data.samples.written import write_articles
+
+        return write_articles(cache_dir)
+
+
+class SciTLDR(Reader):
+    """Abstracts of papers.  The first summary is the target; all summaries are references."""
+
+    name = "SciTLDR"
+    unit = "papers"
+    kinds = ("text",)
+    layout = "data_root must hold train.jsonl, dev.jsonl and test.jsonl"
+
+    def find(self, root: Path, split: str, kind: Kind) -> None:
+        self.need(root / f"{split}.jsonl")
+
+    def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
+        utterances = []
+        for row in rows(root / f"{split}.jsonl"):
+            source = squeeze(" ".join(map(str, row.value("source", list))))
+            target, *others = [squeeze(str(text)) for text in row.value("target", list)] or [""]
+            id = f"{split}_{row.number}_{row.values.get('paper_id', '')}"
+            utterances.append(pair(id, source, target, row.where, row.where, drop_empty, tuple(others)))
+        return utterances
+
+
+# --- both ---
+
+
+def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
+    """Examples from two files of lines: line i of both is one example, with the id `name`_i.
+
+    Raises:
+        DataError: the files have unequal numbers of lines, or a line is empty.
+    """
+    sides = [[squeeze(line) for line in read_lines(path)] for path in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        raise DataError(f"{source} has {len(sides[0])} lines, {target.name} {len(sides[1])}; expected equal numbers")
+    return [
+        pair(f"{name}_{i}", left, right, f"{source} line {i}", f"{target} line {i}", drop_empty)
+        for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
+    ]
+
+
+def pair(
+    id: str, source: str, target: str, at: str, target_at: str, drop_empty: bool, others: tuple[str, ...] = ()
+) -> Utterance:
+    """An example of two texts.
+
+    Args:
+        id: unique in its split.
+        at, target_at: the places of both texts, for the error.
+        drop_empty: give an example with an empty text an empty target, to be left out, in place of an error.
+        others: further references.
+
+    Raises:
+        DataError: a text is empty.
+    """
+    refuse_empty(source, at, drop_empty)
+    refuse_empty(target, target_at, drop_empty)
+    return Utterance(id=id, source=source, target=target if source else "", others=others)
