@@ -18,8 +18,8 @@ from attnlab.callbacks.quality import Quality
 from attnlab.callbacks.summary import LONGEST, show
 from attnlab.config.check import compose
 from attnlab.metrics import Perplexity
-from attnlab.report import curves
-from attnlab.report.curves import plot_curves, read_curves
+from attnlab.report import figure
+from attnlab.report.figure import plot_curves, read_curves
 from attnlab.run.record import new
 
 
@@ -116,7 +116,7 @@ def test_one_point_of_a_curve_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
         pictures.append(picture)
         return b""
 
-    monkeypatch.setattr(curves.figure, "png", png)
+    monkeypatch.setattr(figure, "png", png)
     (tmp_path / "curves").mkdir()
     rows = "".join(f"{i},0,3.0,{'0.5' if i == 9 else ''}\n" for i in range(20))
     (tmp_path / "curves" / "metrics.csv").write_text(f"step,epoch,loss,val_accuracy\n{rows}")

@@ -19,7 +19,7 @@ from attnlab.conversion.layers import convert
 from attnlab.conversion.statistics import frequencies_of
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder
-from attnlab.report.grid import Grid
+from attnlab.report.table import Grid
 from tests.attention.mechanisms import error
 from tests.conversion.models import FAMILIES, ours, theirs, tokens
 

@@ -10,7 +10,7 @@ import pytest
 
 from attnlab.config.build import CONF
 from attnlab.config.renames import RENAMES
-from attnlab.report import everything, figure, speed
+from attnlab.report import command, figure, speed
 from attnlab.report.command import main
 from attnlab.report.match import differences
 from attnlab.report.render import write_table
@@ -22,11 +22,11 @@ from attnlab.run.store import SavedRecord, collect
 EXPERIMENT = re.compile("experiment=").match
 ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
-SPECS = everything.specifications(EXPERIMENTS)
+SPECS = command.specifications(EXPERIMENTS)
 LONG = {"recall/shifted.yaml", "recall/table.yaml"}  # compose many rows
 LONG |= {"t6/table7.yaml", "t6/variants.yaml", "t6/wikitext2.yaml"}
 EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tuple(LONG)) else path for path in SPECS]
-FOLDERS = everything.folders(EXPERIMENTS)
+FOLDERS = command.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
 
 
@@ -64,13 +64,13 @@ def same(rendered: list[Path], folder: Path) -> None:
 @pytest.mark.parametrize("path", EACH_SPEC, ids=name)
 def test_a_table(path: Path, records: list[SavedRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    below = everything.below(path.parent.relative_to(ROOT), records)
+    below = command.below(path.parent.relative_to(ROOT), records)
     same(write_table(read_spec(path), below, tmp_path / path.stem), path.parent)
 
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("folder", "report"), FOLDERS, ids=lambda part: name(part) if isinstance(part, Path) else "")
-def test_a_report(folder: Path, report: everything.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report(folder: Path, report: command.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     same(report(collect([folder.relative_to(ROOT)]), tmp_path), folder)
 

@@ -13,7 +13,7 @@ from attnlab.compression import folder
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.transform import compress
 from attnlab.report import compression
-from attnlab.report.grid import Grid
+from attnlab.report.table import Grid
 from attnlab.run.store import SavedRecord
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from attnlab.errors import DataError
-from attnlab.report import conversion, everything
+from attnlab.report import command, decoders
 from attnlab.report.command import main
 from attnlab.run.store import collect
 from tests.report.conftest import Run
@@ -59,8 +59,8 @@ def test_windows_in_all_layers_have_no_bytes_per_token(tmp_path: Path, run: Run)
     for name, size in (("original", 600), ("converted", 150)):
         values["points"][name] |= {"cache_bytes_per_token": 0.0, "cache_bytes_measured": size}
     path = run("r1", "task=wikitext2 convert=mla", conversion=values)
-    (run_,) = conversion.runs_of(collect([path])).to_dict("records")
-    assert [run_[key] for key in ("Cache, %", *conversion.SIZES)] == [25, 600, 150]
+    (run_,) = decoders.conversions(collect([path])).to_dict("records")
+    assert [run_[key] for key in ("Cache, %", *decoders.SIZES)] == [25, 600, 150]
 
 
 def test_the_lines_of_the_runs_give_the_same_again(tmp_path: Path, run: Run) -> None:
@@ -68,11 +68,11 @@ def test_the_lines_of_the_runs_give_the_same_again(tmp_path: Path, run: Run) -> 
     run("r1", "task=wikitext2 convert=tpa convert.rank=2", conversion=about("tpa", 4.0, 5.25))
     folder = tmp_path / "experiments/convert/sample"
     assert main(["compressed", str(tmp_path / "runs"), "--out", str(folder)]) == 0
-    ((place, report),) = everything.folders(tmp_path / "experiments")
+    ((place, report),) = command.folders(tmp_path / "experiments")
     assert place == folder
     for path in report([], tmp_path / "again"):
         assert path.suffix == ".png" or path.read_bytes() == (folder / path.name).read_bytes()
     file = folder / "runs.csv"
     file.write_text(file.read_text().replace(",5.25,", ",five,"))
-    with pytest.raises(DataError, match="line 2: Converted: .*five"):
+    with pytest.raises(DataError, match="runs.csv: .*five"):
         report([], tmp_path / "again")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from attnlab.report.curves import draw_together, together
+from attnlab.report.figure import draw_together, together
 from attnlab.report.spec import Panel
 
 PANELS = [Panel("loss", "training loss"), Panel("val_loss", "perplexity, B", exp=True, rows="B")]

@@ -16,7 +16,7 @@ from attnlab.config.build import CONF, instantiate, leaves
 from attnlab.config.check import check, compose
 from attnlab.models.build import build_attention
 from attnlab.pretrained import huggingface
-from attnlab.report import everything
+from attnlab.report.command import specifications
 from attnlab.report.match import composed
 from attnlab.report.spec import Row, Spec, read_spec
 from attnlab.run.store import SavedRecord
@@ -24,7 +24,7 @@ from attnlab.tasks.base import Task, task_of
 from tests.conversion.shapes import SHAPES
 
 ROOT = CONF.parent
-SPECS = {path: read_spec(path) for path in everything.specifications(ROOT / "experiments")}
+SPECS = {path: read_spec(path) for path in specifications(ROOT / "experiments")}
 OVERLAYS = sorted(
     p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in (CONF / "experiment").rglob("*.yaml")
 )

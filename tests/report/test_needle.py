@@ -88,3 +88,13 @@ def test_runs_side_by_side(template: dict[str, Any], tmp_path: Path, capsys: pyt
     (tmp_path / "empty" / "a.json").write_text(json.dumps(template))
     with pytest.raises(DataError, match="task.score.needle.lengths"):
         main(["needle", str(tmp_path / "empty")])
+
+
+@pytest.mark.parametrize("damage", [{"cells": [{"length": "x"}]}, {"accuracy": None, "cells": 5}, {"trials": 16}])
+def test_a_damaged_record_is_named(template: dict[str, Any], tmp_path: Path, damage: dict[str, Any]) -> None:
+    write(template, tmp_path / "good.json", 1)
+    record = write(template, tmp_path / "bad.json", 2)
+    record["conversion"]["points"]["converted"]["needle"] = damage
+    (tmp_path / "bad.json").write_text(json.dumps(record))
+    with pytest.raises(DataError, match=r"/bad\.json: a damaged record"):
+        main(["needle", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from attnlab.config.build import CONF
-from attnlab.report import bench, compression, context, conversion, curves, figure, reasoning
+from attnlab.report import bench, compression, decoders, figure
 from attnlab.report.spec import Plot
 
 EXPERIMENTS = CONF.parent / "experiments"
@@ -20,8 +20,8 @@ DRAW: dict[str, Callable[..., Figure]] = {  # committed numbers
     "irratt/sample/ranks_irratt": partial(compression.ranks_plot, title=TITLE),
     "irratt/fruits360/top1": compression.sweep_plot,
     "mtla/bench/training": bench.plot,
-    "tensorllm/sample/accuracy": reasoning.accuracy_plot,
-    "convert/sample/perplexity": conversion.plot,
+    "tensorllm/sample/accuracy": decoders.accuracy_plot,
+    "convert/sample/perplexity": decoders.perplexity_plot,
     "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity", log_x=True), title=TITLE),
 }
 
@@ -38,7 +38,7 @@ def made(kind: str) -> Figure:
             for i, name in enumerate(names)
             for n in (256, 1024, 4096, 16384, 32768)
         ]
-        return context.draw(pd.DataFrame(rows, columns=context.HEADERS), "title")
+        return bench.context_plot(pd.DataFrame(rows, columns=bench.CONTEXT), "title")
     if kind == "curves":
         logged = [
             (panel, name, seed, step, i + seed / step)
@@ -47,7 +47,7 @@ def made(kind: str) -> Figure:
             for seed in (1, 2)
             for step in (100, 200, 300)
         ]
-        return curves.draw_together(pd.DataFrame(logged, columns=curves.COLUMNS), "title")
+        return figure.draw_together(pd.DataFrame(logged, columns=figure.CURVES), "title")
     if kind == "lines":
         points = [(name, s, x, x * s + i) for i, name in enumerate(names) for s in (1, 2) for x in (4, 8, 16)]
         return figure.seeds(pd.DataFrame(points, columns=figure.POINTS), Plot("", "", "rank", "top-1, %"), "title")

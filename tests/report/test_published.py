@@ -19,7 +19,7 @@ from attnlab.config.build import CONF, instantiate
 from attnlab.data.images.folder import ImageData
 from attnlab.data.questions import question_set
 from attnlab.data.recall.data import NAMES
-from attnlab.report import everything
+from attnlab.report.command import specifications
 from attnlab.report.match import choose, composed, is_corpus
 from attnlab.report.render import table
 from attnlab.report.spec import Column, Row, Spec, read_spec
@@ -29,7 +29,7 @@ from attnlab.run.store import SavedRecord
 from tests.report.conftest import finished
 
 EXPERIMENTS = CONF.parent / "experiments"
-PATHS = [p for p in everything.specifications(EXPERIMENTS) if read_spec(p).picture != "context"]
+PATHS = [p for p in specifications(EXPERIMENTS) if read_spec(p).picture != "context"]
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 ROWS = 2  # of a table by default, without their baselines: composing a row takes a third of a second
 QUICK = {  # tables that together have every kind of column; each default test shows a part of one

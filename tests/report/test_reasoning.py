@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnlab.errors import DataError
-from attnlab.report import reasoning
+from attnlab.report import decoders
 from attnlab.report.command import main
 from tests.report.conftest import Run
 
@@ -48,14 +48,14 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
     assert points[3] == ["sample llama", "fever", "dense", "1", "2", "90.000", "0.000"]
     assert (out / "accuracy.png").is_file()
     file = out / "runs.csv"
-    for path in reasoning.render_again(out, tmp_path / "again")[:4]:
+    for path in decoders.render_again(out, tmp_path / "again")[:4]:
         other = (out / path.name).read_text()
         assert path.read_text() == re.sub(
             r"(70\.0|90\.0|1\.250) ± (5\.0|0\.100)", r"\1", other
         )  # of one seed no line has these
     file.write_text(file.read_text().replace(",50,", ",fifty,"))
-    with pytest.raises(DataError, match="line 3: accuracy compressed: .*fifty"):
-        reasoning.render_again(out, tmp_path / "again")
+    with pytest.raises(DataError, match="runs.csv: .*fifty"):
+        decoders.render_again(out, tmp_path / "again")
 
 
 def test_runs_with_other_settings_or_another_corpus_are_other_rows(tmp_path: Path, run: Run) -> None:

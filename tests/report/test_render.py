@@ -11,9 +11,9 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.errors import ConfigError, DataError
 from attnlab.report.command import main
-from attnlab.report.grid import Grid
 from attnlab.report.render import table
 from attnlab.report.spec import Spec, read_spec
+from attnlab.report.table import Grid
 from attnlab.run.store import SavedRecord, collect
 from tests.report.conftest import MUSTC, Run
 

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from attnlab.report import sweep
-from attnlab.report.curves import draw_together, together
+from attnlab.report.figure import draw_together, together
 from attnlab.run.lock import locked
 from attnlab.run.store import collect
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
 from attnlab.pretrained.weights import check_values
-from attnlab.report.curves import plot_curves
+from attnlab.report.figure import plot_curves
 from attnlab.run import record as records
 from attnlab.run.files import replacing_summed, verify
 from attnlab.run.loggers import open_loggers

@@ -3,8 +3,10 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from attnlab.errors import ConfigError, DataError, printable
@@ -12,8 +14,10 @@ from attnlab.report import runs
 from attnlab.run.console import StderrHandler
 from attnlab.run.files import write_text
 from attnlab.run.ledger import OUTPUTS
-from attnlab.run.store import collect
+from attnlab.run.record import UNREADABLE
+from attnlab.run.store import SavedRecord, collect
 
+Report = Callable[[Sequence[SavedRecord], Path], list[Path]]
 PAGE = Path("report.html")
 HELP = {
     "page": "the runs in a folder as one HTML page, which needs no network (also without the word page)",
@@ -105,7 +109,6 @@ def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) 
     Without `places` a specification is rendered from the records of its folder, and of outputs/ from those that read
     the corpus of the table: runs of a sample corpus do not change a committed file.
     """
-    from attnlab.report import everything
     from attnlab.report.match import is_of
     from attnlab.report.render import write_table
     from attnlab.report.spec import read_spec
@@ -114,7 +117,7 @@ def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) 
     if folders and places:
         raise ConfigError(f"report {kind}: --records belongs to a specification; {folders[0]} is a folder")
     read = {path: read_spec(path) for path in specs if path not in folders}  # all are read before any is rendered
-    paths = [file for path in folders for file in (everything.tables if kind == "table" else everything.figures)(path)]
+    paths = [path for folder in folders for path in everything(folder, kind)]
     for path, spec in read.items():
         records = collect(places or [path.parent, *[OUTPUTS] * OUTPUTS.exists()])
         if not places:
@@ -124,14 +127,102 @@ def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) 
 
 
 def _of_records(kind: str, places: Sequence[Path], out: Path | None) -> list[Path]:
-    from attnlab.report import bench, compression, conversion, needle, reasoning, speed
+    from attnlab.report import bench, compression, decoders, needle, speed
 
     records = collect(places)
     if not records:
         raise DataError("no readable record among these records")
-    report = {"bench": bench, "speed": speed, "needle": needle, "compressed": compression}[kind]
-    if kind == "compressed":
-        done = [saved for saved in records if saved.record["status"] == "finished"]
-        report = next((module for module in (reasoning, conversion) if done and all(map(module.is_one, done))), report)
-    paths: list[Path] = report.render(records, out or records[0].path.parent)
-    return paths
+    reports = {"bench": bench.render, "speed": speed.render, "needle": needle.render, "compressed": compression.render}
+    done = [saved for saved in records if saved.record["status"] == "finished"]
+    if kind == "compressed" and done:
+        if all(map(decoders.is_asked, done)):
+            reports[kind] = decoders.render_compressions
+        elif all(map(decoders.is_converted, done)):
+            reports[kind] = decoders.render_conversions
+    return named(reports[kind], records, out or records[0].path.parent)
+
+
+def named(report: Report, records: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    """The paths that a report of records writes into a directory.
+
+    Raises:
+        DataError: a record has a value of another kind than in every run; it is the one that fails alone as well.
+    """
+    try:
+        return report(records, directory)
+    except UNREADABLE:
+        for saved in records:
+            try:
+                with TemporaryDirectory() as folder:
+                    report([saved], Path(folder))
+            except DataError:  # the report shows nothing of it
+                continue
+            except UNREADABLE as error:
+                raise DataError(f"{saved.name}: a damaged record: {type(error).__name__}: {error}") from error
+        raise
+
+
+def everything(root: Path, kind: str) -> list[Path]:
+    """Every table with its plots and SPEED.md, or every figure, again from the records that are committed in a folder.
+
+    Args:
+        root: experiments/, which has a folder for each paper; a relative path keeps the names of records short.
+        kind: table or figure.
+
+    Raises:
+        ConfigError: a specification is wrong.
+        DataError: there is no such folder, or no specification in it.
+    """
+    from attnlab.report import needle, speed
+    from attnlab.report.render import write_table
+    from attnlab.report.spec import read_spec
+
+    records = collect([root])
+    specs = {
+        path: read_spec(path) for path in specifications(root) if path.stem.startswith("figure") == (kind != "table")
+    }
+    if not specs:
+        raise DataError(f"{root}: no specification (*/*.yaml); give the folder experiments of a checkout")
+    paths = [
+        file for path, spec in specs.items()
+        for file in write_table(spec, below(path.parent, records), path.with_suffix(""))
+    ]  # fmt: skip
+    reports = folders(root) if kind == "table" else [(path, needle.render) for path in sorted(root.glob("*/needle"))]
+    for folder, report in reports:
+        if kind == "table" or any(map(needle.is_one, below(folder, records))):
+            paths += named(report, below(folder, records), folder)
+    return paths + (named(speed.render, records, root) if kind == "table" else [])
+
+
+def specifications(root: Path) -> list[Path]:
+    """The specifications of tables and figures in experiments/."""
+    return sorted(root.glob("*/*.yaml"))
+
+
+def below(folder: Path, records: Sequence[SavedRecord]) -> list[SavedRecord]:
+    """The records in a folder and those below it; the folder is relative as their paths are."""
+    return [saved for saved in records if saved.path.is_relative_to(folder)]
+
+
+def folders(root: Path) -> list[tuple[Path, Report]]:
+    """Folders of records that have a report of their own, with its function.
+
+    Of a folder with runs.csv no record is committed: it is reported from that file, which has a line for each run.
+    """
+    from attnlab.report import bench, compression, needle
+
+    kinds = {"*/bench/bench.csv": bench, "*/*/sweep.csv": compression, "*/needle/needle.csv": needle}
+    reports: list[tuple[Path, Report]] = [
+        (path.parent, kind.render)
+        for pattern, kind in kinds.items()
+        for path in sorted(root.glob(pattern))
+        if not path.with_name("runs.csv").is_file()
+    ]
+    again = [path.parent for name in ("conversions", "accuracy") for path in sorted(root.glob(f"*/*/{name}.csv"))]
+    return reports + [(folder, partial(_again, folder)) for folder in again]
+
+
+def _again(folder: Path, _: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    from attnlab.report.decoders import render_again
+
+    return render_again(folder, directory)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from attnlab.report import figure
-from attnlab.report.frame import finished, frame, spread
-from attnlab.report.grid import Grid, facts
 from attnlab.report.significance import standard_error
+from attnlab.report.table import Grid, facts, finished, frame, spread
 from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:

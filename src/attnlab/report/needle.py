@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from attnlab.report import figure
-from attnlab.report.frame import finished
-from attnlab.report.grid import Grid, facts
+from attnlab.report.table import Grid, facts, finished
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 

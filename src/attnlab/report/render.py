@@ -1,6 +1,6 @@
 """A paper's table: the published numbers beside those of our records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from math import exp
@@ -10,11 +10,11 @@ from statistics import mean
 import pandas as pd
 from omegaconf import OmegaConf
 
-from attnlab.report import compression, context, curves, figure
-from attnlab.report.grid import Grid, facts
+from attnlab.report import bench, compression, figure
 from attnlab.report.match import choose, composed, protocol, scored, statistics
 from attnlab.report.significance import has_predictions, standard_error, sure
-from attnlab.report.spec import Column, Plot, Row, Spec
+from attnlab.report.spec import Column, Row, Spec
+from attnlab.report.table import Grid, facts
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
@@ -27,32 +27,29 @@ def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[
         stem: the path of the files without suffix.
     """
     if spec.picture == "context":
-        data = context.data(spec, records)
+        data = bench.over_the_context(spec, records)
         data = data if (data["ms"] != NOT_RUN).any() else data.iloc[:0]
-        draw = partial(context.draw, title=spec.title)
-        paths = context.table(spec, records).write(stem, "md", "tex", "csv")
+        paths = bench.context_table(spec, records).write(stem, "md", "tex", "csv")
+        draw = partial(bench.context_plot, title=spec.title)
         return paths + figure.write(stem.with_name(f"{stem.name}_points"), data, draw)
     paths = table(spec, records).write(stem, "md", "tex", "csv")
-    usable = scored(records, spec)[1] if spec.plots or spec.curves or spec.picture else []
+    if not (spec.plots or spec.curves or spec.picture):
+        return paths
+    usable = scored(records, spec)[1]
     chosen = [(row, *pair) for row in spec.rows for pair in choose(row, usable, spec)]
     for plot in spec.plots:
+        points = [(row.label, f.record["seed"], f.number(plot.x), f.number(plot.y)) for row, f, _ in chosen]
+        data = pd.DataFrame(points, columns=figure.POINTS, dtype=object).dropna()
         draw = partial(figure.scatter, plot=plot, title=spec.title)
-        points = plot_points(plot, [(row.label, saved) for row, saved, _ in chosen])
-        paths += figure.write(stem.with_name(f"{stem.name}_{plot.name}"), points, draw)
+        paths += figure.write(stem.with_name(f"{stem.name}_{plot.name}"), data, draw)
     exact = [(row, saved) for row, saved, wrong in chosen if not wrong]  # only these have curves and pictures
     if spec.curves:
         runs = [(row.label, int(saved.record["seed"]), saved.path.parent) for row, saved in exact]
-        data, draw = curves.together(runs, spec.curves), partial(curves.draw_together, title=spec.title)
-        paths += figure.write(stem.with_name(f"{stem.name}_curves"), data, draw)
+        draw = partial(figure.draw_together, title=spec.title)
+        paths += figure.write(stem.with_name(f"{stem.name}_curves"), figure.together(runs, spec.curves), draw)
     elif spec.picture and exact:
         paths += compression.pictures(exact[0][1], {spec.picture: stem.with_name(f"{stem.name}_{spec.picture}")})
     return paths
-
-
-def plot_points(plot: Plot, records: Sequence[tuple[str, SavedRecord]]) -> pd.DataFrame:
-    """The data of a plot: a point for each labelled record that has both numbers."""
-    rows = [(label, saved.record["seed"], saved.number(plot.x), saved.number(plot.y)) for label, saved in records]
-    return pd.DataFrame(rows, columns=figure.POINTS, dtype=object).dropna()
 
 
 def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
@@ -65,8 +62,7 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
         grid.headers += [f"{column.label}{mark}, published", f"{column.label}, ours"] if both else [column.label + mark]
     grid.notes = [f"Published: {spec.source}." if any(map(spec.published, spec.columns)) else f"{spec.source}."]
     grid.notes += [f"{marks[name]} {text.strip()}" for name, text in spec.notes.items()]
-    every, usable = scored(records, spec)
-    filled = Filled(spec, records, {row.label: choose(row, usable, spec) for row in spec.rows if row.command})
+    filled = Filled(spec, records)
     for row in spec.rows:
         cells = [f"{row.label} {marks[row.note]}" if row.note else row.label]
         sizes = {"parameters": f"{row.parameters:,}" if row.parameters else "–"}
@@ -79,24 +75,22 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
         grid.rows.append(cells)
     grid.list_records(filled.facts())
     grid.notes += filled.notes(errors=any(" ± " in cell for row in grid.rows for cell in row[1:]))
-    grid.notes += _left_out(every, usable, spec) if spec.corpus else []
-    grid.notes += filled.commands()
+    grid.notes += filled.left_out() + filled.commands()
     return grid
 
 
 class Filled:
-    """Our numbers of a table.
+    """Our numbers of a table: by the label of a row the records that stand for it, with what their recipes differ in.
 
     Args:
         records: of any task, the oldest first.
-        chosen: by the label of a row the records that stand for it, each with what its recipe differs in.
     """
 
-    def __init__(
-        self, spec: Spec, records: Sequence[SavedRecord], chosen: Mapping[str, Sequence[tuple[SavedRecord, list[str]]]]
-    ) -> None:
-        self.spec, self.records, self.chosen = spec, records, chosen
-        paths = (saved.path for pairs in chosen.values() for saved, _ in pairs)
+    def __init__(self, spec: Spec, records: Sequence[SavedRecord]) -> None:
+        self.spec, self.records = spec, records
+        self.scored, self.usable = scored(records, spec)
+        self.chosen = {row.label: choose(row, self.usable, spec) for row in spec.rows if row.command}
+        paths = (saved.path for pairs in self.chosen.values() for saved, _ in pairs)
         self.names = {path: f"R{i}" for i, path in enumerate(paths, 1)}
 
     def of(self, row: Row) -> list[SavedRecord]:
@@ -176,6 +170,16 @@ class Filled:
                     lines += [f"{about}: {line}" for line in sure(base, saved)]
         return lines
 
+    def left_out(self) -> list[str]:
+        """How many records have the scores of a row but read another corpus."""
+        if not self.spec.corpus:
+            return []
+        others = [saved.record["corpus"] for saved in self.scored if saved not in self.usable]
+        sample, name = others.count("sample"), self.spec.corpus["name"]
+        other = f"data other than {name}" if name else "other data"
+        counts = {"the embedded sample corpus": sample, other: len(others) - sample}
+        return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]
+
     def commands(self) -> list[str]:
         """The commands of the rows that have no record. Several rows may need the same run."""
         spec = self.spec
@@ -212,12 +216,3 @@ def _setting(key: str, row: Row, spec: Spec) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return value.rpartition(".")[2] if isinstance(value, str) else str(value)
-
-
-def _left_out(every: Sequence[SavedRecord], usable: Sequence[SavedRecord], spec: Spec) -> list[str]:
-    others = [saved for saved in every if saved not in usable]
-    sample = sum(saved.record["corpus"] == "sample" for saved in others)
-    name = spec.corpus["name"]
-    other = f"data other than {name}" if name else "other data"
-    counts = {"the embedded sample corpus": sample, other: len(others) - sample}
-    return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]

@@ -171,7 +171,7 @@ def compare(words: Request) -> None:
 
 def missing(words: Request) -> None:
     """Print the commands of the rows of tables for which there is no finished record of the row's recipe."""
-    from attnlab.report.context import newest
+    from attnlab.report.bench import newest
     from attnlab.report.match import choose, scored
     from attnlab.report.spec import read_spec
 

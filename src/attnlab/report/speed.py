@@ -12,7 +12,7 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.report.bench import is_one
-from attnlab.report.grid import Grid
+from attnlab.report.table import Grid
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord

@@ -16,10 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from attnlab.callbacks import summary
-from attnlab.report import curves, figure
-from attnlab.report.frame import frame, known, number, spread
-from attnlab.report.grid import Grid
+from attnlab.report import figure
 from attnlab.report.spec import Plot
+from attnlab.report.table import Grid, frame, known, spread
 from attnlab.run.console import Screen
 from attnlab.run.directory import RECORD
 from attnlab.run.files import write_text
@@ -104,9 +103,9 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
         if len(data.drop_duplicates(["row", "x"])) > 1:
             plot = Plot("", "", OVER[x][1], title, name=name)
             paths += figure.write(directory / f"{STEM}_{name}", data, partial(draw, plot=plot, title=title))
-    losses = curves.together(labels(jobs))
+    losses = figure.together(labels(jobs))
     if len(losses.drop_duplicates(["run", "seed"])) > 1:
-        paths += figure.write(directory / f"{STEM}_curves", losses, curves.draw_together)
+        paths += figure.write(directory / f"{STEM}_curves", losses, figure.draw_together)
     return paths
 
 
@@ -136,7 +135,7 @@ def jobs_of(
         Metric=metric,
         Score=lambda saved: saved.number(f"quality.{metric(saved)}"),
         Protocol=_protocol,
-        **{name: number(key) for name, (key, _) in NUMBERS.items()},
+        **{name: partial(SavedRecord.number, dotted=key) for name, (key, _) in NUMBERS.items()},
     )
     settings = pd.DataFrame([_settings(saved) for saved in records], dtype=object, index=jobs.index)
     varied = [key for key in settings if key not in HIDDEN and settings[key].nunique(dropna=False) > 1]

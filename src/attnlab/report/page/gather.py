@@ -17,7 +17,7 @@ from attnlab.callbacks.summary import LONGEST, spread
 from attnlab.config.build import leaves
 from attnlab.errors import DataError
 from attnlab.report import sweep
-from attnlab.report.curves import read_curves
+from attnlab.report.figure import read_curves
 from attnlab.run import lock
 from attnlab.run.directory import RECORD
 from attnlab.run.ledger import BROKEN

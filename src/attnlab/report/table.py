@@ -1,18 +1,94 @@
-"""A table of texts, as Markdown, LaTeX and CSV."""
+"""Records as a data frame, and tables of texts as Markdown, LaTeX and CSV."""
 
 import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
+import pandas as pd
+
+from attnlab.errors import DataError
 from attnlab.run.files import write_text
+from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "·": r"$\cdot$"}
 LATEX |= {"–": "--", "—": "---"} | {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+def frame(records: Iterable[SavedRecord], **columns: str | Callable[[SavedRecord], Any]) -> pd.DataFrame:
+    """A row for each record, with the record in the column `saved`; values keep their types, a missing one is None.
+
+    Args:
+        columns: for each further column a dotted key of the record, or a function of the record.
+    """
+    rows = [
+        {"saved": saved} | {name: get(saved) if callable(get) else _value(saved, get) for name, get in columns.items()}
+        for saved in records
+    ]
+    return pd.DataFrame(rows, columns=["saved", *columns], dtype=object)
+
+
+def _value(saved: SavedRecord, dotted: str) -> Any:
+    value: Any = saved.record
+    for key in dotted.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """The values that were measured."""
+    return [value for value in values if not pd.isna(value)]  # type: ignore[misc]
+
+
+def finished(records: Iterable[SavedRecord], is_of: Callable[[SavedRecord], Any], what: str) -> list[SavedRecord]:
+    """The finished records for which `is_of` is true; `what` they are of, for the error.
+
+    Raises:
+        DataError: there is none.
+    """
+    chosen = [saved for saved in records if saved.record["status"] == "finished" and is_of(saved)]
+    if not chosen:
+        raise DataError(f"no finished record {what} among these records")
+    return chosen
+
+
+def spread(values: Iterable[float], form: str, error: float | None = None) -> str:
+    """Mean ± standard deviation; `not run` without values, or where one is missing.
+
+    Args:
+        form: the format of both: .2f.
+        error: stands in place of the standard deviation of a single value.
+    """
+    values = list(values)
+    if not values or any(map(pd.isna, values)):
+        return NOT_RUN
+    width = stdev(values) if len(values) > 1 else error
+    return f"{mean(values):{form}}" + ("" if width is None or pd.isna(width) else f" ± {width:{form}}")
+
+
+def read_runs(path: Path, columns: Sequence[str], numbers: Iterable[str]) -> pd.DataFrame:
+    """A runs.csv, the numbers in a table of runs whose records are not committed.
+
+    Args:
+        columns: their names in the frame, which are unique.
+        numbers: those of `columns` that are numbers; `not run` and empty cells become NaN.
+
+    Raises:
+        DataError: the file is something else.
+    """
+    kinds = {column: float if column in numbers else str for column in columns}
+    missing = dict.fromkeys(numbers, ["", NOT_RUN])
+    try:
+        return pd.read_csv(path, header=0, names=list(columns), dtype=kinds, keep_default_na=False, na_values=missing,
+                           index_col=False, float_precision="round_trip")  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
 
 
 @dataclass

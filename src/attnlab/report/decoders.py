@@ -1,0 +1,333 @@
+"""Records of converted and of compressed decoders: tables with means over seeds, and plots.
+
+Both kinds write runs.csv with a line for each run. Where no records are committed the tables are written from it.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from attnlab.report import figure
+from attnlab.report.table import Grid, finished, frame, known, read_runs, spread
+from attnlab.run.record import NOT_RUN
+from attnlab.run.store import SavedRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ABOUT = ["Corpus", "Device", "Git", "Command"]
+LISTED = "Each run with its command, device and revision: runs.csv."
+
+# Converted decoders
+POINTS = {"original": "Original", "converted": "Converted", "healed": "Healed"}
+STATES = list(POINTS.values())
+OVER_THE_CACHE = ("convert.keep", "convert.rope_dim", "convert.latent_dim", "convert.rank", "convert.groups")
+SIZES = ["Bytes per token, original", "converted"]  # of the cache, all layers
+CONVERTED = ["Model", "Method", "Seed", *SIZES, *STATES, "Seconds of conversion", *ABOUT]  # of runs.csv
+CONVERSION = ["Model", "Method", "Cache, %"]  # what a row of the table is of
+MOST = 8.0  # the plot ends at this multiple of the original's perplexity
+CONVERSION_NOTES = [
+    "Perplexity of a token (of the sample model: of a byte) of the test split; mean ± standard deviation over the "
+    "seeds. Ratios are taken seed by seed. Converted: without training; healed: trained afterwards.",
+    "Cache: of a long text, all layers, as a share of the original's; measured bytes equal these. Slots of merged "
+    "positions count as by stride; the window of unmerged positions has a fixed size and is left out, and so are "
+    "layers with a sliding window. Where all layers have one: bytes of the whole cache, as measured.",
+    "Method: `convert=` and the settings of the command; an experiment's name stands for its settings.",
+    LISTED,
+]
+
+# Compressed decoders
+COMPRESSION = ["Model", "Questions", "Method", "Kept", "Settings"]
+WITH_A_COLUMN = {
+    "seed", "model", "compress", "compress.keep", "task.questions", "task.model.sample", "data_root", "cache_dir",
+}  # fmt: skip
+SCORES = {"accuracy": 1, "loss": 3, "perplexity": 2}  # decimals
+NUMBERS = {"rate": 2, "model saved": 1} | {
+    f"{key} {point}": digits for (key, digits), point in product(SCORES.items(), ("dense", "compressed"))
+}
+HEADERS = ["Rate", "Model saved, %"]
+HEADERS += ["Accuracy dense", "compressed", "Loss dense", "compressed", "Perplexity dense", "compressed"]
+DATA = ["model", "questions", "method", "kept", "seeds", "accuracy, %", "standard deviation"]
+DENSE = "dense"
+COMPRESSION_NOTES = [
+    "Kept: compress.keep, the share of the parameters of the matrices that the method compresses.",
+    "Rate: parameters of the dense matrices that were replaced by those of their factors; matrices that the budget "
+    "left dense do not count. Model saved: of all parameters, embeddings included.",
+    "Accuracy in percent, loss in nats per token of the answer, both on the test split. Mean ± standard deviation "
+    "over the seeds; of one seed the standard error over the questions. Of two runs of one seed the later counts.",
+    "Settings: what the commands of runs with the same model, questions, method and share differ in.",
+    LISTED,
+]
+
+
+def is_converted(saved: SavedRecord) -> bool:
+    """Whether a record is of a converted decoder."""
+    return "conversion" in saved.record
+
+
+def is_asked(saved: SavedRecord) -> bool:
+    """Whether a record is of a language model that was asked, however the run has ended."""
+    return bool(saved.record["task"] == "reasoning")
+
+
+def render_conversions(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    """Write the table conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}; return their paths.
+
+    Raises:
+        DataError: no record has a converted decoder.
+    """
+    return _write_conversions(conversions(finished(records, is_converted, "of a converted decoder")), directory)
+
+
+def render_compressions(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    """Write sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} of runs with `compress.keep`; return the paths.
+
+    Raises:
+        DataError: no record has a compressed model.
+    """
+    compressed = finished(records, lambda saved: is_asked(saved) and _rate(saved), "of a compressed language model")
+    return _write_compressions(compressions(compressed), directory)
+
+
+def render_again(folder: Path, directory: Path) -> list[Path]:
+    """Write the same files into `directory` from the runs.csv in `folder`, without standard errors."""
+    path = folder / "runs.csv"
+    if folder.joinpath("conversions.csv").is_file():
+        return _write_conversions(_with_share(read_runs(path, CONVERTED, ["Seed", *SIZES, *STATES])), directory)
+    columns = [*COMPRESSION, "Seed", *NUMBERS, *ABOUT]
+    return _write_compressions(read_runs(path, columns, ["Kept", "Seed", *NUMBERS]), directory)
+
+
+def conversions(records: Sequence[SavedRecord]) -> pd.DataFrame:
+    """The runs, with the columns CONVERTED and the share of the cache.
+
+    Of runs with one model, method, cache and seed each number is that of the latest that has it.
+    """
+    rows = [_converted(saved) for saved in sorted(records, key=lambda saved: str(saved.record["started"]))]
+    runs = _with_share(pd.DataFrame(rows, columns=CONVERTED))
+    return runs.groupby([*CONVERSION, "Seed"], as_index=False, sort=False).last()
+
+
+def compressions(records: Sequence[SavedRecord]) -> pd.DataFrame:
+    """The runs, with the columns of runs.csv and the standard errors; of two runs of one row and seed the later."""
+    runs = frame(
+        sorted(records, key=lambda saved: str(saved.record["started"])),
+        Model=lambda saved: str(
+            saved.record["config"]["model"] or f"sample {saved.record['config']['task']['model']['sample']}"
+        ),
+        Questions=_questions, Method="compress", Kept="config.compress.keep", Seed="seed", Settings=_settings,
+        Corpus="corpus", Device="environment.device", Git="environment.git", Command="command",
+    ).astype({"Kept": float, "Seed": int})  # fmt: skip
+    runs = runs.join(pd.DataFrame(map(_numbers, runs["saved"]), index=runs.index))
+    alike = runs.groupby(COMPRESSION[:4], dropna=False)["Settings"]
+    common = alike.transform(lambda sets: [set.intersection(*sets)] * len(sets))
+    runs["Settings"] = [
+        " ".join(sorted(these - shared)) for these, shared in zip(runs["Settings"], common, strict=True)
+    ]
+    runs = runs.drop_duplicates([*COMPRESSION, "Seed"], keep="last")
+    order = [*COMPRESSION, "Seed"]
+    return runs.sort_values(order, ascending=[c != "Kept" for c in order], na_position="last", kind="stable")
+
+
+def _write_conversions(runs: pd.DataFrame, directory: Path) -> list[Path]:
+    runs = runs.sort_values([*CONVERSION, "Seed"], ascending=[True, True, False, True], kind="stable")
+    forms = dict.fromkeys(["Seed", *SIZES], "g") | dict.fromkeys(STATES, ".6g")
+    paths = conversion_table(runs).write(directory / "conversions", "md", "csv", "tex")
+    paths += _listed(runs, CONVERTED, CONVERTED, forms).write(directory / "runs", "csv")
+    return paths + figure.write(directory / "perplexity", perplexities(runs), perplexity_plot)
+
+
+def _write_compressions(runs: pd.DataFrame, directory: Path) -> list[Path]:
+    headers = [*COMPRESSION, "Seed", *HEADERS, *ABOUT]
+    listed = _listed(
+        runs, [*COMPRESSION, "Seed", *NUMBERS, *ABOUT], headers, {"Seed": "g"} | dict.fromkeys(NUMBERS, ".5g")
+    )
+    paths = compression_table(runs).write(directory / "sweep", "md", "csv", "tex")
+    paths += listed.write(directory / "runs", "csv")
+    return paths + figure.write(directory / "accuracy", accuracies(runs), accuracy_plot)
+
+
+def _listed(runs: pd.DataFrame, columns: Sequence[str], headers: list[str], forms: Mapping[str, str]) -> Grid:
+    """runs.csv: a line for each run; `forms`: the formats of its numbers."""
+    cells = [
+        [NOT_RUN if pd.isna(value) else format(value, forms[column]) for value in runs[column]]
+        if column in forms
+        else [_text(value) for value in runs[column]]
+        for column in columns
+    ]
+    return Grid("Runs", headers, [list(row) for row in zip(*cells, strict=True)])
+
+
+def conversion_table(runs: pd.DataFrame) -> Grid:
+    """A row for each model, method and size of the cache: means over the seeds."""
+    headers = ["Model", "Method", "Cache, %", "Bytes per token", "Seeds", *STATES]
+    headers += ["Converted / original", "Healed / original"]
+    grid = Grid("Converted decoders: perplexity and cache", headers, notes=list(CONVERSION_NOTES))
+    for (model, method, share), members in runs.groupby(CONVERSION, sort=False):
+        sizes = " to ".join(f"{size:g}" for size in sorted(members[SIZES[1]].unique()))
+        cells = [model, method, f"{share:g}", sizes, str(len(members))]
+        cells += [spread(known(members[state]), ".2f") for state in STATES]
+        cells += [spread(known(members[state] / members["Original"]), ".3f") for state in STATES[1:]]
+        grid.rows.append(cells)
+    return grid
+
+
+def compression_table(runs: pd.DataFrame) -> Grid:
+    """A row for each model, question set, method, kept share and other settings: means over the seeds."""
+    title = "Compressed language models: accuracy, loss and perplexity"
+    grid = Grid(title, [*COMPRESSION, "Seeds", *HEADERS], notes=list(COMPRESSION_NOTES))
+    for group, members in runs.groupby(COMPRESSION, dropna=False, sort=False):
+        cells = [*map(_text, group), str(len(members))]
+        for column, digits in NUMBERS.items():
+            errors = members.get(f"{column} stderr", pd.Series([None]))
+            error = errors.iloc[0] if len(members) == 1 else None
+            cells.append(spread(known(members[column]), f".{digits}f", error))
+        grid.rows.append(cells)
+    return grid
+
+
+def perplexities(runs: pd.DataFrame) -> pd.DataFrame:
+    """The data of :func:`perplexity_plot`: mean, least and most over the seeds of each model, state and method."""
+    columns = ["model", "point", "method", "cache, %", "seeds", "perplexity", "least", "most"]
+    rows = [
+        [model, point, method, f"{share:g}", *_ends(values)]
+        for (model, method, share), members in runs.groupby(CONVERSION, sort=False)
+        for point, state in list(POINTS.items())[1:]
+        if (values := known(members[state]))
+    ]
+    for model, members in runs.dropna(subset="Original").groupby("Model"):
+        original = members.drop_duplicates("Seed", keep="last")["Original"]
+        rows.append([model, "original", "", "100", *_ends(original)])
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _ends(values: Iterable[float]) -> list[Any]:
+    """Count, mean, least and most."""
+    values = list(values)
+    return [len(values), *(f"{value:.4f}" for value in (mean(values), min(values), max(values)))]
+
+
+def accuracies(runs: pd.DataFrame) -> pd.DataFrame:
+    """The data of :func:`accuracy_plot`: count, mean and standard deviation over the seeds."""
+    swept, rows = runs[runs["Kept"].notna()], []
+    for group, members in swept.groupby(COMPRESSION, sort=False):
+        model, questions, method, keep, settings = map(_text, group)
+        rows.append([model, questions, f"{method} {settings}".rstrip(), keep, members["accuracy compressed"]])
+    for (model, questions), members in swept.groupby(COMPRESSION[:2]):
+        rows.append([model, questions, DENSE, "1", members.drop_duplicates("Seed", keep="last")["accuracy dense"]])
+    for row in rows:
+        values = row.pop()
+        row += [len(values), f"{mean(values):.3f}", f"{stdev(values) if len(values) > 1 else 0:.3f}"]
+    return pd.DataFrame(rows, columns=DATA)
+
+
+def perplexity_plot(data: pd.DataFrame) -> "Figure":
+    """Perplexity over the share of the cache, a panel for each model and state, a line for each method."""
+    from matplotlib.ticker import ScalarFormatter
+
+    data = data.astype(dict.fromkeys(("cache, %", "perplexity", "least", "most"), float))
+    models = sorted(data["model"].unique())
+    stages = [point for point in ("converted", "healed") if (data["point"] == point).any()]
+    methods = sorted(name for name in data["method"].dropna().unique() if name)
+    page, panels = figure.panels(len(models), len(stages), (0.6 + 5.2 * len(stages), 0.4 + 3.6 * len(models)))
+    for model, row in zip(models, panels, strict=True):
+        states = data[data["model"] == model]
+        (start,) = states.loc[states["point"] == "original", "perplexity"]
+        for point, axes in zip(stages, row, strict=True):
+            axes.axhline(start, color="grey", linewidth=0.8, linestyle="--", label="original")
+            state = states[states["point"] == point]
+            figure.lines(axes, state, "method", methods, "cache, %", "perplexity", ("least", "most"), markersize=4)
+            axes.set(title=f"{model}, {point}", xlabel="cache per token, % of the original's", ylabel="perplexity")
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_ylim(0.97 * start, MOST * start)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(ScalarFormatter())
+            axes.yaxis.set_minor_formatter(ScalarFormatter())
+            axes.grid(alpha=0.3, which="both")
+    figure.name_below(page)
+    return page
+
+
+def accuracy_plot(data: pd.DataFrame) -> "Figure":
+    """Accuracy over the compression rate, a panel for each model and set of questions and a line for each method."""
+    models, sets, methods = (sorted(data[column].unique()) for column in DATA[:3])
+    accuracy, sd = data["accuracy, %"].astype(float), data["standard deviation"].astype(float)
+    data = data.assign(rate=1 / data["kept"].astype(float), mean=accuracy, low=accuracy - sd, high=accuracy + sd)
+    page, panels = figure.panels(len(models), len(sets), (1 + 4.2 * len(sets), 0.6 + 3.4 * len(models)))
+    for model, row in zip(models, panels, strict=True):
+        for name, axes in zip(sets, row, strict=True):
+            panel = data[(data["model"] == model) & (data["questions"] == name)]
+            figure.lines(axes, panel, "method", [m for m in methods if m != DENSE], "rate", "mean", ("low", "high"))
+            for value in panel.loc[panel["method"] == DENSE, "mean"]:
+                axes.axhline(value, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
+            axes.set(title=f"{model}, {name}", xlabel="compression rate, 1 / compress.keep", ylabel="accuracy, %")
+            axes.grid(alpha=0.3)
+            if len(panel):
+                axes.legend(fontsize=8)
+    return page
+
+
+def _text(value: Any) -> str:
+    return "" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _words(saved: SavedRecord) -> list[str]:
+    """The settings of a record's command."""
+    return [text.lstrip("+") for text in shlex.split(saved.record["command"]) if "=" in text]
+
+
+def _converted(saved: SavedRecord) -> list[Any]:
+    """The cells of CONVERTED. Sliding windows in every layer bound the cache: its size is then that of all of it."""
+    record, conversion = saved.record, saved.record["conversion"]
+    states = [conversion["points"][point] for point in POINTS]
+    size = "cache_bytes_per_token" if states[0]["cache_bytes_per_token"] else "cache_bytes_measured"
+    settings = [text for text in _words(saved) if text.startswith("convert.") and not text.startswith(OVER_THE_CACHE)]
+    settings = [text.removeprefix("convert.") for text in settings if not text.startswith("convert.calibration.")]
+    settings += [text for text in _words(saved) if text.startswith("stride=")]
+    experiment = str(record.get("experiment") or "").removeprefix("convert/")
+    return [
+        Path(record["config"]["model"] or "sample").name,
+        " ".join([experiment or conversion["target"], *sorted(settings)]), int(record["seed"]),
+        *(float(state[size]) for state in states[:2]),
+        *(float(state["perplexity"]) if isinstance(state, dict) else None for state in states),
+        str(conversion["seconds"]), record["corpus"], *(str(record["environment"][key]) for key in ("device", "git")),
+        record["command"],
+    ]  # fmt: skip
+
+
+def _with_share(runs: pd.DataFrame) -> pd.DataFrame:
+    shares = zip(runs[SIZES[0]], runs[SIZES[1]], strict=True)
+    return runs.assign(**{"Cache, %": [round(100 * converted / original, 1) for original, converted in shares]})
+
+
+def _numbers(saved: SavedRecord) -> dict[str, float | None]:
+    """The columns NUMBERS of a record, and the standard errors over the questions."""
+    rate, quality = _rate(saved), saved.record["compression"]["quality"]
+    values = {"rate": rate["rate"], "model saved": rate["model_saving_percent"]}
+    for key, point in product(SCORES, ("dense", "compressed")):
+        scores = quality[point] if isinstance(quality.get(point), dict) else {}
+        values |= {f"{key} {point}": scores.get(key), f"{key} {point} stderr": scores.get(f"{key}_stderr")}
+    return values
+
+
+def _settings(saved: SavedRecord) -> set[str]:
+    """The settings of a record's command without those that have a column."""
+    keyed = {text: text.partition("=")[0] for text in _words(saved)}
+    return {text for text, key in keyed.items() if key not in WITH_A_COLUMN and not key.startswith("hydra.")}
+
+
+def _questions(saved: SavedRecord) -> str:
+    """The question set, with the folder where it is not of the sample world."""
+    config = saved.record["config"]
+    place = "" if config["data_root"] is None else f" ({Path(config['data_root']).name})"
+    return f"{config['task']['questions']}{place}"
+
+
+def _rate(saved: SavedRecord) -> dict[str, Any]:
+    return saved.record.get("compression", {}).get("rate") or {}
