@@ -18,7 +18,7 @@ READS_CORPUS = True  # the files of data_root are checked before a library is lo
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Load the checkpoint, or the pretrained weights of `model=`, and score the model.  It is read before the data."""
     task = task_of(cfg, Trains)
-    stored = None if cfg.checkpoint is None else task.read_weights(Path(cfg.checkpoint).expanduser())
+    stored = None if cfg.checkpoint is None else task.read_weights()
     if stored is None:
         task.check(directory)
     seed_everything(cfg.seed, workers=True, verbose=False)

@@ -27,7 +27,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import count_parameters
 from attnlab.run import fingerprint
 from attnlab.run import record as records
-from attnlab.run.device import device_of, record_compiled
+from attnlab.run.device import compiles, device_of, record_compiled
 from attnlab.run.directory import CONFIG
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.record import NOT_RUN
@@ -54,9 +54,9 @@ class Task(ABC):
         self.cfg = cfg
 
     @property
+    @abstractmethod
     def workloads(self) -> tuple[str, ...]:
         """The values of `bench.what` that mode=bench can measure, the defaults first."""
-        return ()
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -84,7 +84,7 @@ class ReadsData(Task):
 
     @abstractmethod
     def check(self, directory: Path) -> None:
-        """Raise ConfigError or DataError for settings that would otherwise fail after the data is read."""
+        """Raise ConfigError or DataError for settings that would fail after the data is read."""
 
     @abstractmethod
     def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
@@ -127,6 +127,11 @@ class Compresses(Transforms):
         none = cfg.choices.compress == "none"
         self.method = None if none else instantiate(cfg.compress, path="compress")
 
+    @property
+    def decompositions(self) -> Path:
+        """The folder with the results of units that are compressed already."""
+        return Path(self.cfg.cache_dir).expanduser() / "decompositions"
+
     def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any, **about: Any) -> dict[str, Any]:
         """Score the dense model, compress it in place and save it.
 
@@ -143,7 +148,7 @@ class Compresses(Transforms):
             began = time.perf_counter()
             dense = skeleton(module.model)
             method = self.calibrate(about, data, module)
-            about["layers"] = compress(module.model, method, Path(self.cfg.cache_dir).expanduser() / "decompositions")
+            about["layers"] = compress(module.model, method, self.decompositions)
             about["seconds"] = round(time.perf_counter() - began, 2)
             about |= self.remaining(dense, module.model)
             self.save_compressed(directory, data, module)
@@ -205,8 +210,6 @@ class Trains(ReadsData, Restores):
     file_names: tuple[str, ...] = ()
     batch_key: str
 
-    # --- from the configuration alone ---------------------------------------------------------------------------
-
     @abstractmethod
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
         """A function that gives the training loss of one batch, for the memory that it takes; see `tasks/memory.py`.
@@ -215,6 +218,17 @@ class Trains(ReadsData, Restores):
             model: as :meth:`build` makes it, on `device`.
             size: of the batch, in the unit of `batch_key`.
         """
+
+    def module_arguments(self) -> dict[str, Any]:
+        """The arguments that every task gives to its LightningModule."""
+        cfg = self.cfg
+        return {
+            "optimizer": instantiate(cfg.task.optimizer, path="task.optimizer"),
+            "schedule": instantiate(cfg.task.schedule, path="task.schedule"),
+            "seed": cfg.seed,
+            "clip": cfg.task.train.clip,
+            "compile": compiles(cfg),
+        }
 
     def optimizer_of(self, model: nn.Module) -> Optimizer:
         """The configured optimizer of a model."""
@@ -240,8 +254,6 @@ class Trains(ReadsData, Restores):
             watched = node.get("monitor")
             if watched is not None and watched not in known:
                 raise ConfigError(f"callbacks.{name}.monitor={watched}: expected {' or '.join(known)}")
-
-    # --- with data ----------------------------------------------------------------------------------------------
 
     def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
         """See :meth:`ReadsData.prepare`.
@@ -300,15 +312,13 @@ class Trains(ReadsData, Restores):
         Every process calls it; the record is rank zero's.
         """
 
-    # --- with a run ---------------------------------------------------------------------------------------------
-
     def restore(self) -> Any:
         """See :meth:`Restores.restore`."""
         from attnlab.pretrained.weights import fill
         from attnlab.training.checkpoints import check_identity
 
         device = device_of(self.cfg)
-        path, weights, identity = self.read_weights(Path(self.cfg.checkpoint).expanduser())
+        path, weights, identity = self.read_weights()
         module = self.rebuilt(path)
         changed = "a file of the run directory is damaged, or of another run: copy the whole directory again"
         check_identity(path, identity, module.identity, changed)
@@ -319,7 +329,7 @@ class Trains(ReadsData, Restores):
     def rebuilt(self, weights: Path) -> Module:
         """The module with random weights, from the files that :meth:`save_files` has written beside `weights`."""
 
-    def read_weights(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+    def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model.
 
         Raises:
@@ -327,7 +337,7 @@ class Trains(ReadsData, Restores):
         """
         from attnlab.training.checkpoints import find_weights, read_checkpoint
 
-        path = find_weights(checkpoint)
+        path = find_weights(Path(self.cfg.checkpoint).expanduser())
         return path, *read_checkpoint(path)
 
     def saved_files(self) -> dict[str, Path]:

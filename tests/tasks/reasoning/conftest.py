@@ -11,7 +11,7 @@ import pytest
 
 from attnlab.data.samples.world import write_world
 from attnlab.pretrained import huggingface
-from attnlab.tasks.reasoning import sample
+from attnlab.tasks.reasoning.model import IDS, VOCABULARY, sample_tokenizer
 from tests.pretrained.tiny import OPTIONS, fill
 
 Folder = Callable[[str], Path]
@@ -25,12 +25,12 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def folder(tiny_cache: Path) -> Folder:
     """folder("gptj") -> the model's folder; its random weights are the same every time."""
-    words = sample._tokenizer(write_world(tiny_cache / "samples", 1))
+    words = sample_tokenizer(write_world(tiny_cache / "samples", 1))
 
     def make(kind: str) -> Path:
         place = tiny_cache / kind
         if not place.is_dir():
-            sizes = {**OPTIONS[kind], "vocab_size": sample.VOCABULARY, **sample.IDS}
+            sizes = {**OPTIONS[kind], "vocab_size": VOCABULARY, **IDS}
             sizes |= {key: 260 for key in ("max_position_embeddings", "n_positions") if key in sizes}
             model: Any = fill(huggingface.create("tiny", {"model_type": kind, **sizes}))
             model.save_pretrained(place)

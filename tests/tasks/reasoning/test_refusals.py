@@ -146,7 +146,7 @@ def test_a_tokenizer_without_a_padding_token(
     folder: Folder, run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The end token stands for it, and the answers are those of a padding token; without both the line names it."""
-    found = []
+    results = []
     for name in ("pad_token", "none"):
         place = tmp_path / name
         shutil.copytree(folder("llama"), place)
@@ -155,9 +155,9 @@ def test_a_tokenizer_without_a_padding_token(
             del about["pad_token"]
             (place / "tokenizer_config.json").write_text(json.dumps(about))
         with caplog.at_level(logging.INFO):
-            assert run(place, directory=name) == (0, "")
-        found.append(read(tmp_path / name)["quality"])
-    assert found[0] == found[1] and "padding with its end token" in caplog.text
+            assert run(place, directory=f"run_{name}") == (0, "")
+        results.append(read(tmp_path / f"run_{name}")["quality"])
+    assert results[0] == results[1] and "padding with its end token" in caplog.text
     words(pad=None, end=None).save_pretrained(tmp_path / "none")
     code, message = run(tmp_path / "none")
     assert code == 1 and "has neither a padding token nor an end token; add pad_token" in message

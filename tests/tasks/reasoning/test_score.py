@@ -12,9 +12,8 @@ from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
 from attnlab.metrics import Answers
 from attnlab.pretrained import huggingface
-from attnlab.tasks.reasoning import sample
-from attnlab.tasks.reasoning.rows import log_probabilities
-from attnlab.tasks.reasoning.score import Asked, ask, contains, perplexity, quality
+from attnlab.tasks.reasoning.model import IDS, VOCABULARY, sample_tokenizer
+from attnlab.tasks.reasoning.score import Asked, ask, contains, log_probabilities, perplexity, quality
 
 SMALL = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
 GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 128}
@@ -38,11 +37,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def words(place: Path) -> Any:
-    return sample._tokenizer(place)
+    return sample_tokenizer(place)
 
 
 def tiny(kind: str, words: Any) -> Asked:
-    options = {"model_type": kind, "vocab_size": sample.VOCABULARY, **sample.IDS, **KINDS[kind]}
+    options = {"model_type": kind, "vocab_size": VOCABULARY, **IDS, **KINDS[kind]}
     model = huggingface.create("tiny", options)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -68,22 +67,22 @@ def test_alone_and_in_a_padded_batch_are_the_same(kind: str, name: str, place: P
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_log_probabilities_are_those_of_the_definition(kind: str, words: Any) -> None:
-    model = tiny(kind, words).model.double()
+    asked = tiny(kind, words)
+    asked.model.double()
     rows = [([5, 6, 7, 8, 9], 2), ([10, 11], 1), ([12, 13, 14, 15], 3)]
-    found = log_probabilities(model, rows, pad=1, size=3)
-    for (ids, count), value in zip(rows, found, strict=True):
-        logp = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    for (ids, count), value in zip(rows, log_probabilities(asked, rows, size=3), strict=True):
+        logp = asked.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected = sum(logp[i - 1, ids[i]].item() for i in range(len(ids) - count, len(ids)))
         assert float(value) == pytest.approx(expected, rel=1e-5)
 
 
 def test_released_padding_without_mask_changes_the_loss_of_short_rows_alone(words: Any) -> None:
-    model = tiny("llama", words).model
+    asked = tiny("llama", words)
     rows = [([5, 6, 7, 8, 9, 10, 11], 2), ([12, 13, 14], 1)]
-    right, released = (log_probabilities(model, rows, 1, 2, masked) for masked in (True, False))
+    right, released = (log_probabilities(asked, rows, 2, masked) for masked in (True, False))
     assert float(right[0]) == pytest.approx(float(released[0]), rel=1e-4)
     assert abs(float(right[1] - released[1])) > 1e-3
-    unpadded = log_probabilities(model, rows, 1, 1, False)
+    unpadded = log_probabilities(asked, rows, 1, False)
     assert torch.allclose(unpadded, right, rtol=1e-4)
 
 
@@ -118,8 +117,7 @@ def test_a_mask_in_a_question_is_no_place_for_an_answer(place: Path, words: Any)
     mask = words.mask_token
     text = f"What is {mask} here?"
     (answer,) = ask(asked, kind, [Question(id="1", text=text, prompt=kind.prompt(text), answers=("New York",))], 1)
-    rows = asked.words
-    ids = rows.ids(kind.masked_prompt(text, mask, rows.last))
+    ids = asked.ids(kind.masked_prompt(text, mask, asked.last))
     with torch.no_grad():
         logits = asked.model(input_ids=torch.tensor([ids])).logits[0]
     places = [i for i, one in enumerate(ids) if one == words.mask_token_id][-kind.masks :]
@@ -130,16 +128,16 @@ def test_choices_of_several_tokens_are_sums(place: Path, words: Any) -> None:
     """The sums over tokens and the one pass for single tokens agree where both are possible."""
     asked, kind, items = tiny("llama", words), question_set("fever"), questions("fever", place)
     found = ask(asked, kind, items, 3)
-    pairs = [asked.words.continued(question.prompt, question.answers[0]) for question in items]
+    pairs = [asked.continued(question.prompt, question.answers[0]) for question in items]
     assert all(count == 1 for _, count in pairs)
-    sums = log_probabilities(asked.model, pairs, words.pad_token_id, 3)
+    sums = log_probabilities(asked, pairs, 3)
     assert [answer.nats for answer in found] == pytest.approx([-float(value) for value in sums], rel=1e-4)
 
 
 def test_mask_of_several_tokens_is_refused(place: Path, words: Any) -> None:
     asked = tiny("roberta", words)
     with pytest.raises(DataError, match="cuts 'unheard-of' into"):
-        asked.words.single("unheard-of")
+        asked.single("unheard-of")
 
 
 def test_generation_is_greedy_whatever_the_model_says(place: Path, words: Any) -> None:
@@ -152,7 +150,7 @@ def test_generation_is_greedy_whatever_the_model_says(place: Path, words: Any) -
 def test_perplexity_is_that_of_the_definition(words: Any) -> None:
     asked = tiny("gpt2", words)
     text = "Anna Berg was born in the town of Elgin. Boris Holm works for the firm Acme."
-    ids = asked.words.ids(text, special=False)
+    ids = asked.ids(text, special=False)
     found = perplexity(asked, text, batch_size=2, context=8)
     nats, count = 0.0, 0
     for i in range(0, len(ids), 8):

@@ -21,8 +21,7 @@ from attnlab.modes import describe
 from attnlab.pretrained import huggingface
 from attnlab.run.record import new, problems
 from attnlab.tasks.base import task_of
-from attnlab.tasks.reasoning import sample
-from attnlab.tasks.reasoning.model import AskedModel
+from attnlab.tasks.reasoning.model import SIZES, AskedModel, sample_tokenizer
 from attnlab.tasks.reasoning.score import ask, quality
 from attnlab.tasks.reasoning.task import ReasoningTask
 from tests.pretrained import tiny
@@ -40,13 +39,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(cache: Path) -> dict[str, Path]:
     """Folders of untrained sample models."""
-    words = sample._tokenizer(write_world(cache / "samples", 1))
+    words = sample_tokenizer(write_world(cache / "samples", 1))
     torch.manual_seed(0)
-    for kind, sizes in sample.SIZES.items():
+    for kind, sizes in SIZES.items():
         model: Any = huggingface.create("untrained", {**sizes, "hidden_size": 64})
         model.save_pretrained(cache / kind)
         words.save_pretrained(cache / kind)
-    return {kind: cache / kind for kind in sample.SIZES}
+    return {kind: cache / kind for kind in SIZES}
 
 
 @pytest.fixture
@@ -204,7 +203,7 @@ def test_the_other_methods_are_asked_before_and_after(method: str, start: Start,
 
 
 def test_a_tokenizer_of_another_model_is_refused(models: dict[str, Path], start: Start, tmp_path: Path) -> None:
-    small: Any = huggingface.create("small", {**sample.SIZES["llama"], "vocab_size": 99})
+    small: Any = huggingface.create("small", {**SIZES["llama"], "vocab_size": 99})
     small.save_pretrained(tmp_path / "small")
     huggingface.tokenizer(str(models["llama"])).save_pretrained(tmp_path / "small")
     with pytest.raises(DataError, match="they do not belong together"):

@@ -13,7 +13,6 @@ from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from attnlab.callbacks.contribution import Scored
 from attnlab.callbacks.speed import now
@@ -29,11 +28,6 @@ class ImageClassification(Module):
     Args:
         model: maps images (B, 3, H, W) to logits (B, C).
         classes: their names, in the order of the logits.
-        optimizer: makes the optimizer of a model: timm's `create_optimizer_v2`.
-        schedule: makes the schedule of an optimizer: timm's `create_scheduler_v2`.
-        identity: stored in checkpoints; must match when one is loaded: model, classes, compression.
-        seed: of Mixup and dropout.
-        clip: the largest norm of the gradient; 0: not clipped.
         label_smoothing: of the cross-entropy, in [0, 1); not used with `mixup`, which smooths labels itself.
         mixup: timm's Mixup; None: images are not mixed.
         ema_decay: the decay of the averaged weights, which are then validated, saved and scored; 0: no averaging.
@@ -41,6 +35,7 @@ class ImageClassification(Module):
         fusion_penalty: the weight of the penalty on CP SlimAtt's fusion matrices (IrrAtt, eq. 7); 0: none.
         channels_last: whether images are in torch.channels_last.
         compile: whether torch.compile compiles the model that is trained.
+        training: arguments of `Module`, with timm's `create_optimizer_v2` and `create_scheduler_v2`.
     """
 
     compiled_part = "the model that is trained; not its averaged copy"
@@ -50,11 +45,6 @@ class ImageClassification(Module):
         model: nn.Module,
         classes: list[str],
         *,
-        optimizer: Callable[..., Optimizer],
-        schedule: Callable[..., Any],
-        identity: dict[str, Any],
-        seed: int,
-        clip: float = 0.0,
         label_smoothing: float = 0.1,
         mixup: Mixup | None = None,
         ema_decay: float = 0.0,
@@ -62,19 +52,19 @@ class ImageClassification(Module):
         fusion_penalty: float = 0.0,
         channels_last: bool = False,
         compile: bool = False,
+        **training: Any,
     ) -> None:
-        super().__init__(optimizer=optimizer, schedule=schedule, identity=identity, seed=seed, clip=clip)
+        super().__init__(**training)
         self.classes = classes
         self.model, self.mixup, self.penalty, self.channels_last = model, mixup, fusion_penalty, channels_last
-        self._make_optimizer, self._make_schedule = optimizer, schedule
         self.criterion = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(label_smoothing)
         self.ema_decay, self.ema_warmup = ema_decay, ema_warmup
-        self._ema: list[ModelEmaV3] = []  # in a list, so that it is no part of the module's weights
+        self._ema: list[ModelEmaV3] = []  # in a list: no part of the module's weights
         self._updates, self._compile = 0, compile
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to logits (B, C), by the averaged weights in evaluation if there are any."""
-        logits: Tensor = self._scored_model()(images)
+        logits: Tensor = (self._ema[0].module if self._ema and not self.training else self.model)(images)
         return logits
 
     def losses(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -125,10 +115,11 @@ class ImageClassification(Module):
         np.random.seed(hash((self.seed, self.current_epoch, update, 0)) % 2**32)  # of Mixup
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        make = self._make_optimizer
+        make: Any = self._optimizer
         optimizer = make(self.model, **self.fused(make))  # not its parameters: timm leaves biases and norms undecayed
         per_epoch = max(1, int(self.trainer.estimated_stepping_batches) // max(1, self.trainer.max_epochs or 1))
-        schedule, _ = self._make_schedule(optimizer, updates_per_epoch=per_epoch, step_on_epochs=False)
+        make_schedule: Any = self._schedule
+        schedule, _ = make_schedule(optimizer, updates_per_epoch=per_epoch, step_on_epochs=False)
         scheduler: Any = Schedule(schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -137,11 +128,14 @@ class ImageClassification(Module):
 
     def on_fit_start(self) -> None:
         if self.ema_decay and not self._ema:
-            self._ema = [ModelEmaV3(self.model, decay=self.ema_decay, use_warmup=self.ema_warmup)]
+            self._begin_average()
         for ema in self._ema:
             ema.to(self.device)
         if self._compile:
             self.model.compile()
+
+    def _begin_average(self) -> None:
+        self._ema = [ModelEmaV3(self.model, decay=self.ema_decay, use_warmup=self.ema_warmup)]
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)
@@ -159,14 +153,11 @@ class ImageClassification(Module):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "trained" in checkpoint and self.ema_decay:
-            self._ema = [ModelEmaV3(self.model, decay=self.ema_decay, use_warmup=self.ema_warmup)]
+            self._begin_average()
             averaged = {name.removeprefix("model."): value for name, value in checkpoint["state_dict"].items()}
             self._ema[0].module.load_state_dict(averaged)
             checkpoint["state_dict"] = checkpoint["trained"]
         self._updates = checkpoint["global_step"]
-
-    def _scored_model(self) -> nn.Module:
-        return self._ema[0].module if self._ema and not self.training else self.model
 
     def forget_average(self) -> None:
         """Score `model` from now on: it has the averaged weights."""

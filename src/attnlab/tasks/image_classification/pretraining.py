@@ -7,7 +7,7 @@ from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 
@@ -34,15 +34,13 @@ def pretrain(
     those of the fine-tuning: the dense model that is compressed does not depend on them.
 
     Args:
-        cfg: `task.pretrain` has epochs, learning rate, weight decay and warm-up.
         record: gets `pretraining`: seconds and epochs, or the file that was read.
         directory: gets the curves, in the folder pretraining/.
-        module: its model is trained.
 
     Raises:
         KeyboardInterrupt: training was interrupted.
     """
-    path = Path(cfg.cache_dir).expanduser() / "pretrained" / _key(cfg, data, module)
+    path = Path(cfg.cache_dir).expanduser() / "pretrained" / key(cfg, data, module)
     try:
         fill(module.model, path, opened(path, read_tensors)[0])
         record["pretraining"] = {"stored": str(path)}
@@ -50,13 +48,10 @@ def pretrain(
     except Damaged:
         pass
     settings = cfg.task.pretrain
-    epochs = _epochs(cfg)
-    log.info(
-        "model= is not set: training %s from scratch, %s (%s)",
-        cfg.task.model.name,
-        counted(epochs, "epoch"),
-        LIMIT,
-    )
+    trial = any(isinstance(cfg.trainer.get(key), int) for key in ("limit_train_batches", "overfit_batches"))
+    epochs = 1 if trial else int(settings.epochs)  # a trial, as debug=fast, is short
+    about = cfg.task.model.name, counted(epochs, "epoch"), LIMIT
+    log.info("model= is not set: training %s from scratch, %s (%s)", *about)
     scratch = ImageClassification(
         module.model,
         module.classes,
@@ -75,7 +70,7 @@ def pretrain(
     )
     processes = process_count(cfg)
     trainer = build_trainer(
-        _without_validation(cfg),
+        without_validation(cfg, epochs),
         directory / "pretraining",
         [*progress(LIMIT)],
         processes,
@@ -92,31 +87,15 @@ def pretrain(
         stored(path, read_tensors, lambda folder: write_tensors(folder, module.model.state_dict()))
 
 
-def _epochs(cfg: DictConfig) -> int:
-    """Of the pretraining: one where the trainer limits the batches of an epoch, as with debug=fast."""
-    trial = any(isinstance(cfg.trainer.get(key), int) for key in ("limit_train_batches", "overfit_batches"))
-    return 1 if trial else int(cfg.task.pretrain.epochs)
-
-
-def _without_validation(cfg: DictConfig) -> DictConfig:
+def without_validation(cfg: DictConfig, epochs: int) -> DictConfig:
     """A copy of the configuration with the length of the pretraining and without validation."""
-    cfg = cfg.copy()
-    OmegaConf.set_readonly(cfg, False)
-    epochs = _epochs(cfg)
-    with open_dict(cfg):
-        cfg.task.train.update(
-            {
-                "max_steps": -1,
-                "max_epochs": epochs,
-                "max_minutes": None,
-                "validate_every": None,
-                "validate_every_epochs": epochs + 1,
-            }
-        )
-    return cfg
+    length = {"max_steps": -1, "max_epochs": epochs, "max_minutes": None}
+    never = {"validate_every": None, "validate_every_epochs": epochs + 1}
+    merged: DictConfig = OmegaConf.merge(cfg, {"task": {"train": length | never}})  # type: ignore[assignment]
+    return merged
 
 
-def _key(cfg: DictConfig, data: ImageData, module: ImageClassification) -> str:
+def key(cfg: DictConfig, data: ImageData, module: ImageClassification) -> str:
     """24 hexadecimal digits: a hash of everything that the pretrained weights depend on."""
     node: Any = OmegaConf.to_container(cfg.task, resolve=True)
     names = [data.sets["train"].filename(i) for i in range(len(data.sets["train"]))]

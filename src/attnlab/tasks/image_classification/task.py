@@ -1,9 +1,12 @@
 """The task image classification: score a pretrained vision transformer, compress it, fine-tune it, score it again."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +14,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
 import torch
 from omegaconf import DictConfig
+from PIL import Image
 from timm.data import Mixup
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,21 +39,41 @@ from attnlab.models.build import without_memory
 from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained import family_of
 from attnlab.pretrained.timm import VisionTransformer
-from attnlab.run.device import compiles, device_of, scoring_dtype
+from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
 from attnlab.run.progress import each
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Compresses, Predicts, beside
 from attnlab.tasks.image_classification.module import ImageClassification
-from attnlab.tasks.image_classification.predict import INPUT, Classification
 from attnlab.tasks.image_classification.pretraining import pretrain
+from attnlab.tasks.prediction import Predictor, Result
 from attnlab.training.trainer import test
 
 log = logging.getLogger(__name__)
 
 SHARDED = False  # hardware=fsdp is refused
 CLASSES_FILE = "classes.json"  # in the run directory: the names of the classes, in the order of the logits
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+
+
+@contextmanager
+def image(path: Path | str) -> Iterator[Image.Image]:
+    """An image, of which the header is read. DataError: it cannot be decoded, then or in the block."""
+    try:
+        with Image.open(path) as opened:
+            yield opened
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path}: cannot be decoded as an image") from error
+
+
+def check_image(path: Path) -> None:
+    """Raise DataError where a file is no image, as far as its header tells."""
+    with image(path):
+        pass
+
+
+INPUT = InputKind("image", IMAGES, ("image", "path", "input"), check_image)
 
 
 class ImageClassificationTask(Predicts, Compresses):
@@ -62,21 +86,18 @@ class ImageClassificationTask(Predicts, Compresses):
     points = ("dense", "compressed", "finetuned")
     file_names = (CLASSES_FILE,)
     batch_key = "batch_size"
+    workloads = ("forward",)
+    input_kind = INPUT
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.spec: VisionTransformer = instantiate(cfg.task.model, path="task.model")
+        self.image_shape = (3, cfg.task.data.image_size, cfg.task.data.image_size)
         if self.method and self.method.calibration not in (None, "validation"):
             raise ConfigError(
                 f"compress.calibration={self.method.calibration}: task=imagenet takes validation (a sample of the "
                 "training images: its validation images are the test set) or null"
             )
-
-    @property
-    def workloads(self) -> tuple[str, ...]:
-        return ("forward",)
-
-    # --- from the config alone ----------------------------------------------------------------------------------
 
     def build(self) -> nn.Module:
         """The dense model."""
@@ -89,7 +110,7 @@ class ImageClassificationTask(Predicts, Compresses):
             dense, model = self.build(), self.build()
             if self.method:
                 outline(model, self.method)
-        record["compression"] = {"remaining": ratios(dense, model, self._image)}
+        record["compression"] = {"remaining": ratios(dense, model, self.image_shape)}
         self.sizes(record, model)
 
     def check(self, directory: Path) -> None:
@@ -108,7 +129,7 @@ class ImageClassificationTask(Predicts, Compresses):
 
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
         """A batch of `size` images, through the dense model."""
-        images = torch.zeros(size, *self._image, device=device)
+        images = torch.zeros(size, *self.image_shape, device=device)
         if self.cfg.task.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
 
@@ -127,20 +148,11 @@ class ImageClassificationTask(Predicts, Compresses):
         """With averaged weights."""
         return super().copies() + bool(self.cfg.task.ema_decay)
 
-    @property
-    def _image(self) -> tuple[int, int, int]:
-        """The shape of an image."""
-        size = self.cfg.task.data.image_size
-        return 3, size, size
-
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         record["parameters"] = parameters(model)
-        record["multiply_adds_per_image"] = multiply_adds(model, self._image)
-
-    # --- with data ----------------------------------------------------------------------------------------------
+        record["multiply_adds_per_image"] = multiply_adds(model, self.image_shape)
 
     def module(self, record: dict[str, Any], data: ImageData) -> ImageClassification:
-        """The LightningModule for `data`; `record` gets parameters and multiply-adds."""
         module = self._module(data.classes)
         self.sizes(record, module.model)
         data.paired = module.mixup is not None
@@ -158,18 +170,14 @@ class ImageClassificationTask(Predicts, Compresses):
         return ImageClassification(
             model,
             classes,
-            optimizer=instantiate(task.optimizer, path="task.optimizer"),
-            schedule=instantiate(task.schedule, path="task.schedule"),
             identity=self._identity(classes),
-            seed=cfg.seed,
-            clip=task.train.clip,
             label_smoothing=task.label_smoothing,
             mixup=mixup,
             ema_decay=task.ema_decay,
             ema_warmup=task.ema_warmup,
             fusion_penalty=cfg.compress.get("fusion_penalty", 0.0),
             channels_last=task.channels_last,
-            compile=compiles(cfg),
+            **self.module_arguments(),
         )
 
     def save_files(self, directory: Path, data: ImageData) -> None:
@@ -177,10 +185,6 @@ class ImageClassificationTask(Predicts, Compresses):
 
     def rebuilt(self, weights: Path) -> ImageClassification:
         return self._module(read_classes(beside(weights, CLASSES_FILE, "the names of the classes")))
-
-    @property
-    def input_kind(self) -> InputKind:
-        return INPUT
 
     def predictor(self, module: ImageClassification, **settings: Any) -> Classification:
         return Classification(module, self.cfg, **settings)
@@ -211,11 +215,12 @@ class ImageClassificationTask(Predicts, Compresses):
                 return folder.load(parent / COMPRESSED).train()
         return None
 
-    def read_weights(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
-        """Those of `checkpoint`; of a run that was not trained (mode=compress), those of its compressed folder."""
-        place = checkpoint / COMPRESSED
-        if (checkpoint / "checkpoints").exists() or not folder.is_folder(place):
-            return super().read_weights(checkpoint)
+    def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+        """Those of `checkpoint=`; of a run that was not trained (mode=compress), those of its compressed folder."""
+        run = Path(self.cfg.checkpoint).expanduser()
+        place = run / COMPRESSED
+        if (run / "checkpoints").exists() or not folder.is_folder(place):
+            return super().read_weights()
         log.info("%s: the run has no checkpoints; scoring its compressed model", place)
         identity = folder.read_manifest(place).get("notes", {}).get("identity", {})
         return place, dict(folder.load(place).state_dict()), identity
@@ -261,7 +266,7 @@ class ImageClassificationTask(Predicts, Compresses):
         return calibrated(self.method, model, lambda grams: _calibrate(grams, data, model))
 
     def remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
-        return {"remaining": ratios(dense, model.cpu(), self._image)}
+        return {"remaining": ratios(dense, model.cpu(), self.image_shape)}
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Save the compressed folder with the final weights, score them, and fill `record`."""
@@ -319,3 +324,37 @@ def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:
     device = next(model.parameters()).device
     for images, *_ in each("calibrating the compression", data.calibration_dataloader()):
         model(images.to(device))
+
+
+class Classification(Predictor):
+    """The most probable class as `prediction`, and as `classes` the first few with their probabilities.
+
+    Args:
+        module: with the model and the names of the classes.
+        top: how many classes are named.
+    """
+
+    def __init__(self, module: ImageClassification, cfg: DictConfig, top: int = 5) -> None:
+        super().__init__(module, cfg.hardware.precision)
+        self.module, self.names, self.top = module, module.classes, min(top, len(module.classes))
+        data: ImageData = instantiate(cfg.task.data, path="task.data")
+        self.transform, self.limit = data.transform(), data.eval_batch_size
+
+    def read(self, value: str) -> Tensor:
+        with image(value) as opened:
+            prepared: Tensor = self.transform(opened.convert("RGB"))
+        return prepared
+
+    def size(self, prepared: Tensor) -> int:
+        return 1
+
+    def predict(self, batch: list[Tensor]) -> list[Result]:
+        best = self.module(torch.stack(batch).to(self.device)).float().softmax(-1).topk(self.top)
+        results = []
+        for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            classes = [{"class": self.names[i], "probability": p} for p, i in zip(values, places, strict=True)]
+            results.append({"prediction": classes[0]["class"], "classes": classes})
+        return results
+
+    def shown(self, result: Result) -> str:
+        return "\t".join(f"{choice['class']} {choice['probability']:.3f}" for choice in result["classes"])

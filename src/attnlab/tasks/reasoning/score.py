@@ -12,27 +12,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlab.data.questions import Question, QuestionSet
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.metrics import Answers, Perplexity
 from attnlab.pretrained import hub
-from attnlab.tasks.reasoning.rows import (
-    TokenRows,
-    at_masks,
-    batches,
-    device_of,
-    log_probabilities,
-    longest_of,
-    padded,
-    with_positions,
-)
+from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +41,131 @@ class Asked:
     tokenizer: Any
 
     @property
-    def words(self) -> TokenRows:
-        return TokenRows(self.tokenizer, longest_of(self.model))
-
-    @property
     def is_decoder(self) -> bool:
         return bool(self.model.can_generate())
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens that the model reads at most; a longer text loses its beginning."""
+        config = self.model.config
+        name = "max_position_embeddings" if hasattr(config, "max_position_embeddings") else "n_positions"
+        longest = int(getattr(config, name))
+        return longest - 2 if config.model_type == "roberta" else longest  # positions begin after the padding token's
+
+    def ids(self, text: str, special: bool = True) -> list[int]:
+        """The ids of a text, with the tokenizer's special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids
+
+    def prompt(self, text: str, room: int = 0) -> list[int]:
+        """The ids of a text that a decoder continues by up to `room` tokens: no end token after it."""
+        ids = self.ids(text)
+        if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
+            ids = ids[:-1]
+        return ids[-max(self.longest - room, 1) :]
+
+    def continued(self, prompt: str, answer: str) -> tuple[list[int], int]:
+        """The ids of a prompt, a space and an answer, and how many of them, at the end, are the answer's.
+
+        These are the ids after the longest beginning that both tokenisations share.
+        """
+        alone, both = self.prompt(prompt), self.prompt(f"{prompt} {answer}")
+        if len(both) == self.longest:  # cut at the beginning: count from the answer alone
+            return both, len(self.ids(f" {answer}", special=False))
+        return both, len(both) - min(shared(alone, both), len(both) - 1)
+
+    def masked_prompt(self, kind: QuestionSet, question: Question) -> list[int]:
+        """The ids of a question with masks in place of the answer."""
+        return self.ids(kind.masked_prompt(question.text, self.tokenizer.mask_token, self.last))[-self.longest :]
+
+    def last(self, text: str, count: int) -> str:
+        """A text cut to its last tokens."""
+        ids = self.ids(text, special=False)
+        cut: str = text if len(ids) <= count else self.tokenizer.decode(ids[-count:], skip_special_tokens=True)
+        return cut
+
+    def single(self, answer: str) -> int:
+        """The one id of a space and an answer. DataError: it has several."""
+        ids = self.ids(f" {answer}", special=False)
+        if len(ids) != 1:
+            raise DataError(
+                f"the tokenizer of model= cuts {answer!r} into {len(ids)} tokens; a masked language model fills one "
+                "mask, so that every choice must be one token"
+            )
+        return ids[0]
+
+    def batch(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """The model's inputs, (B, T): a decoder's are padded on the left, and padding moves no position."""
+        longest, left = max(len(row) for row in rows), self.is_decoder
+        ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id, dtype=torch.long)
+        mask = torch.zeros(len(rows), longest, dtype=torch.long)
+        for i, row in enumerate(rows):
+            place = slice(longest - len(row), None) if left else slice(len(row))
+            ids[i, place], mask[i, place] = torch.tensor(row, dtype=torch.long), 1
+        batch = {"input_ids": ids, "attention_mask": mask}
+        if left:
+            batch["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+        device = next(self.model.parameters()).device
+        return {name: value.to(device) for name, value in batch.items()}
+
+
+def shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids two rows share at their beginning."""
+    return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
+
+
+def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool = False) -> Iterator[list[int]]:
+    """Indices of rows, `size` at a time, similar lengths together unless `in_order`; shows the progress of `what`."""
+    order = list(range(len(rows))) if in_order else sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    with progress(what, len(order)) as advance:
+        for first in range(0, len(order), size):
+            chosen = order[first : first + size]
+            yield chosen
+            advance(len(chosen))
+
+
+@torch.inference_mode()
+def log_probabilities(
+    asked: Asked,
+    rows: Sequence[tuple[list[int], int]],
+    size: int,
+    masked_padding: bool = True,
+    what: str = "scoring",
+) -> Tensor:
+    """log p of the last n tokens of each row, from a decoder, given those before, summed, float64, (rows,).
+
+    Args:
+        rows: ids and n.
+        size: rows in a batch.
+        masked_padding: False: as the released code of TensorLLM reads LLaMA 2 on HotpotQA, rows in their order,
+            without attention mask and with positions that count the padding.
+        what: words of the progress bar.
+    """
+    sums = torch.zeros(len(rows), dtype=torch.float64)
+    for chosen in batches([ids for ids, _ in rows], size, what, in_order=not masked_padding):
+        batch = asked.batch([rows[i][0] for i in chosen])
+        logits = asked.model(**(batch if masked_padding else {"input_ids": batch["input_ids"]})).logits
+        for row, i in zip(logits, chosen, strict=True):
+            ids, count = rows[i]
+            target = torch.tensor(ids[-count:], device=row.device)
+            logp = row[-count - 1 : -1].float().log_softmax(-1)
+            sums[i] = logp.gather(1, target[:, None]).double().sum().cpu()
+    return sums
+
+
+@torch.inference_mode()
+def at_masks(asked: Asked, rows: Sequence[tuple[list[int], int]], size: int, what: str) -> list[Tensor]:
+    """The log-probabilities of all tokens at the last n masks of each row, (n, V), of a masked language model.
+
+    The arguments are those of :func:`log_probabilities`; earlier masks are those that stand in a question.
+    """
+    logp: list[Tensor] = [torch.empty(0)] * len(rows)
+    for chosen in batches([ids for ids, _ in rows], size, what):
+        batch = asked.batch([rows[i][0] for i in chosen])
+        for row, ids, i in zip(asked.model(**batch).logits, batch["input_ids"], chosen, strict=True):
+            places = (ids == asked.tokenizer.mask_token_id).nonzero()[:, 0][-rows[i][1] :]
+            logp[i] = row[places].float().log_softmax(-1).cpu()
+    return logp
 
 
 @dataclass(frozen=True)
@@ -64,7 +174,6 @@ class Answer:
 
     Attributes:
         text: the generated text, or the chosen answer.
-        right: whether it is right.
         nats: the negative log-probability of the right answer.
         tokens: by what `nats` is divided.
     """
@@ -100,8 +209,8 @@ def ask(
     asked.model.eval()
     if not asked.is_decoder and asked.tokenizer.mask_token_id is None:
         raise ConfigError(f"model=: the tokenizer of {type(asked.model).__name__} has no mask token")
-    longest = asked.words.longest - kind.new_tokens
-    if cut := sum(len(asked.words.ids(question.prompt)) > longest for question in questions):
+    longest = asked.longest - kind.new_tokens
+    if cut := sum(len(asked.ids(question.prompt)) > longest for question in questions):
         log.warning("%d of %d prompts are longer than the model's %d tokens and lose their beginning", cut,
                     len(questions), longest)  # fmt: skip
     decoder, masked = (_choose, _choose_masked) if kind.choices else (_generate, _fill)
@@ -116,26 +225,26 @@ def contains(text: str, answer: str, compat: bool = False) -> bool:
 
 def _generate(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool) -> list[Answer]:
     """Free text of a decoder."""
-    words, pad = asked.words, asked.tokenizer.pad_token_id
-    rows = [words.prompt(question.prompt, kind.new_tokens) for question in questions]
+    rows = [asked.prompt(question.prompt, kind.new_tokens) for question in questions]
     asked.model.generation_config = hub.transformers().GenerationConfig(  # a published one may sample
         do_sample=False,
         num_beams=1,
         max_new_tokens=kind.new_tokens,
         min_new_tokens=1,
-        pad_token_id=pad,
+        pad_token_id=asked.tokenizer.pad_token_id,
         eos_token_id=asked.tokenizer.eos_token_id,
     )
     texts = [""] * len(questions)
     with torch.inference_mode():
         for chosen in batches(rows, size, f"{kind.title}: answering"):
-            batch = padded([rows[i] for i in chosen], pad, "left", device_of(asked.model))
+            batch = asked.batch([rows[i] for i in chosen])
+            del batch["position_ids"]  # generate counts them itself
             ids = asked.model.generate(**batch)
             for row, i in zip(ids, chosen, strict=True):
                 new = row[batch["input_ids"].shape[1] - len(rows[i]) * compat :]
                 texts[i] = asked.tokenizer.decode(new, skip_special_tokens=True)
-    pairs = [words.continued(question.prompt, question.answers[0]) for question in questions]
-    logp = log_probabilities(asked.model, pairs, pad, size, not compat, f"{kind.title}: scoring")
+    pairs = [asked.continued(question.prompt, question.answers[0]) for question in questions]
+    logp = log_probabilities(asked, pairs, size, not compat, f"{kind.title}: scoring")
     return [
         Answer(text, any(contains(text, answer, compat) for answer in question.answers), -float(nats), count)
         for text, question, nats, (_, count) in zip(texts, questions, logp, pairs, strict=True)
@@ -144,26 +253,24 @@ def _generate(asked: Asked, kind: QuestionSet, questions: Sequence[Question], si
 
 def _choose(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool) -> list[Answer]:
     """The most probable choice of a decoder; of choices of several tokens the sum of their log-probabilities counts."""
-    words, choices = asked.words, kind.choices
-    pairs = [words.continued(question.prompt, choice) for question in questions for choice in choices]
+    choices = kind.choices
+    pairs = [asked.continued(question.prompt, choice) for question in questions for choice in choices]
     if all(count == 1 for _, count in pairs):  # one pass for all choices of a question
         logp = _next(asked, [pairs[i][0] for i in range(0, len(pairs), len(choices))], size, kind.title)
         ids = torch.tensor([ids[-1] for ids, _ in pairs]).view(-1, len(choices))
         scores = logp.gather(1, ids)
     else:
-        logp = log_probabilities(asked.model, pairs, asked.tokenizer.pad_token_id, size, what=kind.title)
-        scores = logp.view(-1, len(choices))
+        scores = log_probabilities(asked, pairs, size, what=kind.title).view(-1, len(choices))
     counts = torch.tensor([count for _, count in pairs]).view(-1, len(choices))
     return _chosen(questions, scores, counts, choices)
 
 
 def _next(asked: Asked, rows: Sequence[list[int]], size: int, what: str) -> Tensor:
-    """The log-probabilities of the last token of each row given those before, for the whole vocabulary, (rows, V)."""
+    """The log-probabilities of the last token of each row given those before, for all tokens, (rows, V)."""
     logp: list[Tensor] = [torch.empty(0)] * len(rows)
     with torch.inference_mode():
         for chosen in batches(rows, size, what):
-            batch = padded([rows[i][:-1] for i in chosen], asked.tokenizer.pad_token_id, "left", device_of(asked.model))
-            logits = asked.model(**with_positions(batch)).logits[:, -1]
+            logits = asked.model(**asked.batch([rows[i][:-1] for i in chosen])).logits[:, -1]
             for row, i in zip(logits.float().log_softmax(-1).cpu(), chosen, strict=True):
                 logp[i] = row
     return torch.stack(logp)
@@ -183,19 +290,17 @@ def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: 
 
     For the loss the answer's own tokens are masked, without special tokens, as in the released code.
     """
-    words, mask = asked.words, asked.tokenizer.mask_token_id
-    prompts = [kind.masked_prompt(q.text, asked.tokenizer.mask_token, words.last) for q in questions]
-    inputs = [(words.ids(text)[-words.longest :], kind.masks) for text in prompts]
-    guesses = at_masks(asked.model, inputs, words, size, f"{kind.title}: answering")
+    inputs = [(asked.masked_prompt(kind, question), kind.masks) for question in questions]
+    guesses = at_masks(asked, inputs, size, f"{kind.title}: answering")
     rows, golds = [], []
     for question in questions:
-        prompt = words.ids(question.prompt, special=False)
-        both = words.ids(f"{question.prompt} {question.answers[0]}", special=False)
-        shared = next((i for i, (a, b) in enumerate(zip(prompt, both, strict=False)) if a != b), len(prompt))
-        golds.append(both[min(shared, len(both) - 1) :])
-        row = [*both[: len(both) - len(golds[-1])], *[mask] * len(golds[-1])]
-        rows.append((row[-words.longest :], len(golds[-1])))
-    losses = at_masks(asked.model, rows, words, size, f"{kind.title}: scoring")
+        prompt = asked.ids(question.prompt, special=False)
+        both = asked.ids(f"{question.prompt} {question.answers[0]}", special=False)
+        start = min(shared(prompt, both), len(both) - 1)
+        golds.append(both[start:])
+        row = [*both[:start], *[asked.tokenizer.mask_token_id] * len(golds[-1])]
+        rows.append((row[-asked.longest :], len(golds[-1])))
+    losses = at_masks(asked, rows, size, f"{kind.title}: scoring")
     answers = []
     for question, guess, gold, logp in zip(questions, guesses, golds, losses, strict=True):
         text = asked.tokenizer.decode(guess.argmax(-1))
@@ -209,10 +314,8 @@ def _choose_masked(
     asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool
 ) -> list[Answer]:
     """The most probable choice at the mask of a masked language model."""
-    words = asked.words
-    ids = torch.tensor([words.single(choice) for choice in kind.choices])
-    prompts = [kind.masked_prompt(q.text, asked.tokenizer.mask_token, words.last) for q in questions]
-    logp = at_masks(asked.model, [(words.ids(text)[-words.longest :], 1) for text in prompts], words, size, kind.title)
+    ids = torch.tensor([asked.single(choice) for choice in kind.choices])
+    logp = at_masks(asked, [(asked.masked_prompt(kind, question), 1) for question in questions], size, kind.title)
     scores = torch.stack([row[0, ids] for row in logp])
     return _chosen(questions, scores, torch.ones_like(scores, dtype=torch.long), kind.choices)
 
@@ -227,20 +330,13 @@ def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[s
     """
     if not asked.is_decoder:
         raise ConfigError(f"task.text.file: {type(asked.model).__name__} gives no probability of a text; leave it out")
-    ids = asked.words.ids(text, special=False)
-    context = min(context, longest_of(asked.model))
+    ids, context = asked.ids(text, special=False), min(context, asked.longest)
     windows = [ids[i : i + context] for i in range(0, len(ids), context)]
-    windows = [window for window in windows if len(window) > 1]
-    if not windows:
+    rows = [(window, len(window) - 1) for window in windows if len(window) > 1]
+    if not rows:
         raise ConfigError("task.text.file: expected a text of two tokens or more, and task.text.context of 2 or more")
-    rows = [(window, len(window) - 1) for window in windows]
-    logp = log_probabilities(asked.model, rows, asked.tokenizer.pad_token_id, batch_size, what="perplexity")
     metric = Perplexity(len(rows))
+    logp = log_probabilities(asked, rows, batch_size, what="perplexity")
     metric.update(range(len(rows)), -logp, torch.tensor([count for _, count in rows]))
     numbers: dict[str, Any] = metric.compute()
     return numbers
-
-
-def frozen(model: nn.Module) -> nn.Module:
-    """The model, which is changed: in eval mode, and its parameters need no gradients."""
-    return model.eval().requires_grad_(False)

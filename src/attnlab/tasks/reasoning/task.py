@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from attnlab.callbacks.summary import show
-from attnlab.compression import Method, folder, outline
+from attnlab.compression import Method, compress, folder, outline
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import parameters, rate
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
+from attnlab.config.nearest import nearest
 from attnlab.data.files import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
@@ -28,9 +30,7 @@ from attnlab.run.files import replacing_folder, write_text
 from attnlab.run.progress import each
 from attnlab.tasks.base import Compresses, Restores
 from attnlab.tasks.reasoning.model import AskedModel
-from attnlab.tasks.reasoning.rows import padded, with_positions
-from attnlab.tasks.reasoning.score import Answer, Asked, ask, frozen, perplexity, quality
-from attnlab.tasks.reasoning.search import Search
+from attnlab.tasks.reasoning.score import Answer, Asked, ask, perplexity, quality
 
 log = logging.getLogger(__name__)
 
@@ -41,22 +41,33 @@ class ReasoningTask(Compresses, Restores):
     """Asks a pretrained language model the questions of one set, dense and compressed.
 
     `record["compression"]` has the rate, a report of each unit, and under `quality` the numbers of the test split at
-    the points `dense` and `compressed`, with `search` also the curve of the validation split.
+    the points `dense` and `compressed`, with `task.search` also the curve of the validation split.
+
+    Attributes:
+        candidates: the settings of `task.search`, and the method with each of them.
+        answers: to the test questions, of the model as it was scored last.
 
     Raises:
         ConfigError: `task.search` names keys that the method does not have.
     """
 
-    answers: list[Answer]  # to the test questions, of the model as it was scored last
+    answers: list[Answer]
+    workloads = ("projections", "whole", "decomposition")
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
         self.spec: AskedModel = instantiate(cfg.task.model, path="task.model")
-        self.search = None if cfg.task.search is None else Search(cfg)
-
-    @property
-    def workloads(self) -> tuple[str, ...]:
-        return ("projections", "whole", "decomposition")
+        self.candidates: list[tuple[Any, Method]] = []
+        if cfg.task.search is not None and self.method is None:
+            raise ConfigError("task.search: there is nothing to search with compress=none")
+        search: Any = [] if cfg.task.search is None else OmegaConf.to_container(cfg.task.search, resolve=True)
+        for i, settings in enumerate(search):
+            for key in settings:
+                if key not in cfg.compress or key == "_target_":
+                    hint = nearest(key, [str(name) for name in cfg.compress if name != "_target_"])
+                    raise ConfigError(f"task.search.{i}.{key}: compress={cfg.choices.compress} has no such key{hint}")
+            node = OmegaConf.merge(cfg.compress, settings)
+            self.candidates.append((settings, instantiate(node, path="compress")))
 
     # --- from the config alone ----------------------------------------------------------------------------------
 
@@ -73,7 +84,7 @@ class ReasoningTask(Compresses, Restores):
                 outline(model, self.method)
         if self.method:
             record["compression"] = {"rate": rate(dense, model)}
-        record["parameters"] = parameters(model)
+        self.sizes(record, model)
 
     def check(self, directory: Path) -> None:
         """Raise ConfigError or DataError for settings, ranks or a model that cannot work, before anything is read."""
@@ -81,7 +92,7 @@ class ReasoningTask(Compresses, Restores):
             raise ConfigError("task=reasoning runs in one process on one device: hardware=cpu or hardware=gpu")
         if self.method is None:
             return
-        for method in self.search.methods() if self.search else [self.method]:
+        for method in [method for _, method in self.candidates] or [self.method]:
             source = method.calibration
             if source not in (None, "validation") and not Path(source).expanduser().is_file():
                 raise ConfigError(f"compress.calibration={source}: no such file; give a text, or validation")
@@ -94,17 +105,17 @@ class ReasoningTask(Compresses, Restores):
         """The questions, read, and the model with its tokenizer."""
         cfg = self.cfg
         data: Questions = instantiate(cfg.task.data, path="task.data")
-        data.read()  # a question without an answer is found before the weights are read
+        data.read()  # a question without an answer is named before the weights are read
         asked = self._loaded(self.spec)
         self.sizes(record, asked.model)
-        data.setup(lambda text: len(asked.words.ids(text)))
+        data.setup(lambda text: len(asked.ids(text)))
         record["corpus"] = data.corpus
         records.identify(record, fingerprint.corpus(data.location, Path(cfg.cache_dir)))
         return data, asked
 
     def _loaded(self, spec: AskedModel) -> Asked:
         asked = spec.load(self.cfg.seed, Path(self.cfg.cache_dir).expanduser(), device_of(self.cfg))
-        frozen(asked.model)
+        asked.model.eval().requires_grad_(False)
         return asked
 
     def restore(self) -> Asked:
@@ -126,61 +137,69 @@ class ReasoningTask(Compresses, Restores):
         show(record, directory)
 
     def measure(self, point: str, about: dict[str, Any], data: Questions, module: Asked) -> None:
-        self.answers = self._asked(data, module)
+        self.answers = self._asked(data, module, "test")
         about["quality"][point] = self._quality(module, data)
         about.setdefault("validation", {})[point] = quality(self._asked(data, module, "validation"))
 
     def calibrate(self, about: dict[str, Any], data: Questions, module: Asked) -> Method:
-        method = self.method
-        assert method is not None
-        if self.search:
-            chosen = self.search.run(
-                module.model,
-                lambda model: quality(self._asked(data, Asked(model, module.tokenizer), "validation")),
-                lambda candidate: self._calibrated(candidate, data, module),
-                Path(self.cfg.cache_dir).expanduser() / "decompositions",
+        """The method of `compress=`, or the candidate with the highest accuracy, of equal ones the lowest loss."""
+        assert self.method is not None
+        if not self.candidates:
+            return self._calibrated(self.method, data, module)
+        curve, methods = [], []
+        for settings, method in each("searching the settings of the compression", self.candidates):
+            methods.append(self._calibrated(method, data, module))
+            model = copy.deepcopy(module.model)
+            reports = compress(model, methods[-1], self.decompositions)
+            errors = [report["error"] for report in reports if isinstance(report.get("error"), float)]
+            numbers = quality(self._asked(data, Asked(model, module.tokenizer), "validation"))
+            curve.append(
+                {
+                    "settings": settings,
+                    "rate": rate(module.model, model)["rate"],
+                    "error": max(errors, default=None),
+                    "validation": numbers,
+                }
             )
-            about |= {"search": chosen.curve, "chosen": chosen.settings}
-            method = chosen.method
-            log.info("the search has chosen %s", chosen.settings)
-        return self._calibrated(method, data, module)
+            log.info("search: %s, %s", settings, numbers)
+        scores = [(-point["validation"]["accuracy"], point["validation"]["loss"]) for point in curve]
+        best = scores.index(min(scores))
+        about |= {"search": curve, "chosen": curve[best]["settings"]}
+        log.info("the search has chosen %s", about["chosen"])
+        return methods[best]
 
     def remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
         return {"rate": rate(dense, model)}
 
-    def _asked(self, data: Questions, module: Asked, split: str = "test") -> list[Answer]:
+    def _asked(self, data: Questions, module: Asked, split: str) -> list[Answer]:
         task = self.cfg.task
         return ask(module, data.kind, getattr(data, split), task.batch_size, task.compat)
 
     def _quality(self, module: Asked, data: Questions) -> dict[str, Any]:
         """Accuracy and loss of the answers, and the perplexity of a decoder on the text."""
-        numbers = quality(self.answers)
-        file = self.cfg.task.text.file
+        numbers, task = quality(self.answers), self.cfg.task
+        file = task.text.file
         if file is None and data.root is None and module.is_decoder:
             file = data.location / TEXT
         if file is not None:
-            text = read_text(Path(file).expanduser())
-            of_text = perplexity(module, text, self.cfg.task.batch_size, self.cfg.task.text.context)
+            of_text = perplexity(module, read_text(Path(file).expanduser()), task.batch_size, task.text.context)
             numbers |= {"perplexity": of_text["perplexity"], "text_tokens": of_text["tokens"]}
-        return numbers | {"signature": f"{data.kind.name}, {'compat' if self.cfg.task.compat else 'corrected'}"}
+        return numbers | {"signature": f"{data.kind.name}, {'compat' if task.compat else 'corrected'}"}
 
     def _calibrated(self, method: Method, data: Questions, module: Asked) -> Method:
         """The method with the inputs of projections over the validation questions or a text file, if it asks."""
-        words = module.words
         if method.calibration == "validation":
-            texts = [f"{question.prompt} {question.answers[0]}" for question in data.validation[:CALIBRATION_ROWS]]
+            texts = [f"{question.prompt} {question.answers[0]}" for question in data.validation]
         elif method.calibration is not None:
-            text = read_text(Path(method.calibration).expanduser())
-            texts = [line for line in text.split("\n") if line.strip()][:CALIBRATION_ROWS]
+            lines = read_text(Path(method.calibration).expanduser()).split("\n")
+            texts = [line for line in lines if line.strip()]
 
         def feed(grams: Grams) -> None:
-            rows = [words.ids(text)[-words.longest :] for text in texts]
+            rows = [module.ids(text)[-module.longest :] for text in texts[:CALIBRATION_ROWS]]
             for first in each("calibrating the compression", range(0, len(rows), self.cfg.task.batch_size)):
-                chosen = rows[first : first + self.cfg.task.batch_size]
-                side = "left" if module.is_decoder else "right"
-                batch = padded(chosen, module.tokenizer.pad_token_id, side, next(module.model.parameters()).device)  # type: ignore[arg-type]
+                batch = module.batch(rows[first : first + self.cfg.task.batch_size])
                 grams.mask = batch["attention_mask"].bool()
-                module.model(**(with_positions(batch) if module.is_decoder else batch))
+                module.model(**batch)
 
         return calibrated(method, module.model, feed)
 
