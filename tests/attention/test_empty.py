@@ -1,5 +1,7 @@
 """One rule for empty input: an empty text gives an empty tensor, and an empty prefix is no prefix."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,7 +9,6 @@ from attnlab.attention import Attention, Cache
 from tests.attention.mechanisms import EVERY, Mechanism, error
 
 every = pytest.mark.parametrize("mechanism", EVERY, ids=str)
-SHAPES = [(2, 0), (0, 3), (0, 0)]
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -15,34 +16,33 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 @every
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("size", [None, 0, 4])
-@pytest.mark.parametrize("training", [False, True])
-def test_forward(mechanism: Mechanism, shape: tuple[int, int], size: int | None, training: bool) -> None:
-    attention, x = mechanism.build().train(training), draw(*shape).requires_grad_()
-    prefix = None if size is None else draw(shape[0], size)
-    lengths = torch.full((shape[0],), shape[1])
-    for sizes in (None, torch.full((shape[0],), size or 0)):
-        y = attention(x, prefix, lengths=lengths, prefix_lengths=sizes)
-        assert y.shape == x.shape and y.dtype == x.dtype
-        y.sum().backward()
-    assert x.grad is not None and x.grad.shape == x.shape
+def test_forward(mechanism: Mechanism) -> None:
+    attention = mechanism.build()
+    for shape, size, training in itertools.product([(2, 0), (0, 3), (0, 0)], [None, 0, 4], [False, True]):
+        x, prefix = draw(*shape).requires_grad_(), None if size is None else draw(shape[0], size)
+        attention.train(training)
+        for sizes in (None, torch.full((shape[0],), size or 0)):
+            y = attention(x, prefix, lengths=torch.full((shape[0],), shape[1]), prefix_lengths=sizes)
+            assert y.shape == x.shape and y.dtype == x.dtype
+            y.sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape
 
 
 @every
-@pytest.mark.parametrize("size", [None, 0, 4])
-def test_extend_by_nothing_changes_nothing(mechanism: Mechanism, size: int | None) -> None:
-    attention, x, prefix = mechanism.build(), draw(2, 5), draw(2, size or 0)
-    want, cache = attention(x, prefix), attention.new_cache(2, 5, size or 0)
-    if size is not None:
-        attention.read_prefix(prefix, None, cache)
-    outs = []
-    for piece in x.split([1, 2, 2], 1):
-        nothing = attention.extend(x[:, :0], cache)
-        assert nothing.shape == (2, 0, 32) and nothing.dtype == x.dtype
-        outs.append(attention.extend(piece, cache))
-    assert attention.extend(x[:, :0], cache).shape == (2, 0, 32)  # also where there is no room for more
-    assert error(torch.cat(outs, 1), want) < 1e-12 and cache.length == 5
+def test_extend_by_nothing_changes_nothing(mechanism: Mechanism) -> None:
+    attention, x = mechanism.build(), draw(2, 5)
+    for size in (None, 0, 4):
+        prefix = draw(2, size or 0)
+        want, cache = attention(x, prefix), attention.new_cache(2, 5, size or 0)
+        if size is not None:
+            attention.read_prefix(prefix, None, cache)
+        outs = []
+        for piece in x.split([1, 2, 2], 1):
+            nothing = attention.extend(x[:, :0], cache)
+            assert nothing.shape == (2, 0, 32) and nothing.dtype == x.dtype
+            outs.append(attention.extend(piece, cache))
+        assert attention.extend(x[:, :0], cache).shape == (2, 0, 32)  # also where there is no room for more
+        assert error(torch.cat(outs, 1), want) < 1e-12 and cache.length == 5
 
 
 @every
@@ -60,6 +60,9 @@ def test_a_cache_without_rows(mechanism: Mechanism, ragged: bool) -> None:
     attention.extend(draw(4, 1), full)
     full.select(torch.zeros(0, dtype=torch.int64))
     walk_without_rows(attention, full)
+    for batch, prefixes in ((2, 0), (0, 2)):
+        with pytest.raises(ValueError, match="evenly"):
+            attention.new_cache(batch, 4, 4, prefix_batch=prefixes)
 
 
 def walk_without_rows(attention: Attention, cache: Cache) -> None:
@@ -71,11 +74,3 @@ def walk_without_rows(attention: Attention, cache: Cache) -> None:
     cache.select(torch.zeros(0, dtype=torch.int64))
     cache.crop(cache.length)
     assert cache.nbytes == 0
-
-
-@every
-def test_rows_without_prefixes_are_refused(mechanism: Mechanism) -> None:
-    attention = mechanism.build()
-    for batch, prefixes in ((2, 0), (0, 2)):
-        with pytest.raises(ValueError, match="evenly"):
-            attention.new_cache(batch, 4, 4, prefix_batch=prefixes)

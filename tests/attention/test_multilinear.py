@@ -67,16 +67,6 @@ def test_equals_the_equations_past_the_window(form: str, cores: tuple[int, bool,
 
 
 @every
-def test_nothing_sees_the_future(form: str) -> None:
-    """The Jacobian above the diagonal is zero, and what a form can reach below it is not."""
-    attention, steps = build(form, 2, shared_readout=False), 9
-    jacobian = torch.autograd.functional.jacobian(lambda x: attention(x[None])[0], draw(steps, D))
-    reached = jacobian.abs().amax((1, 3)) > 0
-    lag = torch.arange(steps)[:, None] - torch.arange(steps)
-    assert torch.equal(reached, (lag >= 0) & (lag < (4 if form == "relative" else steps)))
-
-
-@every
 def test_two_cores_with_one_readout_are_one_core(form: str) -> None:
     """Also any number of them: their mean is the core."""
     for count in (2, 5):
@@ -137,46 +127,6 @@ def test_the_tied_form_is_linear_attention() -> None:
         assert error(attention(x), mean @ attention.get_parameter("out.weight").T) < 1e-13
 
 
-def test_theorem_3_1_holds_where_the_basis_spans_everything_and_not_below() -> None:
-    """Its proof's step softmax(E A E^T) = E softmax(A) E^T is false in both cases; slices stay in the span of Q."""
-    generator = torch.Generator().manual_seed(5)
-    size, width = 6, 4
-
-    def outside(matrix: Tensor, basis: Tensor) -> float:
-        """How much of a matrix's columns is outside the span of the basis."""
-        return float((matrix - basis @ (basis.T @ matrix)).norm() / matrix.norm())
-
-    for n in (size, 3):
-        basis = torch.linalg.qr(torch.randn(size, n, generator=generator, dtype=torch.float64))[0]
-        q, k, v = (basis @ torch.randn(n, width, generator=generator, dtype=torch.float64) for _ in range(3))
-        attended = (q @ k.T / width**0.5).softmax(-1) @ v
-        assert (outside(attended, basis) < 1e-12) == (n == size)
-        coefficients = basis.T @ q @ k.T @ basis
-        step = basis @ coefficients.softmax(-1) @ basis.T
-        assert error(step, (basis @ coefficients @ basis.T).softmax(-1)) > 0.1
-        tensor = torch.einsum("ir,jr,mr->ijm", q, k, v)
-        assert outside(tensor.flatten(1), basis) < 1e-12 and outside(tensor.sum(1), basis) < 1e-12
-
-
-def test_softmax_attention_is_in_the_tied_form_and_in_the_summed_one_only_where_values_are_alike() -> None:
-    """Corollary 1. With S = softmax(Q K^T) factored exactly, the sum over j of A_ijm pairs no key with its value."""
-    size = 6
-    scores = (draw(size, 8) @ draw(8, size)).softmax(-1)
-    q, k = scores, torch.eye(size, dtype=torch.float64)  # R = N: S = q k^T
-
-    def over_second_index(v: Tensor) -> Tensor:
-        return torch.einsum("ir,jr,mr->im", q, k, v)
-
-    v = draw(size, size)
-    assert error(torch.einsum("ir,jr,jm->im", q, k, v), scores @ v) < 1e-14
-    assert error(over_second_index(v), scores @ v) > 0.5
-    alike = draw(1, size).expand(size, -1)  # every token has the same value vector
-    assert error(over_second_index(alike.T), scores @ alike) < 1e-13
-    assert (
-        error(over_second_index(alike), scores @ alike) > 0.1
-    )  # "the elements in each row of V are the same", read so
-
-
 @pytest.mark.parametrize("cores", [(1, True), (2, False)])
 def test_the_scan_is_the_naive_sum(cores: tuple[int, bool]) -> None:
     attention = AbsoluteMultiLinear(D, R, 11, cores[0], shared_readout=cores[1]).double()
@@ -227,14 +177,6 @@ def test_a_prefix_without_a_readout_is_refused(form: str) -> None:
     with pytest.raises(ValueError, match="reads_prefix=True"):
         attention.read_prefix(x, None, attention.new_cache(2, 3, 3))
     assert not attention.new_cache(2, 3, 3).buffers()[1].numel()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "name"), [({"rank": 0}, "rank"), ({"window": 0}, "window"), ({"num_cores": 0}, "num_cores")]
-)
-def test_sizes_are_checked(kwargs: dict[str, Any], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        RelativeMultiLinear(D, **kwargs)
 
 
 @pytest.mark.parametrize(("num_cores", "core"), [(1, "free"), (3, "free"), (3, "softmax")])

@@ -56,7 +56,7 @@ def in_chunks(
 
 
 def nats(logits: Tensor, targets: Tensor, **settings: float) -> Tensor:
-    """Negative log-probability of each target, (n, V) and (n,) -> (n,) float32 or wider.
+    """Negative log-probability of each of `targets`, (n, V) and (n,) -> (n,) float32 or wider.
 
     Args:
         logits: of any precision.
