@@ -5,7 +5,7 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def _repeatable(request: pytest.FixtureRequest) -> Iterator[None]:
+def repeatable(request: pytest.FixtureRequest) -> Iterator[None]:
     """One thread, one seed, and NaN in every uninitialised tensor, so that none can be read unseen.
 
     On a GPU operations are those of real runs: deterministic ones are other kernels.

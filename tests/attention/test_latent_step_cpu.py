@@ -21,7 +21,7 @@ def filled(attention: MLA, ragged: bool = False) -> LatentCache:
 
 def plain(cache: LatentCache) -> LatentCache:
     """The cache, whose steps are computed as on other devices."""
-    cache._lean_dtype = None
+    cache.lean_dtype = None
     return cache
 
 

@@ -125,17 +125,17 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 def test_equals_transformers(family: str, groups: int) -> None:
     """The same weights under other names; transformers makes its tables in float32."""
     transformers = pytest.importorskip("transformers")
-    folder, prefix, theirs, ours = FAMILIES[family]
+    folder, prefix, of_transformers, of_attnlab = FAMILIES[family]
     module = getattr(transformers.models, folder)
     model = __import__(f"{module.__name__}.modeling_{folder}", fromlist=["_"])
     config = getattr(transformers, f"{prefix}Config")(
         hidden_size=64, num_attention_heads=4, num_key_value_heads=groups, head_dim=16, max_position_embeddings=256,
-        **theirs,
+        **of_transformers,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
     published: nn.Module = getattr(model, f"{prefix}Attention")(config, 0).double().eval()
     rotary = getattr(model, f"{prefix}RotaryEmbedding")(config)
-    attention = MHA(64, 4, groups, 16, **ours).double()
+    attention = MHA(64, 4, groups, 16, **of_attnlab).double()
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "out", "q_norm": "query_norm"}
     names["k_norm"] = "key_norm"
     with torch.no_grad():

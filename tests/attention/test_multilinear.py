@@ -134,7 +134,7 @@ def test_the_scan_is_the_naive_sum(cores: tuple[int, bool]) -> None:
     x = draw(2, 11, D)
     g, results = torch.randn_like(x), []
     for block in (11, 1, 3, 5):  # the first: no scan
-        y = attention._blocks(*attention._project(x), block)
+        y = attention.read_blocks(*attention.project(x), block)
         results.append([y, *torch.autograd.grad(y, list(attention.parameters()), g)])
     assert all(error(*pair) < 1e-12 for other in results[1:] for pair in zip(other, results[0], strict=True))
     assert error(attention(x), results[0][0]) < 1e-12

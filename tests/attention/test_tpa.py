@@ -90,24 +90,24 @@ def test_with_permuted_weights_it_is_the_published_rotation(name: str, turn: nai
         p = torch.cat((torch.arange(0, width, 2), torch.arange(1, width, 2)))
     else:
         p = torch.arange(width).roll(width // 2)
-    ours = copy.deepcopy(published)
-    shared = isinstance(ours, TPASharedB)  # then values are permuted as well, and put back by the output projection
+    permuted = copy.deepcopy(published)
+    shared = isinstance(permuted, TPASharedB)  # then values are permuted as well, and put back by the output projection
     with torch.no_grad():
-        rows = ours.q_rank + (2 if name != "tpa_shared_b" else 1) * ours.rank
-        turned = rows if shared else ours.q_rank + ours.rank
-        if isinstance(ours, TPANonContextualB):
-            ours.token_factors[:turned] = ours.token_factors[:turned, p]
+        rows = permuted.q_rank + (2 if name != "tpa_shared_b" else 1) * permuted.rank
+        turned = rows if shared else permuted.q_rank + permuted.rank
+        if isinstance(permuted, TPANonContextualB):
+            permuted.token_factors[:turned] = permuted.token_factors[:turned, p]
         else:
-            tokens = ours.factors.weight[-(ours.q_rank + (1 if shared else 2) * ours.rank) * width :]
+            tokens = permuted.factors.weight[-(permuted.q_rank + (1 if shared else 2) * permuted.rank) * width :]
             tokens = tokens.view(-1, width, 32)
             tokens[:turned] = tokens[:turned, p]
-        if isinstance(ours, TPAKVOnly):
-            query = ours.query.weight.view(-1, width, 32)
+        if isinstance(permuted, TPAKVOnly):
+            query = permuted.query.weight.view(-1, width, 32)
             query.copy_(query[:, p].clone())
         if shared:
-            out = ours.out.weight.view(32, -1, width)
+            out = permuted.out.weight.view(32, -1, width)
             out.copy_(out[..., p].clone())
-    assert error(ours(x[None], prefix[None])[0], want) < 1e-12
+    assert error(permuted(x[None], prefix[None])[0], want) < 1e-12
     assert error(published(x[None], prefix[None])[0], want) > 1e-4
 
 
@@ -188,15 +188,15 @@ def test_logits_far_apart_in_a_step(dtype: torch.dtype, gap: float) -> None:
         for buffer in cache.buffers():
             buffer.normal_()
         x = torch.randn(1, 1, 32).to(dtype)
-        f = tpa._factors(cache.angles(2049, 2050), *tpa._compact(x))
-        q, _ = tpa._dense(f)
+        f = tpa.rotated_factors(cache.angles(2049, 2050), *tpa.project(x))
+        q, _ = tpa.dense(f)
         stored = cache.text
         stored["key_head"][..., 0] = 0
         stored["key_head"][0, 0, :, 0] = sign * gap  # K_0 = gap a (x) b, with b along the first head's query
         stored["key_token"][0, 0, 0] = (q[0, 0, 0] / (q[0, 0, 0].float().square().sum() * tpa.scale)).to(dtype)
         cache.length = 2049
         assert tpa.in_factor_space(1, 1, 2050, 0)
-        read = tpa._step(f, 1, [cache.text_segment(2049)])
+        read = tpa.read_factors(f, 1, [cache.text_segment(2049)])
         assert read.isfinite().all()
         if sign > 0:
             heads, tokens = stored["value_head"][0, :, 0, 0].double(), stored["value_token"][0, :, 0].double()

@@ -1,3 +1,3 @@
-from tests.attention.conftest import _repeatable
+from tests.attention.conftest import repeatable
 
-__all__ = ["_repeatable"]
+__all__ = ["repeatable"]

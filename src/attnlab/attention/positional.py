@@ -28,6 +28,7 @@ class PositionalCache(Cache):
         prefix_counts: (N,) then: how many these are; they come first.
         text_reads, prefix_reads: of a static cache, tensors without elements, as long as the slots that a step reads:
             a compiled step has sizes of tensors as variables, but numbers as constants.
+        lean_dtype: of the inputs whose steps on a CPU write in place (`is_lean`); None: no such steps.
         prefix_ends: of a static cache, the length of each row's prefix, (B,), or (1,) where all are alike.
         cos, sin: rotary tables of all positions of prefix and text.
     """
@@ -54,7 +55,7 @@ class PositionalCache(Cache):
         self.prefix_ends: Tensor | None = None
         self.cos, self.sin = attention.rotary_table(prefix_capacity + capacity, like)
         self._sign = torch.tensor([[-1.0], [1.0]], dtype=self.sin.dtype, device=self.sin.device)
-        self._lean_dtype = like.dtype if like.device.type == "cpu" and like.dtype == self.cos.dtype else None
+        self.lean_dtype = like.dtype if like.device.type == "cpu" and like.dtype == self.cos.dtype else None
         self._row_lengths: tuple[Tensor, Tensor] | None = None
 
     def buffers(self) -> list[Tensor]:
@@ -155,7 +156,7 @@ class PositionalCache(Cache):
         """Whether a step of x (B, n, d) is computed by few kernels that write in place: on a CPU, of one position."""
         return (
             x.shape[1] == 1
-            and self._lean_dtype == x.dtype
+            and self.lean_dtype == x.dtype
             and self.static_length is None
             and not torch.compiler.is_compiling()
             and not torch.is_autocast_enabled("cpu")

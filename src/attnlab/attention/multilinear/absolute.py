@@ -59,9 +59,9 @@ class AbsoluteMultiLinear(Windowed):
         self.check_room(steps)
         # Inside of blocks of R/5 rows the scan adds about a fifth of the rest; fewer than four cost too many calls.
         block = max(4, self.rank // 5) if self.scans(steps) else steps
-        return self._blocks(q, k, v, block) + self._read_prefix(q, prefix)
+        return self.read_blocks(q, k, v, block) + self._read_prefix(q, prefix)
 
-    def _blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
+    def read_blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
         """Queries (B, T, C, R) of the last T of K positions; k, v (B, K, R). One block (K) where T < K.
 
         The rows of a block read the pairs of all earlier blocks through B, and the pairs with a place in their own, an
@@ -110,7 +110,7 @@ class AbsoluteMultiLinear(Windowed):
             cache.text[:, start:end] = new
             if k.shape[1] > 1:
                 keys, values = cache.text[:, :end].to(k.dtype).split(self.rank, -1)
-                return self._blocks(q, keys, values, end) + self._read_prefix(q, cache.prefix)
+                return self.read_blocks(q, keys, values, end) + self._read_prefix(q, cache.prefix)
         keys, values = cache.text.to(k.dtype).unsqueeze(1).split(self.rank, -1)  # (B, 1, N, R); zero where not read
         slices = (q[:, 0].unsqueeze(2) * keys) @ values.mT  # (B, C, N, N)
         read = self.out(slices.flatten(1)).unsqueeze(1) * self._row_scale(start, 1, k)

@@ -139,7 +139,8 @@ class MultiLinear(Attention):
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
         """The positions after those that `cache` holds; updates its text. `cache.length` is still the old one."""
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries times the cores (B, T, C, R), keys (B, T, R) and values (B, T, V)."""
         q, k, v = self.qkv(x).split([self.rank, self.rank, self.value_dim], -1)
         cores = self.core_weights()
         if self.num_readouts < self.num_cores:
@@ -159,9 +160,9 @@ class MultiLinear(Attention):
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
         if prefix is None:
-            return self._attend(*self._project(x), None, 0)
+            return self._attend(*self.project(x), None, 0)
         size = prefix.shape[1] if prefix_lengths is None else prefix_lengths
-        return self._attend(*self._project(x), self._prefix(prefix, prefix_lengths), size)
+        return self._attend(*self.project(x), self._prefix(prefix, prefix_lengths), size)
 
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, StateCache)
@@ -170,7 +171,7 @@ class MultiLinear(Attention):
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, StateCache)
-        return self._continue(*self._project(x), cache)
+        return self._continue(*self.project(x), cache)
 
     @property
     def cache_elements_per_token(self) -> float:

@@ -57,7 +57,7 @@ class TiedMultiLinear(MultiLinear):
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """The mean over all pairs of a row, without a mask."""
-        q, k, v = self._project(x)
+        q, k, v = self.project(x)
         return self.out(through(q, mean_pairs(k, v, lengths)).flatten(2))
 
     def _total(self, mean: Tensor, size: int | Tensor, rows: int) -> Tensor:

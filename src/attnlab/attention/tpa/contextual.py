@@ -109,7 +109,7 @@ class TPA(PositionalAttention):
     def _learn(self, init: Init) -> None:
         """Create the factors that do not depend on the input."""
 
-    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """What queries, keys and values of x (B, T, d) are built of; first a (B, T, .) that depends on x."""
         return (self.factors(x),)
 
@@ -140,7 +140,7 @@ class TPA(PositionalAttention):
 
     # From factors to queries, keys and values.
 
-    def _factors(self, angles: Angles, *compact: Tensor) -> Factors:
+    def rotated_factors(self, angles: Angles, *compact: Tensor) -> Factors:
         f = self._split(*compact)
         query = f.query
         if query is not None:
@@ -164,7 +164,7 @@ class TPA(PositionalAttention):
             turned = torch.cat((turned, token[..., :ranks, self.turned :].expand(*turned.shape[:-1], -1)), -1)
         return torch.cat((turned, rest.expand(*turned.shape[:-2], -1, -1)), -2) if rest.shape[-2] else turned
 
-    def _whole(self, token: Tensor) -> Tensor:
+    def _vectors(self, token: Tensor) -> Tensor:
         """(., w) -> (., D): vec(b' (x) c), column by column, of third-order factors."""
         if self.third_dim is None:
             return token
@@ -173,14 +173,14 @@ class TPA(PositionalAttention):
 
     def _shared(self, angles: Angles, *compact: Tensor) -> tuple[Tensor, ...]:
         """The fields of `Factors` that are there."""
-        return tuple(t for t in self._factors(angles, *compact) if t is not None)
+        return tuple(t for t in self.rotated_factors(angles, *compact) if t is not None)
 
     def _build(self, heads: slice, *shared: Tensor) -> tuple[Tensor, Tensor]:
-        return self._dense(Factors(*shared), heads)
+        return self.dense(Factors(*shared), heads)
 
-    def _dense(self, f: Factors, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    def dense(self, f: Factors, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Of some heads: q (B, T, H, D) and [value | key] (B, T, H, 2 D)."""
-        head, token = f.head[..., heads].split(self._counts, -2), self._whole(f.token).split(self._counts, -2)
+        head, token = f.head[..., heads].split(self._counts, -2), self._vectors(f.token).split(self._counts, -2)
         query = head[0].mT @ token[0] if f.query is None else f.query[..., heads, :]
         return query, self._pack(head[1], token[1], head[2], token[2])
 
@@ -208,9 +208,9 @@ class TPA(PositionalAttention):
         past = []
         if prefix is not None:
             mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-            past.append(Past(self._dense(self._factors(before, *self._compact(prefix)))[1], mask))
+            past.append(Past(self.dense(self.rotated_factors(before, *self.project(prefix)))[1], mask))
         out = rebuilt_attention(
-            partial(self._shared, angles), self._build, self._compact(x), self.num_heads, self.head_dim, self.scale,
+            partial(self._shared, angles), self._build, self.project(x), self.num_heads, self.head_dim, self.scale,
             past=past, dropout=self.dropout if self.training else 0.0,
         )  # fmt: skip
         return self._finish(out)
@@ -218,9 +218,9 @@ class TPA(PositionalAttention):
     # The cache, and what reads it.
 
     def _entries(self, x: Tensor, angles: Angles) -> Buffers:
-        return self._held(self._factors(angles, *self._compact(x)))
+        return self._cached(self.rotated_factors(angles, *self.project(x)))
 
-    def _held(self, f: Factors) -> Buffers:
+    def _cached(self, f: Factors) -> Buffers:
         """Factors of keys and values as the cache keeps them."""
         head, token = f.head.split(self._counts, -2), f.token.split(self._counts, -2)
         every = {"key_head": head[1], "key_token": token[1], "value_head": head[2], "value_token": token[2]}
@@ -232,15 +232,15 @@ class TPA(PositionalAttention):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, FactorCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
-        f = self._factors(cache.angles(start, start + new), *self._compact(x))
-        cache.write(cache.text, start, self._held(f))
+        f = self.rotated_factors(cache.angles(start, start + new), *self.project(x))
+        cache.write(cache.text, start, self._cached(f))
         if self.step_backend(new, next(iter(cache.text.values()))) is Backend.TRITON:
-            return self._finish(self._kernel_step(f, len(x), cache))
+            return self._finish(self.read_by_kernel(f, len(x), cache))
         prefixes = cache.prefix_segment()
         if isinstance(start, Tensor) or self.in_factor_space(new, cache.beam, start + new, size):
             text = cache.text_segment(start + new)
-            return self._finish(self._step(f, len(x), [prefixes, text] if prefixes.size else [text]))
-        q, packed = self._dense(f)
+            return self._finish(self.read_factors(f, len(x), [prefixes, text] if prefixes.size else [text]))
+        q, packed = self.dense(f)
         segments = cache.text_segment(start), prefixes
         past = (self._rebuild(tile, q) for segment in segments for tile in segment.tiles(TILE))
         return self._finish(tiled_attention(q, packed, self.head_dim, self.scale, past))
@@ -289,10 +289,10 @@ class TPA(PositionalAttention):
         """Keys and values of cached positions."""
         factors = []
         for head, token in (self._keys(tile), self._values(tile)):
-            factors += [head.to(like.dtype).movedim(-1, 1), self._whole(token.to(like.dtype)).transpose(1, 2)]
+            factors += [head.to(like.dtype).movedim(-1, 1), self._vectors(token.to(like.dtype)).transpose(1, 2)]
         return Past(self._pack(*factors), tile.mask)
 
-    def _kernel_step(self, f: Factors, batch: int, cache: FactorCache) -> Tensor:
+    def read_by_kernel(self, f: Factors, batch: int, cache: FactorCache) -> Tensor:
         """Outputs (B, 1, h, D) of each row's newest position, which the cache holds already."""
         from ..ops.kernels.factor import Part, factor_decode
 
@@ -305,15 +305,15 @@ class TPA(PositionalAttention):
         head, query = None, f.query
         if query is None:
             head = f.head[:, 0, : self.q_rank].to(text.like.dtype).expand(batch, -1, -1)
-            query = self._whole(f.token[:, :, : self.q_rank])
+            query = self._vectors(f.token[:, :, : self.q_rank])
         query = query[:, 0].to(text.like.dtype).expand(batch, -1, -1)
         read = factor_decode(query, parts, self.scale, query_head=head, third_dim=self.third_dim)
         return read.unsqueeze(1).to(f.head.dtype)
 
-    def _step(self, f: Factors, batch: int, segments: list[FactorSegment]) -> Tensor:
+    def read_factors(self, f: Factors, batch: int, segments: list[FactorSegment]) -> Tensor:
         """Outputs (B, n, h, D) of each row's newest n positions, which are the last of the last segment."""
         dtype = segments[-1].like.dtype
-        head, token = f.head[..., : self.q_rank, :].to(dtype), self._whole(f.token[..., : self.q_rank, :].to(dtype))
+        head, token = f.head[..., : self.q_rank, :].to(dtype), self._vectors(f.token[..., : self.q_rank, :].to(dtype))
         query: tuple[Tensor, ...] = (head.mT * self.scale, token)
         if not self._on_query_factors:
             query = ((head.mT @ token if f.query is None else f.query.to(dtype)) * self.scale,)
@@ -339,7 +339,7 @@ class TPA(PositionalAttention):
         head, token = self._keys(tile)
         parts = [_fold(t, batch, tile.beam) for t in query]
         count = parts[-1].shape[1]
-        product = parts[-1].flatten(1, 2).unsqueeze(1) @ self._whole(token).mT  # (N, R, beam n R_Q or h, size)
+        product = parts[-1].flatten(1, 2).unsqueeze(1) @ self._vectors(token).mT  # (N, R, beam n R_Q or h, size)
         product = product.unflatten(2, (count, -1))
         if len(parts) == 2:
             product = parts[0].unsqueeze(1) @ product
@@ -357,7 +357,7 @@ class TPA(PositionalAttention):
         weights = p.unsqueeze(1) * head.unsqueeze(2)  # (N, R, beam n, h, size)
         if token.shape[2] < tile.size:  # the same of all positions
             weights = weights.sum(-1, keepdim=True)
-        out = (weights.flatten(2, 3) @ self._whole(token)).sum(1).unflatten(1, p.shape[1:3])
+        out = (weights.flatten(2, 3) @ self._vectors(token)).sum(1).unflatten(1, p.shape[1:3])
         return _unfold(out, tile.beam)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:

@@ -38,7 +38,7 @@ class TPAKVOnly(TPA):
         self.query = nn.Linear(d_model, num_heads * self.head_dim, bias=False)
         nn.init.xavier_uniform_(self.query.weight)
 
-    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.factors(x), self.query(x)
 
     def _split(self, y: Tensor, *more: Tensor) -> Factors:
@@ -58,7 +58,7 @@ class TPANonContextualA(TPA):
     def _learn(self, init: Init) -> None:
         self.head_factors = learned_factors(super()._head_blocks(), self.d_model, init)
 
-    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.factors(x), self.head_factors
 
     def _split(self, y: Tensor, *more: Tensor) -> Factors:
@@ -105,7 +105,7 @@ class TPANonContextualB(TPA):
     def _learn(self, init: Init) -> None:
         self.token_factors = learned_factors(super()._token_blocks(), self.d_model, init)
 
-    def _compact(self, x: Tensor) -> tuple[Tensor, ...]:
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.factors(x), self.token_factors
 
     def _split(self, y: Tensor, *more: Tensor) -> Factors:
@@ -150,9 +150,9 @@ class TPASharedB(TPA):
     def layout(self) -> Layout:
         return {name: shape for name, shape in super().layout().items() if name != "value_token"}
 
-    def _held(self, f: Factors) -> Buffers:
+    def _cached(self, f: Factors) -> Buffers:
         counts = [self.q_rank + self.rank, self.rank]
-        return super()._held(f) | {"key_token": f.token.split(counts, -2)[1].transpose(1, 2)}
+        return super()._cached(f) | {"key_token": f.token.split(counts, -2)[1].transpose(1, 2)}
 
     def _keys(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
         head, token = super()._keys(segment)

@@ -126,7 +126,7 @@ class FactorRead:
             buffer.normal_(generator=generator)
         cache.length, cache.prefix_size = size - 1, shape.prefix
         x = torch.randn(shape.batch, 1, attention.d_model, generator=generator, device=device, dtype=dtype)
-        self.factors = attention._factors(cache.angles(size - 1, size), *attention._compact(x))
+        self.factors = attention.rotated_factors(cache.angles(size - 1, size), *attention.project(x))
         self.attention, self.cache, self.batch = attention, cache, shape.batch
 
     @property
@@ -140,8 +140,8 @@ class FactorRead:
         text, prefix = self.cache.text_segment(self.cache.length + 1), self.cache.prefix_segment()
         with prefer(backend):
             if self.attention.step_backend(1, text.like) is Backend.TRITON:
-                return self.attention._kernel_step(self.factors, self.batch, self.cache)
-            return self.attention._step(self.factors, self.batch, [prefix, text] if prefix.size else [text])
+                return self.attention.read_by_kernel(self.factors, self.batch, self.cache)
+            return self.attention.read_factors(self.factors, self.batch, [prefix, text] if prefix.size else [text])
 
     def exact(self) -> "FactorRead":
         """The same step in float64."""
