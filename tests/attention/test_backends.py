@@ -24,77 +24,62 @@ HALF_PRECISION = [Backend.FLASH_CUDA, Backend.CUDNN_CUDA]
 Saved = list[Any]
 
 
-def softmax(q: Tensor, k: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    logits = q @ k.mT * scale
+def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
+    """Logits, output and log-sum-exp."""
+    logits = q @ k.mT * scale + (0 if bias is None else bias)
     if causal:
         assert q.shape[2] == k.shape[2]  # else the kernels align the triangle at its last corner
         logits = logits.masked_fill(torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
-    return logits, logits.logsumexp(-1)
+    return logits, logits.softmax(-1) @ v, logits.logsumexp(-1)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, scale: float) -> Saved:
-    assert q.shape[-1] == k.shape[-1] == v.shape[-1] and not dropout
-    assert all(t.stride(-1) == 1 for t in (q, k, v))
-    logits, lse = softmax(q, k, causal, scale)
-    return [logits.softmax(-1) @ v, lse, None, None, q.shape[2], k.shape[2], torch.zeros(2), torch.zeros(()), None]
-
-
-def gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> Any:
-    """The arithmetic of the kernels' backward: from the output and log-sum-exp that are given, no others."""
-    assert lse.is_contiguous() and lse.shape == q.shape[:3] and out.shape == grad.shape
-    p = (softmax(q, k, causal, scale)[0] - lse.unsqueeze(-1)).exp()
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, causal: bool,
+    scale: float,
+) -> list[Tensor]:  # fmt: skip
+    """From the output and log-sum-exp that are passed, no others."""
+    assert lse.is_contiguous() and out.shape == grad.shape
+    p = (forward(q, k, v, bias, causal, scale)[0] - lse[..., : q.shape[2]].unsqueeze(-1)).exp()
     ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
-    return ds @ k, ds.mT @ q, p.mT @ grad
+    return [ds @ k, ds.mT @ q, p.mT @ grad]
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, *, scale: float) -> Saved:
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1] and not dropout and q.stride(-1) == k.stride(-1) == 1
+    _, out, lse = forward(q, k, v, None, causal, scale)
+    return [out, lse, None, None, q.shape[2], k.shape[2], torch.zeros(2), torch.zeros(()), None]
 
 
 def flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sums_q: None, sums_k: None,
-    max_q: int, max_k: int, dropout: float, causal: bool, seed: Tensor, offset: Tensor, *, scale: float,
-) -> Any:  # fmt: skip
-    assert (max_q, max_k, dropout, sums_q, sums_k) == (q.shape[2], k.shape[2], 0.0, None, None)
-    assert seed.shape == (2,) and offset.shape == ()
-    return gradients(grad, q, k, v, out, lse, causal, scale)
-
-
-def cudnn(
-    q: Tensor, k: Tensor, v: Tensor, bias: None, with_lse: bool, dropout: float, causal: bool, *, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, scale: float
 ) -> Saved:
-    assert bias is None and with_lse and not dropout and k.shape[2] > 1
-    logits, lse = softmax(q, k, causal, scale)
-    state = (torch.zeros(()), torch.zeros(()))
-    return [logits.softmax(-1) @ v, lse.unsqueeze(-1), None, None, q.shape[2], k.shape[2], *state, None]
+    assert rest[:5] == (None, None, q.shape[2], k.shape[2], 0.0) and [t.shape for t in rest[6:]] == [(2,), ()]
+    return backward(grad, q, k, v, None, out, lse, rest[5], scale)
+
+
+def cudnn(q: Tensor, k: Tensor, v: Tensor, bias: None, *rest: Any, scale: float) -> Saved:
+    assert bias is None and rest[:2] == (True, 0.0) and k.shape[2] > 1
+    _, out, lse = forward(q, k, v, None, rest[2], scale)
+    return [out, lse.unsqueeze(-1), None, None, q.shape[2], k.shape[2], torch.zeros(()), torch.zeros(()), None]
 
 
 def cudnn_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor, offset: Tensor, bias: None,
-    sums_q: None, sums_k: None, max_q: int, max_k: int, dropout: float, causal: bool, *, scale: float,
-) -> Any:  # fmt: skip
-    assert (max_q, max_k, dropout, bias, sums_q) == (q.shape[2], k.shape[2], 0.0, None, None)
-    return gradients(grad, q, k, v, out, lse.squeeze(-1), causal, scale)
-
-
-def efficient(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, with_lse: bool, dropout: float, causal: bool, *, scale: float
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, scale: float
 ) -> Saved:
-    if bias is None:
-        assert k.shape[2] == 1  # which cuDNN refuses; nothing else but parts with a mask comes here
-    else:
-        assert not causal
-    logits = q @ k.mT * scale + (0 if bias is None else bias)
-    return [logits.softmax(-1) @ v, logits.logsumexp(-1), torch.zeros(()), torch.zeros(())]
+    assert rest[2:8] == (None, None, None, q.shape[2], k.shape[2], 0.0)
+    return backward(grad, q, k, v, None, out, lse.squeeze(-1), rest[8], scale)
+
+
+def efficient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *rest: Any, scale: float) -> Saved:
+    assert k.shape[2] == 1 if bias is None else not rest[2]  # parts with a mask, and single keys, which cuDNN refuses
+    return [*forward(q, k, v, bias, False, scale)[1:], torch.zeros(()), torch.zeros(())]
 
 
 def efficient_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, seed: Tensor,
-    offset: Tensor, dropout: float, wanted: list[bool], causal: bool, *, scale: float,
-) -> Any:  # fmt: skip
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, lse: Tensor, *_: Any, scale: float
+) -> Saved:
     assert lse.shape[-1] % 32 == 0 and (bias is None or bias.shape == (*q.shape[:3], k.shape[2]))
-    lse = lse[..., : q.shape[2]]
-    p = (q @ k.mT * scale + (0 if bias is None else bias) - lse.unsqueeze(-1)).exp()
-    ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
-    return ds @ k, ds.mT @ q, p.mT @ grad, None
+    return [*backward(grad, q, k, v, bias, out, lse, False, scale), None]
 
 
 @pytest.fixture

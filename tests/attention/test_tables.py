@@ -66,11 +66,3 @@ def test_transforms_get_tables_of_their_own(transform: Callable[..., Callable[[T
     assert table(3) is plain and made == [3, 3]
     transform(function)(torch.ones(3) if transform is not torch.func.vmap else torch.ones(2, 3))
     assert table(3) is plain
-
-
-def test_the_newest_tables_are_memoized() -> None:
-    table = memoized(2)(lambda size: torch.zeros(size))
-    first, second = table(1), table(2)
-    assert table(1) is first and table(2) is second
-    table(3)
-    assert table(2) is second and table(1) is not first

@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 
 from attnlab.attention import MHA, MTLA, SlidingWindow
 from attnlab.config.check import compose
-from attnlab.decoding import BeamSearch
 from attnlab.models.build import build_model, count_parameters, without_memory
 from tests.attention.mechanisms import error
 
@@ -64,19 +63,3 @@ def test_steps_of_a_language_model_equal_its_parallel_form() -> None:
     assert error(steps, model(tokens)) < 1e-11
     bytes_predicted = 8 * sum(a.cache_elements(2, 9) for a in model.attentions)
     assert sum(cache.nbytes for cache in caches) == bytes_predicted
-
-
-@pytest.mark.slow
-def test_beam_search_through_caches_of_different_kinds() -> None:
-    model = build_model(config("mustc", PATTERN), vocab_size=12).decoder.double().eval()
-    prefix, lengths = torch.randn(2, 5, 32, dtype=torch.float64), torch.tensor([5, 3])
-    best = [
-        hypotheses[0] for hypotheses in BeamSearch(beam=3, max_len_b=6)(model, prefix, lengths, bos=2, eos=2, pad=1)
-    ]
-    for row, hypothesis in enumerate(best):
-        text = torch.tensor([hypothesis.tokens])
-        inputs = torch.cat((torch.tensor([[2]]), text[:, :-1]), 1)
-        with torch.no_grad():
-            logits = model(inputs, prefix[row : row + 1, : lengths[row]])
-        score = logits.log_softmax(-1).gather(-1, text[..., None]).sum() / text.shape[1]
-        assert hypothesis.score == pytest.approx(float(score), abs=1e-5)

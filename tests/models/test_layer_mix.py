@@ -40,17 +40,14 @@ def test_it_begins_as_the_mean_and_computes_in_float32() -> None:
 
 @pytest.mark.parametrize("kind", [SpeechEncoder, ConformerEncoder])
 def test_encoders_mix_before_they_project(kind: type[SpeechEncoder] | type[ConformerEncoder]) -> None:
-    """A padded row gets what it gets alone, and one layer repeated is that layer."""
+    """Every weight of the mix learns, and one layer repeated is that layer."""
     torch.manual_seed(1)
     sizes = {"num_mels": 6, "num_layers": 1, "num_heads": 2, "ffn_dim": 8, "conv_channels": 8, "conv_kernels": [5]}
     encoder = kind(16, **sizes, projection_dim=4, mix_layers=5).double().eval()  # type: ignore[arg-type]
     assert encoder.mix is not None and encoder.subsample.convs[0].in_channels == 4
     torch.nn.init.normal_(encoder.mix.weights)
     x = layers()
-    out, lengths = encoder(x, LENGTHS)
-    for b, length in enumerate(LENGTHS.tolist()):
-        alone, _ = encoder(x[b : b + 1, :length], LENGTHS[b : b + 1])
-        assert error(out[b, : lengths[b]], alone[0]) < 1e-11
+    out, _ = encoder(x, LENGTHS)
     out.square().sum().backward()
     assert encoder.mix.weights.grad is not None and encoder.mix.weights.grad.abs().min() > 1e-12
     plain = kind(16, **sizes, projection_dim=4).double().eval()  # type: ignore[arg-type]

@@ -69,8 +69,8 @@ def test_a_decoder_with_cross_attention_in_the_prefix_decoders_place(name: str, 
     model.eval()
     with torch.no_grad():
         prefix, lengths = model.encoder(features, FRAMES)
-        whole = model.decoder(text, prefix.repeat_interleave(2, 0), lengths.repeat_interleave(2))
+        parallel = model.decoder(text, prefix.repeat_interleave(2, 0), lengths.repeat_interleave(2))
         caches = model.decoder.start(prefix, lengths, 2, 7)
         parts = [model.decoder.step(part, caches) for part in text.split([1, 1, 2, 1, 1, 1], 1)]
-    assert error(torch.cat(parts, 1), whole) < 1e-10
+    assert error(torch.cat(parts, 1), parallel) < 1e-10
     assert sum(c.nbytes for c in caches) == model.decoder.cache_bytes(6, 7, prefix.shape[1], 3, dtype=torch.float64)

@@ -68,15 +68,6 @@ def test_the_loss_is_that_of_the_logits(mechanism: Mechanism) -> None:
     assert error(model.loss(tokens, targets), want) < 1e-6  # float32, as published
 
 
-@some
-def test_no_position_sees_a_later_one(mechanism: Mechanism) -> None:
-    model, steps = build(mechanism), 2 * mechanism.grid + 1
-    tokens = torch.randint(VOCAB, (2, steps))
-    later = tokens.clone()
-    later[:, -1] = (later[:, -1] + 1) % VOCAB
-    assert torch.equal(model(later)[:, :-1], model(tokens)[:, :-1])
-
-
 @every
 def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism) -> None:
     model = build(mechanism)
