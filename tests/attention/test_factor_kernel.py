@@ -150,30 +150,6 @@ def test_grid_on_cuda(case: Case) -> None:
     case.check("cuda")
 
 
-@pytest.mark.gpu
-def test_a_captured_step_follows_its_counts() -> None:
-    """The grid and the splits depend on shapes alone: a graph is replayed with other counts, and equals the kernel."""
-    case = Case("graph", 2, 1, 5, room=200, used=(200,), prefix=40, prefix_used=(40,), blocks=None, splits=None)
-    query, parts, scale, rest = case.inputs("cuda")
-
-    def call() -> Tensor:
-        return factor_decode(query, parts, scale, **rest)
-
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = call()
-    for text, prefix in ((200, 40), (1, 0), (129, 17)):
-        for part, count in zip(parts, (prefix, text), strict=True):
-            assert isinstance(part.used, Tensor)
-            part.used.fill_(count)
-        graph.replay()
-        cpu = [on_cpu(part) for part in parts]
-        want = naive.factor_decode(query.cpu(), cpu, scale, query_head=rest["query_head"].cpu())
-        assert error(out.cpu(), want) < TOLERANCE[torch.float32]
-
-
 @pytest.mark.parametrize("name", ["tpa_shared_b", "tpa_noncontextual_b"])
 def test_what_the_kernel_does_not_read_is_computed_as_before(name: str) -> None:
     attention = Mechanism(name).build()

@@ -2,7 +2,7 @@
 
 import os
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -221,44 +221,6 @@ def test_merging_a_slot_equals_the_naive_form(ragged: bool) -> None:
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_on_a_gpu_merging_a_slot_equals_the_naive_form(dtype: torch.dtype, ragged: bool) -> None:
     merged(torch.device("cuda"), dtype, ragged)
-
-
-@gpu
-def test_a_captured_step_follows_its_counts() -> None:
-    """Merge and attention in one CUDA graph, replayed at every position: as eager, without a new launch shape."""
-    stride, r, turned, steps = 2, 64, 16, 9
-    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
-    slots, gates = torch.zeros(4, 8, r + turned, **make), torch.randn(8, 16, **make)
-    prefix, counts = torch.randn(2, 1, 40, r + turned, **make), torch.tensor([40, 3], device="cuda")
-    latents, rotary, hidden, q = (
-        torch.randn(steps, 4, *shape, **make) for shape in ((r,), (turned,), (16,), (8, r + turned))
-    )
-    at = torch.zeros(1, dtype=torch.int64, device="cuda")
-    inputs = [t[0].clone() for t in (latents, rotary, hidden, q)]
-
-    def step(slots: Tensor) -> Tensor:
-        buffer = merge_slot(slots, inputs[0], inputs[1], inputs[2], gates, at, stride)
-        text = CacheSegment(slots[:, None], end=buffer)
-        return latent_decode(inputs[3], [CacheSegment(prefix, end=counts), text], 0.1, value_dim=r)
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):  # compiles the kernels
-            step(slots.clone())
-    torch.cuda.current_stream().wait_stream(side)
-    eager, captured = slots.clone(), slots.clone()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step(captured)
-    captured.zero_()
-    for t in range(steps):
-        at.fill_(t)
-        for buffer, new in zip(inputs, (latents, rotary, hidden, q), strict=True):
-            buffer.copy_(new[t])
-        graph.replay()
-        assert torch.equal(out, step(eager)), t
-        assert torch.equal(captured, eager), t
 
 
 def test_the_interpreter_runs_in_the_tests_without_a_gpu() -> None:

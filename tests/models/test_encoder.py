@@ -84,11 +84,3 @@ def test_equals_its_formula() -> None:
         want = want + weights.out_proj(torch.einsum("hts,shd->thd", p, v).flatten(1))
         want = want + layer.linear2(layer.linear1(layer.norm2(want)).relu())
     assert error(encoder(x, LENGTHS[:1])[0][0], encoder.norm(want)) < 1e-6  # float32 sines
-
-
-def test_dropout_rates_reach_their_places() -> None:
-    encoder = SpeechEncoder(16, num_layers=1, num_heads=4, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3)
-    layer = encoder.layers[0]
-    assert isinstance(layer, nn.TransformerEncoderLayer)
-    rates = (encoder.dropout.p, layer.dropout1.p, layer.dropout2.p, layer.self_attn.dropout, layer.dropout.p)
-    assert rates == (0.1, 0.1, 0.1, 0.2, 0.3)

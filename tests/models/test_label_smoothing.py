@@ -78,11 +78,3 @@ def test_shared_dropout_has_one_mask_for_all_positions() -> None:
     assert not torch.equal(zero[0], zero[1])
     torch.testing.assert_close(y[~zero], (x / 0.6)[~zero])
     assert torch.equal(drop.eval()(x), x)
-
-
-def test_variational_dropout_of_a_model_is_shared_in_every_place() -> None:
-    attention = lambda _: RelativeMultiLinear(16, 5, 4)  # noqa: E731
-    for variational in (False, True):
-        model = TensorizedTransformer(V, 16, attention, 2, 8, 9, dropout=0.3, variational_dropout=variational)
-        places = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-        assert len(places) == 3 and all(isinstance(m, SharedDropout) == variational and m.p == 0.3 for m in places)

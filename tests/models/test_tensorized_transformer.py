@@ -132,15 +132,6 @@ def test_what_does_not_fit_is_refused() -> None:
         build(cutoffs=[5, 9], div_value=8)
 
 
-def test_initial_loss_is_about_that_of_a_uniform_guess() -> None:
-    """Among the head's 5 words and 2 clusters first, then among a cluster's 7 or 488 words."""
-    clustered = math.log(7) + (7 * math.log(7) + 488 * math.log(488)) / 500
-    for name, kwargs in SOFTMAXES.items():
-        model = TensorizedTransformer(500, 64, lambda _: RelativeMultiLinear(64, 20, 8), 2, 64, **kwargs)
-        nll = model.loss(torch.randint(500, (8, 40)), torch.randint(500, (8, 40))).mean()
-        assert nll.item() == pytest.approx(math.log(500) if name == "plain" else clustered, rel=0.1)
-
-
 class Size(NamedTuple):
     vocab_size: int
     d_model: int

@@ -104,21 +104,6 @@ def test_the_logits_are_never_there_together() -> None:
     assert peaks[32] < 0.3 * logits
 
 
-def test_without_gradients_nothing_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def logits(hidden: Tensor) -> Tensor:
-        calls.append(len(hidden))
-        return hidden
-
-    hidden = torch.randn(2, 5, 3, requires_grad=True)
-    with torch.no_grad():
-        token_nats(hidden, torch.zeros(2, 5, dtype=torch.long), logits, 4)
-    assert calls == [4, 4, 2]
-    token_nats(hidden, torch.zeros(2, 5, dtype=torch.long), logits, 4).sum().backward()
-    assert calls[3:] == [4, 4, 2, 2, 4, 4]
-
-
 def test_the_size_of_a_chunk() -> None:
     assert chunk_of(None, 50257) is None and chunk_of(7, 50257) == 7
     assert chunk_of("auto", 50257) == 5341 and chunk_of("auto", 2**30) == 1
