@@ -43,7 +43,7 @@ class Mechanism(NamedTuple):
     stride: int | None = None  # set where the configuration refers to ${stride}
     window: int | None = None  # shorter than the tests' texts, where the configuration has a window that slides
     wide: bool = False  # many wide heads, for mechanisms that compute a step in the cheaper of two ways
-    core: str | None = None  # set where the configuration has another choice than its own
+    core: str | None = None  # set where the configuration has a choice beside its default
 
     def __str__(self) -> str:
         parts = {"-s": self.stride, "-w": self.window}
@@ -60,7 +60,7 @@ class Mechanism(NamedTuple):
         return 2 if self.stride is None else self.stride
 
     def make(self, *overrides: str) -> Attention:
-        """The module as it is configured, its own initial values, float32."""
+        """The module as it is configured, with its initial values, float32."""
         values = {"stride": self.stride, "attention.window": self.window, "attention.core": self.core}
         if "recent" in configured(self.name).attention:  # short, so that the tests' texts have merged chunks
             values |= {"attention.recent": 2, "attention.first": 1}
@@ -112,7 +112,7 @@ def random_chunks(total: int, generator: torch.Generator) -> list[int]:
 
 
 def check_visibility(attention: Attention, batch: int, steps: int, prefix: Tensor | None) -> None:
-    """By gradient: every position reads the whole prefix, exactly the text that is declared, and nothing later."""
+    """By gradient: every position reads all of the prefix, exactly the text that is declared, and nothing later."""
     x = torch.randn(batch, steps, attention.d_model, dtype=torch.float64, requires_grad=True)
     inputs = [x] if prefix is None else [x, prefix.requires_grad_()]
     y = attention(x, prefix)
@@ -130,7 +130,7 @@ def check_visibility(attention: Attention, batch: int, steps: int, prefix: Tenso
 
 
 def gates_of_other_steps(attention: Attention, context: int) -> int:
-    """Multiply-adds by which a step at this position differs from the mean: `MTLAWindow` gates whole chunks at a time.
+    """Multiply-adds by which a step at this position differs from the mean: `MTLAWindow` gates a chunk at a time.
 
     Args:
         attention: any mechanism.

@@ -1,6 +1,6 @@
 """Which backend computes what, and the flash and cuDNN kernels of CUDA by their contracts, without a GPU.
 
-The contracts are those of torch's operators: argument order and shapes against torch's own shape functions, on
+The contracts are those of torch's operators: argument order and shapes against torch's shape functions, on
 tensors without data, numbers against operators that are written out here and refuse what the real ones refuse.
 """
 
@@ -123,7 +123,7 @@ def test_expanded_and_rebuilt_forms(backend: Backend, kernels: Callable[[Backend
     inputs = leaf(2, 6, 3, WIDTH), leaf(2, 6, 5), leaf(2, 6, 2), leaf(3, VALUE + WIDTH - 2, 5)
 
     def share(q: Tensor, latent: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        return q, latent.tanh(), *rest  # one that is made, the others as they are given
+        return q, latent.tanh(), *rest  # one that is made, the others unchanged
 
     def built(heads: slice, q: Tensor, latent: Tensor, rotary: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         return q[:, :, heads], partial_softmax.expand(latent, rotary, up[heads])
@@ -163,7 +163,7 @@ def test_calls_and_shapes_are_those_that_torch_declares_for_cuda(backend: Backen
         ("EFFICIENT_ATTENTION", "FLASH_ATTENTION", 64, Backend.FLASH_CUDA),
         ("EFFICIENT_ATTENTION", "EFFICIENT_ATTENTION", 64, Backend.FUSED_CUDA),
         ("MATH", "FLASH_ATTENTION", 60, Backend.PLAIN),  # keys would begin off a boundary of 16 bytes
-        ("MATH", "MATH", 64, Backend.PLAIN),  # torch's own attention has no kernel either
+        ("MATH", "MATH", 64, Backend.PLAIN),  # torch's attention has no kernel either
     ],
 )
 def test_on_cuda_merged_attention_takes_the_kernel_that_torch_takes_for_a_dense_one(

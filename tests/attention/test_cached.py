@@ -72,7 +72,7 @@ def test_both_ways_of_a_step_are_taken(mechanism: Mechanism, monkeypatch: pytest
 
 
 class Recomputed:
-    """The same rows without a cache: their whole histories through `forward`, each with its own copy of its prefix."""
+    """The same rows without a cache: their histories through `forward`, each with a copy of its prefix."""
 
     def __init__(self, attention: Attention, prefix: Tensor, lengths: Tensor | None, beam: int) -> None:
         self.attention, self.beam = attention, beam
@@ -159,7 +159,7 @@ def test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere(mechanism: Mecha
         if isinstance(attention, MTLAWindow):  # which overwrites what it has merged
             assert possible or length < steps
         else:
-            if attention.cache_elements_per_token:  # a state of fixed size has rules of its own
+            if attention.cache_elements_per_token:  # a state of fixed size has other rules
                 assert possible == (length == steps or not merged)
             assert possible or length not in (0, steps) or merged
         assert cache.length == model.history.shape[1]

@@ -29,7 +29,7 @@ class Form(NamedTuple):
 
 
 def grouped(d: int, heads: int, groups: int) -> Form:
-    """Four projections with biases, two of them of `groups` heads only; keys and values of those are kept."""
+    """Four projections with biases, two of them of `groups` heads only, whose keys and values are cached."""
     cached = groups * d // heads
     return Form(2 * d * (d + cached) + 2 * d + 2 * cached, 2 * cached)
 
@@ -53,8 +53,8 @@ def query_latent(d: int, heads: int) -> Form:
 def products(d: int, heads: int, *, a: bool = True, b: bool = True, shared: bool = False, q: bool = True) -> Form:
     """TPA, R_K = R_V = 2 and R_Q = 6 (or as many as H and D allow), and an output projection.
 
-    a, b: whether head and token factors are projected and kept, or learned; shared: keys and values have one token
-    factor; q: whether queries are factorised, or projected whole.
+    a, b: whether head and token factors are projected and cached, or learned; shared: keys and values have one token
+    factor; q: whether queries are factorised, or projected without factors.
     """
     width = d // heads
     ranks = 4 + (min(6, heads, width) if q else 0)
@@ -65,7 +65,7 @@ def products(d: int, heads: int, *, a: bool = True, b: bool = True, shared: bool
 
 
 def multilinear(d: int, rank: int, slots: int, state: int) -> Form:
-    """q, k, v; a core; read-outs of the slice and of the prefix's pairs, whose mean R x R is kept."""
+    """q, k, v; a core; read-outs of the slice and of the prefix's pairs, whose mean R x R is cached."""
     return Form(3 * d * rank + rank + slots * d + rank * d, 0, state, rank**2)
 
 

@@ -87,7 +87,7 @@ def test_compiled_training_equals_eager_training(mechanism: Mechanism) -> None:
 
 @once_per_class
 def test_transforms_of_torch_func(mechanism: Mechanism) -> None:
-    """grad equals autograd's, and vmap over grad gives each row its own."""
+    """grad equals autograd's, and vmap over grad gives those of each row."""
     attention = mechanism.build()
     x, prefix, g = (torch.randn(2, n, 32, dtype=torch.float64) for n in (5, 3, 5))
     parameters = {name: p.detach() for name, p in attention.named_parameters()}
@@ -100,9 +100,9 @@ def test_transforms_of_torch_func(mechanism: Mechanism) -> None:
     for name, exact in zip(got, want, strict=True):
         assert error(got[name], exact) < 1e-10, name
     rows = [t.unsqueeze(1) for t in (x, prefix, g)]  # batches of one row
-    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0, 0))(parameters, *rows)
+    by_row = torch.func.vmap(torch.func.grad(loss), (None, 0, 0, 0))(parameters, *rows)
     for name, exact in got.items():
-        assert error(each[name].sum(0), exact) < 1e-10, name
+        assert error(by_row[name].sum(0), exact) < 1e-10, name
 
 
 @pytest.mark.parametrize(("mechanism", "ragged"), CASES)

@@ -45,8 +45,8 @@ def draw(stride: int, draws: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
 
     def repeated(count: int, *shape: int) -> Tensor:
-        one = torch.randn(1, *shape, generator=generator)
-        return one.repeat(count, *[1] * len(shape)).to(DEVICE).requires_grad_()
+        row = torch.randn(1, *shape, generator=generator)
+        return row.repeat(count, *[1] * len(shape)).to(DEVICE).requires_grad_()
 
     mask = torch.tensor([[True, True, False, True, False]]).repeat(draws // 2, 1).to(DEVICE)
     return repeated(draws, 2 * stride, 2, 24), repeated(draws, 2 * stride, 2, 40), repeated(draws // 2, 5, 2, 40), mask

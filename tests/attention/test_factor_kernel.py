@@ -25,7 +25,7 @@ needs_interpreter = pytest.mark.skipif(not usable(torch.device("cpu")), reason="
 
 
 class Case(NamedTuple):
-    """One shape: rows, prefixes (0: none), heads, ranks of queries (0: whole), R, D, d_c, positions, count, ..."""
+    """One shape: rows, prefixes (0: none), heads, ranks of queries (0: no factors), R, D, d_c, positions, count, ..."""
 
     name: str
     batch: int = 1

@@ -129,7 +129,7 @@ def refused(case: Case, backend: Backend, dtype: torch.dtype) -> str | None:
 
 
 def by_name(case: Case, backend: Backend, dtype: torch.dtype, device: str) -> None:
-    """A case on a GPU: computed, or refused by the reason that is expected. cuDNN knows its own limits from 128 on."""
+    """A case on a GPU: computed, or refused by the reason that is expected. cuDNN has further limits from 128 on."""
     reason = refused(case, backend, dtype)
     if reason is None and backend is Backend.CUDNN_CUDA and case.width > 128:
         q = torch.zeros(1, 1, 1, case.width, device=device, dtype=dtype)

@@ -1,4 +1,4 @@
-"""`from attnlab.attention import MTLA` for one's own model: torch is all that it needs."""
+"""`from attnlab.attention import MTLA` for another model: torch is all that it needs."""
 
 import ast
 import shutil

@@ -139,7 +139,7 @@ def test_a_length_off_the_stride_is_an_error() -> None:
 
 
 def test_keeps_no_square_of_the_length() -> None:
-    """What is held for the backward pass grows linearly with T."""
+    """What is saved for the backward pass grows linearly with T."""
 
     def saved_bytes(total: int) -> int:
         sizes: dict[int, int] = {}

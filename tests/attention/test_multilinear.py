@@ -48,7 +48,7 @@ def copied(source: MultiLinear, target: MultiLinear) -> MultiLinear:
     "cores", [(1, True, "free"), (2, True, "free"), (3, False, "free"), (2, True, "softmax"), (3, False, "softmax")]
 )
 def test_equals_the_equations_past_the_window(form: str, cores: tuple[int, bool, str]) -> None:
-    """Forward, gradients and every chunking; prefixes of their own lengths, shared by two rows each."""
+    """Forward, gradients and every chunking; prefixes of several lengths, shared by two rows each."""
     attention = build(form, cores[0], shared_readout=cores[1], core=cores[2], reads_prefix=True)
     steps, lengths = 11, torch.tensor([3, 0, 5])
     x, prefix = draw(3, steps, D).requires_grad_(), draw(3, 5, D).requires_grad_()
@@ -71,11 +71,11 @@ def test_two_cores_with_one_readout_are_one_core(form: str) -> None:
     """Also any number of them: their mean is the core."""
     for count in (2, 5):
         many = build(form, count, reads_prefix=True)
-        one = copied(many, build(form, 1, reads_prefix=True))
+        single = copied(many, build(form, 1, reads_prefix=True))
         with torch.no_grad():
-            one.cores.copy_(many.cores.mean(0, keepdim=True))
+            single.cores.copy_(many.cores.mean(0, keepdim=True))
         x, prefix = draw(2, 9, D), draw(2, 3, D)
-        assert error(many(x, prefix), one(x, prefix)) < 1e-14
+        assert error(many(x, prefix), single(x, prefix)) < 1e-14
 
 
 @every
@@ -107,10 +107,10 @@ def test_readouts_of_their_own_are_one_readout_of_rank_h(form: str) -> None:
     x, slots = draw(1, steps, D), 4 if form == "relative" else 11
     assert isinstance(attention.out, torch.nn.Linear)
     weights = attention.out.weight.view(D, 2, slots, slots)
-    whole = torch.einsum("dcjm,cr->djmr", weights, attention.cores)
-    assert torch.linalg.matrix_rank(whole.reshape(-1, R)) == 2
+    tensor = torch.einsum("dcjm,cr->djmr", weights, attention.cores)
+    assert torch.linalg.matrix_rank(tensor.reshape(-1, R)) == 2
     q, k, v = (x @ attention.qkv.weight.T).split(R, -1)
-    last = whole[:, -steps:, -steps:] if form == "relative" else whole[:, :steps, :steps] * slots / steps
+    last = tensor[:, -steps:, -steps:] if form == "relative" else tensor[:, :steps, :steps] * slots / steps
     want = torch.einsum("djmr,r,jr,mr->d", last, q[0, -1], k[0], v[0])
     assert error(attention(x)[0, -1], want) < 1e-13
 

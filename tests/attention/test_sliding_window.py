@@ -17,7 +17,7 @@ def draw(*shape: int) -> Tensor:
 
 
 class InheritsTheForm(MHA):
-    """As README shows a mechanism of one's own: a change to MHA, without a naive form."""
+    """As README shows a new mechanism: a change to MHA, without a naive form."""
 
 
 def test_an_inherited_naive_form_is_refused() -> None:
@@ -105,7 +105,7 @@ def test_a_second_crop_accounts_for_what_was_overwritten_before_the_first() -> N
     cache = attention.new_cache(2, 8)
     attention.extend(x[:, :7], cache)
     cache.crop(6)
-    with pytest.raises(ValueError, match="cannot crop to 5 positions: of 7 the newest 3 are held"):
+    with pytest.raises(ValueError, match="cannot crop to 5 positions: of 7 the newest 3 are cached"):
         cache.crop(5)
     assert error(attention.extend(x[:, 6:], cache), attention(x)[:, 6:]) < 1e-12
     cache.crop(0)

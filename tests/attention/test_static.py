@@ -56,7 +56,7 @@ def test_a_static_cache_takes_one_position_and_some_mechanisms_have_none() -> No
 
 @pytest.mark.parametrize("name", ["tpa", "tpa_noncontextual_b"])
 def test_static_factors_lie_in_whole_blocks(name: str) -> None:
-    """The factor kernel reads head factors in whole loads if their capacity is a multiple of 16."""
+    """The factor kernel reads head factors in full loads if their capacity is a multiple of 16."""
     attention = next(m for m in STATIC if m.name == name).build()
     aligned, cache = attention.new_cache(2, 32, 16), attention.new_cache(2, 19, 5)
     assert isinstance(cache, FactorCache)

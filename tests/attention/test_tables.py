@@ -1,4 +1,4 @@
-"""Tables that are kept for the whole process stay real and usable, whatever mode first needed them."""
+"""Memoized tables stay real and usable, whatever mode first needed them."""
 
 from collections.abc import Callable
 

@@ -129,7 +129,7 @@ def test_initial_weights_fill_their_bounds(init: str, bounds: tuple[float, ...])
 
 
 def test_backward_keeps_factors_and_not_what_is_built_of_them() -> None:
-    """Bytes kept for backward at the small T6's sizes, weights left out: at most 1.3 times MHA's."""
+    """Bytes saved for backward at the small T6's sizes, weights left out: at most 1.3 times MHA's."""
 
     def saved_bytes(attention: Attention, x: Tensor) -> int:
         weights = {p.untyped_storage().data_ptr() for p in attention.parameters()}

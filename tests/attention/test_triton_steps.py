@@ -1,4 +1,4 @@
-"""Steps of whole mechanisms through the Triton kernels: what decoding promises, with the kernels computing it."""
+"""Steps of mechanisms through the Triton kernels: what decoding promises, with the kernels computing it."""
 
 import pytest
 import torch

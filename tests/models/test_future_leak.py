@@ -13,7 +13,7 @@ VOCAB, WINDOW, STEPS = 8, 8, 1200
 
 
 class Published(AbsoluteMultiLinear):
-    """Without the mask, which the release builds and never reads: y_i = sum_jm W[:,j,m] A_ijm over the whole window."""
+    """Without the mask, which the release builds and never reads: y_i = sum_jm W[:,j,m] A_ijm over the window."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
         return self.out(torch.einsum("bir,bjr,bmr->bijm", q[:, :, 0], k, v).flatten(2))

@@ -41,7 +41,7 @@ def windows() -> tuple[Tensor, Tensor]:
 
 
 def test_smoothed_loss_and_gradient_are_torch_s(model: LanguageModel) -> None:
-    """Cross-entropy with torch's own smoothing over all words; the reported loss is without; in chunks alike."""
+    """Cross-entropy with torch's smoothing over all words; the reported loss is without; in chunks alike."""
     tokens, targets = windows()
     real = targets != IGNORE
     logits = model(tokens)[real]

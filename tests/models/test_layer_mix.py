@@ -52,7 +52,7 @@ def test_encoders_mix_before_they_project(kind: type[SpeechEncoder] | type[Confo
     assert encoder.mix.weights.grad is not None and encoder.mix.weights.grad.abs().min() > 1e-12
     plain = kind(16, **sizes, projection_dim=4).double().eval()  # type: ignore[arg-type]
     plain.load_state_dict({k: v for k, v in encoder.state_dict().items() if k != "mix.weights"})
-    one = x[:1, :, :1]
-    centred = one[:, :, 0] - one[:, :, 0].mean(1, keepdim=True)
-    same, _ = encoder(one.expand(-1, -1, 5, -1), LENGTHS[:1])
+    layer = x[:1, :, :1]
+    centred = layer[:, :, 0] - layer[:, :, 0].mean(1, keepdim=True)
+    same, _ = encoder(layer.expand(-1, -1, 5, -1), LENGTHS[:1])
     assert error(same, plain(centred, LENGTHS[:1])[0]) < 1e-11

@@ -23,10 +23,10 @@ VOCAB = 23
 SOFTMAXES: dict[str, dict[str, Any]] = {
     "plain": {},
     "narrow": {"cutoffs": [5, 12], "div_value": 4},
-    "projections of their own": {"cutoffs": [5, 12], "div_value": 4, "tie_projections": False},
+    "separate projections": {"cutoffs": [5, 12], "div_value": 4, "tie_projections": False},
     "wide": {"cutoffs": [5, 12]},
 }
-each = pytest.mark.parametrize("softmax", SOFTMAXES)
+every_softmax = pytest.mark.parametrize("softmax", SOFTMAXES)
 
 
 def build(mechanism: Mechanism = EVERY[0], **kwargs: Any) -> TensorizedTransformer:
@@ -69,7 +69,7 @@ def log_probabilities(softmax: AdaptiveSoftmax | TiedSoftmax, x: Tensor) -> Tens
     return torch.cat(parts)
 
 
-@each
+@every_softmax
 def test_equals_the_formula(softmax: str) -> None:
     model, tokens = build(**SOFTMAXES[softmax]), torch.randint(VOCAB, (2, 9))
     tokens[0, :3] = torch.tensor([0, 7, VOCAB - 1])  # one of each cluster
@@ -102,7 +102,7 @@ def test_steps_equal_the_parallel_form(mechanism: Mechanism) -> None:
     assert sum(cache.nbytes for cache in caches) == 8 * sum(a.cache_elements(3, steps) for a in model.attentions)
 
 
-@each
+@every_softmax
 def test_multiply_adds_of_a_step_are_as_counted(softmax: str) -> None:
     mechanism = next(m for m in EVERY if m.name == "multilinear")
     model = build(mechanism, **SOFTMAXES[softmax])
@@ -114,7 +114,7 @@ def test_multiply_adds_of_a_step_are_as_counted(softmax: str) -> None:
 
 
 def test_every_weight_learns() -> None:
-    model = build(**SOFTMAXES["projections of their own"]).train()
+    model = build(**SOFTMAXES["separate projections"]).train()
     model.loss(torch.arange(VOCAB)[None], torch.arange(VOCAB).flip(0)[None]).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, name

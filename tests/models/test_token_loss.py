@@ -83,9 +83,9 @@ def test_a_sequence_to_text_model_s(name: str) -> None:
             logits, targets.flatten(), ignore_index=1, label_smoothing=smoothing, reduction="sum"
         )
         torch.testing.assert_close(values.sum(), want)
-    for each in got:
-        assert torch.equal(each.right.flatten(), logits.argmax(-1) == targets.flatten())
-        torch.testing.assert_close(each.plain, got[0].plain)
+    for losses in got:
+        assert torch.equal(losses.right.flatten(), logits.argmax(-1) == targets.flatten())
+        torch.testing.assert_close(losses.plain, got[0].plain)
 
 
 def test_the_logits_are_never_there_together() -> None:

@@ -27,12 +27,12 @@ class Cache(ABC):
     """Keys and values of B rows, in buffers that are allocated once.
 
     Rows are grouped by prefix: rows `n * beam ... (n + 1) * beam - 1` read prefix `n`, which is stored once.
-    `copy.copy`, `copy.deepcopy`, pickle and `torch.save` all give a cache with buffers of its own, and neither cache
+    `copy.copy`, `copy.deepcopy`, pickle and `torch.save` all give a cache with separate buffers, and neither cache
     sees what the other reads from then on.
 
     Attributes:
         made_by: name of the class of the mechanism that made it, and its width d.
-        length: text positions held, the same for every row. Prefixes may differ in length.
+        length: text positions in the cache, the same for every row. Prefixes may differ in length.
         beam: rows that share one prefix.
         capacity: text positions that there is room for.
         prefix_capacity: prefix positions that there is room for.
@@ -92,7 +92,7 @@ class Cache(ABC):
         Such a step can be captured in a CUDA graph and replayed, or compiled once for all lengths. A replayed or
         compiled step does not see `length`: its caller checks that there is room, and increases it. A static cache
         takes one position at a time and cannot be cropped. Without a kernel that reads counts, a step computes all
-        that `bound_reads` has left, the whole capacity at first, and masks what is not used.
+        that `bound_reads` has left, the full capacity at first, and masks what is not used.
 
         TypeError: the mechanism's steps need the length on the host.
         """
@@ -182,7 +182,7 @@ class Attention(nn.Module, ABC):
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Self-attention without a causal mask: every position sees all of its row.
 
-        The mechanism's own encoder form if it has one, else the mean of two causal passes with the same weights: over
+        The mechanism's encoder form if it has one, else the mean of two causal passes with the same weights: over
         the row, and over the reversed row.
 
         Args:
@@ -325,7 +325,7 @@ class Attention(nn.Module, ABC):
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """`encode`, of a tensor that is not empty and holds zeros in its padding."""
         place = torch.arange(x.shape[1], device=x.device)
-        back = torch.where(length_mask(lengths, x.shape[1]), lengths[:, None] - 1 - place, place)  # its own inverse
+        back = torch.where(length_mask(lengths, x.shape[1]), lengths[:, None] - 1 - place, place)  # an involution
         index = back.unsqueeze(-1).expand_as(x)
         ahead = self._forward(x, None, lengths, None)
         return (ahead + self._forward(x.gather(1, index), None, lengths, None).gather(1, index)) / 2
@@ -376,7 +376,7 @@ class Attention(nn.Module, ABC):
 
 def _check_room(cache: Cache, new: int, capacity: int) -> None:
     if cache.length + new > capacity:
-        raise ValueError(f"the cache has room for {capacity} positions; {cache.length} are held and {new} were given")
+        raise ValueError(f"the cache has room for {capacity} positions; {cache.length} are cached and {new} are new")
 
 
 def _check_rows(name: str, x: Tensor, rows: int) -> None:

@@ -31,7 +31,7 @@ class MHA(PositionalAttention):
         bias: whether the projections have biases: all, none, or those named (Qwen2: [query, key, value]).
         qk_norm: RMS norms of each head's queries and keys, before they are rotated, with one weight vector of width D
             for all queries and one for all keys (Qwen3).
-        rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
+        rope_theta: base of the rotary frequencies; None: the frequencies are a buffer among the weights.
         rope_scaling: scaling of the rotary frequencies for long texts, such as `Llama3Scaling`.
         rope_dim: the first so many components of a head are rotated, an even number; None: all; 0: none (GPT-2, whose
             positions are learned).

@@ -83,7 +83,7 @@ class MLA(PositionalAttention):
         qk_norm: RMS norms of each head's queries and keys before anything else is done with them, as Qwen3 has them:
             a number G of key heads, whose full keys and values are then made before they are projected down. None: no
             norms.
-        rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
+        rope_theta: base of the rotary frequencies; None: the frequencies are a buffer among the weights.
 
     ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, `rope_dim` is odd, `latent_dim` is out of
     its bounds, or `bias` names something else than a projection.

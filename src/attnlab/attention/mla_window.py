@@ -23,11 +23,11 @@ class LatentWindowCache(WindowCache, LatentCache):
 
 
 class MLAWindow(Windowed, MLA):
-    """Multi-head latent attention to the newest `window` text positions, its own among them, and to the whole prefix.
+    """Multi-head latent attention to the newest `window` text positions, itself included, and to the prefix.
 
     Text position i sees the text positions j with i - window < j <= i, as `SlidingWindow` does (Mistral 7B, section 2).
     With a window of at least the text's length this is `MLA`. Cache: r + d_r elements per position for at most `window`
-    text positions, none for older ones; prefixes are kept whole.
+    text positions, none for older ones; prefixes are cached in full.
 
     Args:
         window: text positions that a position sees, at least 1.

@@ -95,7 +95,7 @@ class MTLA(MLA):
     Cache: (r + d_r) / s elements per token.
 
     In parallel, the queries at one place r of their chunk (i mod s = r) form a causal problem of size T/s whose
-    diagonal is the query's own running sum: s stock causal kernels over T/s slots, merged with that diagonal.
+    diagonal is the running sum at the query: s stock causal kernels over T/s slots, merged with that diagonal.
 
     Args:
         gate_dim: width g of the hyper-network that computes gates; None: a quarter of `latent_dim`, at least 1.

@@ -49,7 +49,7 @@ class WindowedCache(LatentCache):
         oldest = max(self.first, end - ring + 1)  # what the next position reads or merges begins here
         if length < self.length and oldest < end and oldest < self.prefix_size + reached - ring:
             raise ValueError(
-                f"cannot crop to {length} positions: of {reached} the newest {ring} are held unmerged, and the next "
+                f"cannot crop to {length} positions: of {reached} the newest {ring} are cached unmerged, and the next "
                 "position would read older ones; crop to 0 of a text without a prefix and feed the rest again"
             )
         self.length, self.reached = length, reached if self.prefix_size + length else 0
@@ -78,7 +78,7 @@ class MTLAWindow(MTLA):
     Cache: (r + d_r) / s elements per token, and the unmerged F + W + s positions.
 
     Args:
-        recent: newest positions W that are read unmerged, the query's own among them.
+        recent: newest positions W that are read unmerged, the query's position included.
         first: first positions F of the sequence that are never merged.
         Others are those of `MTLA`.
 

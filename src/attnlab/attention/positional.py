@@ -94,7 +94,7 @@ class PositionalCache(Cache):
         """How many slots of the text, and of the prefixes, a step reads at most.
 
         Args:
-            text: how many of the text are used; a static cache's own bound holds where the device alone knows.
+            text: how many of the text are used; the bound of a static cache holds where the device alone knows.
         """
         if not isinstance(text, Tensor):
             return text, self.prefix_used
@@ -198,7 +198,7 @@ class PositionalAttention(Attention):
     Attributes:
         turned: components of a head (or of what stands for it) that are rotated.
         rope_theta: base of the rotary frequencies; None: they are the buffer `frequencies`, (turned / 2,), which is
-            kept among the weights: a model that was read or converted has its own.
+            saved with the weights: a pretrained or converted model has other frequencies.
         rope_scaling: scaling of these frequencies, or None.
     """
 
@@ -225,7 +225,7 @@ class PositionalAttention(Attention):
 
     @abstractmethod
     def layout(self) -> Layout:
-        """The buffers of the cache: what is kept of one row."""
+        """The buffers of the cache, of one row."""
 
     @abstractmethod
     def _entries(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ BLOCK = 64  # queries of one kernel call, at least; a wider window takes as many
 
 
 class WindowCache(PositionalCache):
-    """What is kept of the newest `window` text positions: position t is in slot t mod window.
+    """Entries of the newest `window` text positions: position t is in slot t mod window.
 
     Arguments are those of `PositionalCache`.
     """
@@ -50,7 +50,7 @@ class WindowCache(PositionalCache):
         first = max(0, length - self.window + 1)  # the next position reads first ... length - 1
         if length < self.length and first < min(length, reached - self.size):
             raise ValueError(
-                f"cannot crop to {length} positions: of {reached} the newest {self.size} are held, and the next "
+                f"cannot crop to {length} positions: of {reached} the newest {self.size} are cached, and the next "
                 f"position would read from number {first} on; crop to 0 and feed the rest again"
             )
         self.length, self.reached = length, reached if length else 0
@@ -79,12 +79,12 @@ class WindowCache(PositionalCache):
 
 
 class Windowed(PositionalAttention):
-    """What mechanisms share whose text positions see the newest `window` of them, and the whole prefix.
+    """Base of mechanisms whose text positions see the newest `window` positions and the prefix.
 
     It stands before the mechanism among the bases of a class, whose caches are of a `WindowCache`.
 
     Attributes:
-        window: text positions that a position sees, its own among them.
+        window: text positions that a position sees, itself included.
     """
 
     window: int
@@ -135,17 +135,17 @@ class Windowed(PositionalAttention):
         """For `encode`: positions less than `window` apart, on both sides, (B, 1, size, size)."""
         place = torch.arange(size, device=lengths.device)
         near = (place - place[:, None]).abs() < self.window
-        own = torch.eye(size, dtype=torch.bool, device=lengths.device)  # padding far from the text reads itself
-        return near & length_mask(lengths, size)[:, None, None] | own
+        diagonal = torch.eye(size, dtype=torch.bool, device=lengths.device)  # padding far from the text reads itself
+        return near & length_mask(lengths, size)[:, None, None] | diagonal
 
 
 class SlidingWindow(Windowed, MHA):
-    """Multi-head, grouped-query or multi-query attention to the newest `window` text positions, its own among them.
+    """Multi-head, grouped-query or multi-query attention to the newest `window` text positions, itself included.
 
     Text position i sees the text positions j with i - window < j <= i (Longformer, section 3.1, made causal; Mistral
-    7B, section 2). Every position sees the whole prefix, as in all mechanisms: the window counts text positions alone.
+    7B, section 2). Every position sees the full prefix, as in all mechanisms: the window counts text positions alone.
     With a window of at least the text's length this is `MHA`. Cache: 2 G D elements per position for at most `window`
-    text positions, none for older ones; prefixes are kept whole.
+    text positions, none for older ones; prefixes are cached in full.
 
     Args:
         window: text positions that a position sees, at least 1.
@@ -237,9 +237,9 @@ class SlidingWindow(Windowed, MHA):
             return self._step(q, cache, cache.used_after(start))
         prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         text = {name: torch.cat((stored.to(q.dtype), entries[name]), 2) for name, stored in cache.before().items()}
-        own = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None
+        past = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None
         mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
-        out = self._read(q, text, own, mask)
+        out = self._read(q, text, past, mask)
         cache.keep(entries)
         return out
 

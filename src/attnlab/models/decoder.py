@@ -210,8 +210,7 @@ class Decoder(LanguageModel):
         """(B, T) -> (B, T, d): embeddings, of positions `start` on where these are learned."""
         x: Tensor = self.embedding(tokens)
         if self.positions is not None:
-            one = isinstance(start, Tensor)  # of a static cache, (1,)
-            x = x + self.positions.weight[start if one else slice(start, start + tokens.shape[1])]
+            x = x + self.positions.weight[start if isinstance(start, Tensor) else slice(start, start + tokens.shape[1])]
         return F.dropout(x, self.dropout, self.training)
 
     def final(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ The forms differ in how a position's slice A_i.. is read out:
     tied       y_i = W 1/(i+1) sum_{j<=i} (sum_r g_r q_ir k_jr) v_j   any length, no positions; state R d_v
 
 Cores: h cores that share a read-out are averaged (paper, eq. 8), and have the function class of one; with
-`shared_readout=False` each has its own, y_i = sum_c W_c vec(A^c_i). A core is a free vector, or softmax(g) (eq. 6).
+`shared_readout=False` each has a read-out, y_i = sum_c W_c vec(A^c_i). A core is a free vector, or softmax(g) (eq. 6).
 
 Theorem 3.1 says that the columns of softmax(Q K^T / d^1/2) V are combinations of basis vectors e_1 ... e_n (columns of
 E) of which those of Q, K and V are. That holds where the e span all of R^N (n = N, N positions), as for any N x d

@@ -29,7 +29,7 @@ class SlotCache(StateCache):
 
 
 class AbsoluteMultiLinear(Windowed):
-    """Each pair of places (j, m) of a window of N positions has its own weights: the published layer, made causal.
+    """Each pair of places (j, m) of a window of N positions has weights: the published layer, made causal.
 
     Row i sums (i+1)^2 terms and is scaled by N/(i+1), so that all rows have the variance of A.  A text of more than
     `window` positions is refused. Parameters 3dR + hR + C N^2 d.
@@ -41,7 +41,7 @@ class AbsoluteMultiLinear(Windowed):
         window: N, positions that a text may have.
         Others are those of `MultiLinear`.
 
-    ValueError: a size is below 1, a text is longer than `window`, or a prefix is given without `reads_prefix`.
+    ValueError: a size is below 1, a text is longer than `window`, or a prefix is passed without `reads_prefix`.
     """
 
     cache_type = SlotCache
@@ -64,12 +64,12 @@ class AbsoluteMultiLinear(Windowed):
     def read_blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
         """Queries (B, T, C, R) of the last T of K positions; k, v (B, K, R). One block (K) where T < K.
 
-        The rows of a block read the pairs of all earlier blocks through B, and the pairs with a place in their own, an
+        The rows of a block read the pairs of all earlier blocks through B, and the pairs with a place in the block, an
         L-shaped strip of the (j, m) plane, through their slices. The strip's products k_j v_m serve both.
         """
         size, steps = k.shape[1], q.shape[1]
         weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window)).transpose(0, 1)
-        # torch.func cannot transform a backward of ours; what dynamo traces is always under a transform of its own.
+        # torch.func cannot transform a custom backward; what dynamo traces is always under a transform.
         cut = _strips if transformed() and not torch.compiler.is_compiling() else _Strips.apply
         weights: tuple[Tensor, ...] = cut(weight, size, block)
         place = torch.arange(size, device=k.device)

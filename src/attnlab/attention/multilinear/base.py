@@ -73,7 +73,7 @@ class MultiLinear(Attention):
     Args:
         rank: R, width of queries and keys.
         num_cores: h, core vectors g of width R.
-        shared_readout: True: cores are averaged and have one read-out; False: each has its own.
+        shared_readout: True: cores are averaged and have one read-out; False: one read-out for each core.
         core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether there are weights for a prefix; without them a prefix is refused.
         value_dim: V, width of values.
@@ -150,7 +150,7 @@ class MultiLinear(Attention):
     def _prefix(self, prefix: Tensor, lengths: Tensor | None) -> Tensor:
         if not self.reads_prefix:
             raise ValueError(
-                f"{type(self).__name__} was built without a read-out for a prefix, and was given one: "
+                f"{type(self).__name__} was built without a read-out for a prefix: "
                 "build it with reads_prefix=True (attention.reads_prefix=true)"
             )
         _, k, v = self.qkv(prefix).split([self.rank, self.rank, self.value_dim], -1)
@@ -202,7 +202,7 @@ class MultiLinear(Attention):
 
 
 class WithPrefixReadout(MultiLinear):
-    """The forms whose text is not read as pairs, and which therefore read a prefix with weights of its own, W_P.
+    """The forms whose text is not read as pairs, and which therefore read a prefix with separate weights W_P.
 
     Args:
         reads_prefix: whether there is a read-out W_P for a prefix, (d, C R), of C = 1 or h read-outs.

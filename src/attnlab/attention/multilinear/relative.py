@@ -15,7 +15,7 @@ class LagCache(StateCache):
         window, dropped = self.text.shape[1], self.length - length
         if dropped and length and self.length > window:
             raise ValueError(
-                f"cannot crop to {length} positions: of {self.length} the newest {window} are held, and older ones "
+                f"cannot crop to {length} positions: of {self.length} the newest {window} are cached, and older ones "
                 "would be seen again; crop to 0 and feed the rest again"
             )
         if dropped:
@@ -24,7 +24,7 @@ class LagCache(StateCache):
 
 
 class RelativeMultiLinear(Windowed):
-    """Each pair of lags (a, b), a, b < window, has its own weights: y_i = sum_ab W[:,a,b] A_{i,i-a,i-b}.
+    """Each pair of lags (a, b), a, b < window, has weights: y_i = sum_ab W[:,a,b] A_{i,i-a,i-b}.
 
     Stationary, of any length; position is in W. Parameters 3dR + hR + C n^2 d; T n^2 (R + d) multiply-adds, in memory
     linear in T. W's last slot is lag 0: slot s is lag n - 1 - s. Row scale: none, all rows i >= n - 1 have n^2 terms.
@@ -33,7 +33,7 @@ class RelativeMultiLinear(Windowed):
         window: n, lags that are read; a position sees the newest n positions.
         Others are those of `MultiLinear`.
 
-    ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
+    ValueError: a size is below 1, or a prefix is passed without `reads_prefix`.
     """
 
     cache_type = LagCache

@@ -18,7 +18,7 @@ class SummedMultiLinear(WithPrefixReadout):
 
     Arguments are those of `MultiLinear`, with values as wide as keys.
 
-    ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
+    ValueError: a size is below 1, or a prefix is passed without `reads_prefix`.
     """
 
     accumulates = True

@@ -20,7 +20,7 @@ class TiedMultiLinear(MultiLinear):
         value_dim: d_v, width of values; None: R.
         Others are those of `MultiLinear`.
 
-    ValueError: a size is below 1, or a prefix is given without `reads_prefix`.
+    ValueError: a size is below 1, or a prefix is passed without `reads_prefix`.
     """
 
     accumulates = True

@@ -100,7 +100,7 @@ _used: set[tuple[str, str]] = set()
 
 
 def constant(function: Function) -> Function:
-    """As `torch.compiler.assume_constant_result`, which imports the whole compiler to set this.
+    """As `torch.compiler.assume_constant_result`, which imports the compiler to set this.
 
     Args:
         function: whose result is a constant of a traced program.
@@ -113,7 +113,7 @@ def constant(function: Function) -> Function:
 def prefer(backend: Backend) -> Iterator[None]:
     """Within the context this backend computes every operation that has it; the others are computed as otherwise.
 
-    For tests and benchmarks, of one thread: what is asked for holds for the whole process. `choose` raises ValueError
+    For tests and benchmarks, of one thread: the preference holds for the process. `choose` raises ValueError
     where the backend cannot compute what is asked of it.
     """
     global _preferred
@@ -242,7 +242,7 @@ def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim
     """Why a backend cannot compute an operation that has it, with queries `q`; None: it can."""
     if backend in (Backend.PLAIN, Backend.SDPA):
         return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
-    if transformed() and not torch.compiler.is_compiling():  # what dynamo traces is always under one of its own
+    if transformed() and not torch.compiler.is_compiling():  # what dynamo traces is always under one
         return "transforms of torch.func cannot go through a fused kernel"
     if backend in (Backend.FUSED_CPU, Backend.FLEX) and dropout:
         return f"dropout is {dropout}, expected 0"

@@ -136,13 +136,13 @@ def attend(q: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
 @cache
 def _kernel(compiled: bool) -> Any:
     """FlexAttention; compiled, beyond the limit of recompilations an error, for eagerly it forms all logits."""
-    from torch.nn.attention.flex_attention import flex_attention  # here and below: it imports the whole compiler
+    from torch.nn.attention.flex_attention import flex_attention  # here and below: it imports the compiler
 
     return torch.compile(flex_attention, fullgraph=True) if compiled else flex_attention
 
 
 def block_mask(part: Part, rows: int) -> "BlockMask | None":
-    """The blocks of keys that each block of queries sees in part or as a whole; None: everything is seen.
+    """The blocks of keys that each block of queries sees in part or in full; None: everything is seen.
 
     Args:
         rows: queries, T.

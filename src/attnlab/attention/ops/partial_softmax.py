@@ -3,8 +3,8 @@
 A fused kernel returns its output and the log-sum-exp of its logits. With those, parts of a softmax merge exactly:
     L = log sum_p exp(L_p),   o = sum_p exp(L_p - L) o_p.
 And its backward needs nothing but the rows' output and log-sum-exp: called with the merged o and L it computes
-P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), the probabilities and gradients of the whole softmax
-restricted to its part. No T x T tensor is formed, and none but the inputs, o and L is kept.
+P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), the probabilities and gradients of the full softmax
+restricted to its part. No T x T tensor is formed, and only the inputs, o and L are saved.
 
 Shapes: q (B, T, H, D). Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
@@ -46,7 +46,7 @@ def merged_attention(
     Args:
         q: queries, (B, T, H, D).
         packed: [value | key] of the text, (B, T, H, Dv + D).
-        stride: s; every s-th key is read by all later queries, the others by their own query alone.
+        stride: s; every s-th key is read by all later queries, the others by the query at their position alone.
     """
     past = [Past(p.packed.to(q.dtype), p.mask) for p in past or []]
     packed = packed.to(q.dtype)
@@ -72,7 +72,7 @@ def expanded_attention(
     past: list[Past] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`merged_attention` over `expand(latent, rotary, up)`, which is not kept for backward but made again.
+    """`merged_attention` over `expand(latent, rotary, up)`, which is not saved for backward but made again.
 
     Args:
         q: queries, (B, T, H, D).
@@ -100,7 +100,7 @@ def rebuilt_attention(
     past: list[Past] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Causal `merged_attention` over queries, keys and values that are not kept for backward but built again.
+    """Causal `merged_attention` over queries, keys and values that are not saved for backward but built again.
 
     `share(*tensors)` gives what all heads are built of, and `build(heads, *shared)` q (B, T, h, D) and packed
     (B, T, h, Dv + D) of a slice of the heads; whatever needs a gradient must be among `tensors`.
@@ -271,7 +271,7 @@ class _Rebuilt(torch.autograd.Function):
 
 
 def _exactly(like: Any) -> torch.autocast:
-    """For what is built in the tensors' own precision: backward runs outside autocast, and must build the same."""
+    """For what is built in the tensors' precision: backward runs outside autocast, and must build the same."""
     return torch.autocast(like.device.type, enabled=False)
 
 

@@ -33,7 +33,7 @@ class SavedForBackward(NamedTuple):
 
     Args:
         lse: log-sum-exp of each query's logits, (B, T, H).
-        diagonal: logits of the keys that only their own query reads, (B, T/s, s - 1, H); None where s = 1.
+        diagonal: logits of the keys that only one query reads, (B, T/s, s - 1, H); None where s = 1.
         mask: dropout factors of these keys, of the same shape; None without dropout.
         randoms: the state of each kernel's dropout, in the order of the calls.
     """
@@ -70,7 +70,7 @@ class MergedPattern(NamedTuple):
     """The pattern, forward and backward, over packed keys and values that exist.
 
     With a stride s, the s queries from the last one of a chunk on see the same slots: shifted by s - 1 positions, query
-    i sees the slots j <= i // s. What only its own query sees is merged afterwards.
+    i sees the slots j <= i // s. A key that one query alone sees is merged afterwards.
 
     Args:
         value_dim: Dv, width of values.
@@ -159,7 +159,7 @@ class MergedPattern(NamedTuple):
     def _diagonal_backward(
         self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, saved: SavedForBackward, dq: Tensor, dpacked: Tensor
     ) -> None:
-        """Of the keys that only their own query sees: fill dpacked there, add to dq."""
+        """Of the keys that one query alone sees: fill dpacked there, add to dq."""
         assert saved.diagonal is not None
         (queries, g, o, d_queries), lse = self._diagonals(q, grad, out, dq), self._places(saved.lse)
         (value, key), (d_value, d_key) = self._diagonal_packed(packed), self._diagonal_packed(dpacked)
@@ -173,7 +173,7 @@ class MergedPattern(NamedTuple):
         d_queries.addcmul_(key, ds)
 
     def _places(self, x: Tensor) -> Tensor:
-        """(B, T, ...) -> (B, T/s, s - 1, ...): the positions whose keys only their own query sees."""
+        """(B, T, ...) -> (B, T/s, s - 1, ...): the positions whose keys one query alone sees."""
         return x.unflatten(1, (-1, self.stride))[:, :, :-1]
 
     def _diagonals(self, *tensors: Tensor) -> tuple[Tensor, ...]:

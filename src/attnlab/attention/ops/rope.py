@@ -1,4 +1,4 @@
-"""Rotary position embedding, in one convention for the whole package: half-split pairs with Llama's sign.
+"""Rotary position embedding, in one convention for the package: half-split pairs with Llama's sign.
 
 Component m of the first half turns with component m of the second half by position * theta^(-2m/D):
     (u, v) -> (u cos - v sin, v cos + u sin).
@@ -26,7 +26,7 @@ class Llama3Scaling:
     Args:
         factor: divisor of low frequencies, at least 1.
         low_freq_factor: number of turns within L positions below which a frequency is low.
-        high_freq_factor: number of turns above which a frequency is kept; more than `low_freq_factor`.
+        high_freq_factor: number of turns above which a frequency stays; more than `low_freq_factor`.
         original_max_position_embeddings: L, positions in pretraining.
 
     ValueError: a value is out of these bounds.
@@ -89,7 +89,7 @@ def rotary_table(
 
 
 def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0 ... length-1 for given frequencies, each (length, pairs), in float32 or wider.
+    """cos and sin of positions 0 ... length-1 for these frequencies, each (length, pairs), in float32 or wider.
 
     Args:
         frequencies: of each pair in radians per position, (pairs,); the tables are on their device.

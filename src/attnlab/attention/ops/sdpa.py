@@ -27,7 +27,7 @@ class Random(NamedTuple):
     """Where a CUDA kernel's dropout was, for its backward.
 
     Args:
-        seed: of the generator, or its whole state, a tensor that the kernel returns; None: no dropout.
+        seed: of the generator, or its full state, a tensor that the kernel returns; None: no dropout.
         offset: of the generator; None: no dropout.
     """
 
@@ -36,7 +36,7 @@ class Random(NamedTuple):
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What softmax statistics are kept in.
+    """The dtype of softmax statistics.
 
     Args:
         dtype: of the inputs. The result is float32 or wider.
@@ -134,17 +134,17 @@ class Kernel(NamedTuple):
         Args:
             grad: of the output, (B, group K, H, Dv), as wide as `value_width` says; zero in rows of padding.
             q, packed: as in :meth:`causal`.
-            out: of the whole softmax, as wide as `grad`, with the same rows.
-            lse: of the whole softmax, with the same rows.
+            out: of the full softmax, as wide as `grad`, with the same rows.
+            lse: of the full softmax, with the same rows.
             dq: (B, at most group K, H, D), to be filled.
             dpacked: (B, K, H, Dv + D), to be filled.
             group: queries that see the same keys.
         """
         bounds = self._bounds(packed)
         for place in range(group):
-            given, target = [t[:, place::group] for t in (grad, q, out, lse)], dq[:, place::group]
+            sources, target = [t[:, place::group] for t in (grad, q, out, lse)], dq[:, place::group]
             for rows, count in _triangles(bounds, target):
-                g, queries, o, o_lse = (_folded(t[:, rows], count) for t in given)
+                g, queries, o, o_lse = (_folded(t[:, rows], count) for t in sources)
                 keys = _folded(packed[:, rows], count)
                 more, dk, d_value = self.backward(g, queries, keys, None, o, o_lse, True, next(randoms))
                 part = target[:, rows]
@@ -247,7 +247,7 @@ class Kernel(NamedTuple):
                 causal, scale=self.scale,
             )  # fmt: skip
         else:
-            lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads whole tiles of 32 rows
+            lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads full tiles of 32 rows
             dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
                 grad, q, k, v, _cuda_bias(bias, q), out, lse, random.seed, random.offset, self.dropout,
                 [True, True, True, False], causal, scale=self.scale,

@@ -39,7 +39,7 @@ class TPA(PositionalAttention):
         output_norm: RMS norm of each head's output, with one weight vector for all heads.
         init: spread of the initial factor projections: the paper's for the merged matrix or for each rank's (section
             3.1 writes both), or that of the released code.
-        rope_theta: base of the rotary frequencies; None: the frequencies are kept among the weights.
+        rope_theta: base of the rotary frequencies; None: the frequencies are a buffer among the weights.
 
     ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, a rank or `third_dim` is out of its
     bounds, or an odd number of components would be rotated.
@@ -268,7 +268,7 @@ class TPA(PositionalAttention):
         Factor space has no fused kernel: chunks of more than 2 D positions, whose logits are larger than the keys and
         values, are computed on keys and values.
         """
-        dense = 2 * self.num_heads * self.head_dim  # of a query and a position, given key and value
+        dense = 2 * self.num_heads * self.head_dim  # of a query and a position whose key and value exist
         pairs, positions = beam * new * (text + prefix), beam * text + prefix
         return new <= 2 * self.head_dim and pairs * sum(self._step_costs()) <= (positions * self.rank + pairs) * dense
 

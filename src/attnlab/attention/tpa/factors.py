@@ -88,7 +88,7 @@ class FactorCache(PositionalCache):
     """Factors of keys and values, where they differ from position to position.
 
     Positions lie as a step reads them: along the rows of its matrix products. A static cache has room for a multiple of
-    `ALIGNED` positions, of which it uses `capacity`: only then does the kernel read rows of head factors in whole
+    `ALIGNED` positions, of which it uses `capacity`: only then does the kernel read rows of head factors in full
     loads (see `ops.kernels.factor`).
     """
 
@@ -126,7 +126,7 @@ class FactorCache(PositionalCache):
 
 
 class FactorSegment(NamedTuple):
-    """Cached positions that rows read: each its own text, or the prefix that it shares with others.
+    """Cached positions that rows read: a row's text, or a prefix that several rows share.
 
     Args:
         buffers: by name, cut to these positions.

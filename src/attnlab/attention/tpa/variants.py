@@ -12,7 +12,7 @@ from .factors import Block, Buffers, FactorOptions, Factors, FactorSegment, Init
 
 
 class TPAKVOnly(TPA):
-    """TPA of keys and values alone (TPA paper, section 3.5): queries are projected whole, not divided by a rank.
+    """TPA of keys and values alone (TPA paper, section 3.5): queries have no factors and are not divided by a rank.
 
     Args:
         bias: whether the factors have biases, with which they contain factors that do not depend on the input.

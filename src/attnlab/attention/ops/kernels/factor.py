@@ -7,12 +7,12 @@ Keys and values are never built. With head factors A (h) and token factors B (D)
     O[h] = 1/R sum_r sum_k (p[h, k] A_V[r, h, k]) B_V[r, k]
 
 The sums over q, and over k in the last line, are matrix products over a block of positions; all ranks add into one
-accumulator (h, D). Where queries are whole (h, D), and where several rows share the positions, Q . B_K[r, k] stands for
-the sum over q. Split along the context: `split`.
+accumulator (h, D). Where queries have no factors (h, D), and where several rows share the positions, Q . B_K[r, k]
+stands for the sum over q. Split along the context: `split`.
 
 Layout. A step reads 2 R (h + D) numbers of a position, and each once: 784 bytes in bfloat16 with h 34, D 64, R 2. Token
 factors (.., K, D) are read in rows of D. Head factors lie with positions last, (.., h, K), as on the CPU: a block of 64
-positions is h rows of 128 bytes, which are whole sectors of memory, in loads of 16 bytes, whatever h is. With positions
+positions is h rows of 128 bytes, which are full sectors of memory, in loads of 16 bytes, whatever h is. With positions
 first a row would be h numbers: 68 bytes with h 34, of which loads take 4, and 94 with h 47, of which loads take 2.
 This needs a capacity K that is a multiple of 16: otherwise head factors are read number by number, which is right but
 slow, and a row of 128 bytes touches a fifth sector of 32 bytes. Writing a new position touches 2 R h sectors, 4.3 KB;
@@ -88,8 +88,8 @@ def shared_memory(blocks: Blocks, part: Part, width: int) -> int:
 
 def _registers(blocks: Blocks, part: Part, width: int) -> int:
     """Numbers that a thread holds: accumulator, tiles of logits; products in float32 hold their operands as well."""
-    held = blocks.lines * (padded(width) + 3 * blocks.positions) * (part.key_token.element_size() // 2)
-    return held // (32 * blocks.warps)
+    numbers_held = blocks.lines * (padded(width) + 3 * blocks.positions) * (part.key_token.element_size() // 2)
+    return numbers_held // (32 * blocks.warps)
 
 
 def choose_blocks(lines: int, part: Part, width: int) -> Blocks:
@@ -129,7 +129,7 @@ def factor_decode(
         query: (B, h, D); or token factors of queries, (B, R_Q, D), rotated. float32, bfloat16 or float16, as all else.
         parts: at least one; R 1 to 8, D 1 to 256.
         scale: factor of the logits, D^-1/2 / (R_Q R) for token factors.
-        query_head: head factors of the queries, (B, R_Q, h); None: `query` is whole.
+        query_head: head factors of the queries, (B, R_Q, h); None: `query` has no factors.
         third_dim: d_c of factors of third order, B = vec(b' (x) c), cached as [b' | c]; None: vectors.
         blocks: block sizes; None: `choose_blocks`.
         splits: of each part; None: `split.num_splits`, from shapes alone.
@@ -279,5 +279,5 @@ def _check(query: Tensor, query_head: Tensor | None, parts: Sequence[Part], thir
                     f"{query.dtype} on {query.device}"
                 )
             if not tensor.is_contiguous():
-                raise ValueError(f"{name} is not contiguous: give the buffer whole, and what is used")
+                raise ValueError(f"{name} is not contiguous: pass the full buffer, and what is used")
     return heads

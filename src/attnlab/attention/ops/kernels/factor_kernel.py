@@ -18,15 +18,15 @@ def _tokens(
     `column`: 0 to D - 1; `there`: which numbers exist; `WIDTH`, `THIRD`, `WIDE`: as in `attend`.
     """
     if THIRD == 0:
-        found = tl.load(base + at[:, None] + column[None, :], mask=there, other=0.0)
+        factors = tl.load(base + at[:, None] + column[None, :], mask=there, other=0.0)
     else:
         turned = tl.load(base + at[:, None] + (column % (WIDTH // THIRD))[None, :], mask=there, other=0.0)
         third = base + WIDTH // THIRD + at[:, None] + (column // (WIDTH // THIRD))[None, :]
         product = turned.to(tl.float32) * tl.load(third, mask=there, other=0.0).to(tl.float32)
-        found = product.to(turned.dtype)
+        factors = product.to(turned.dtype)
     if WIDE:
-        found = found.to(tl.float32)
-    return found
+        factors = factors.to(tl.float32)
+    return factors
 
 
 @triton.jit
@@ -44,12 +44,12 @@ def _heads(
     The mask of the load is that of the buffer, which is a multiple of 16 positions long: loads of 16 bytes.
     """
     if FIXED:
-        found = tl.load(base + at, mask=asked, other=0.0).to(tl.float32)[:, None]
+        factors = tl.load(base + at, mask=asked, other=0.0).to(tl.float32)[:, None]
     else:
         inside = asked[:, None] & (position < room)[None, :]
-        found = tl.load(base + (at * room)[:, None] + position[None, :], mask=inside, other=0.0).to(tl.float32)
-        found = tl.where(there[None, :], found, 0.0)
-    return found
+        factors = tl.load(base + (at * room)[:, None] + position[None, :], mask=inside, other=0.0).to(tl.float32)
+        factors = tl.where(there[None, :], factors, 0.0)
+    return factors
 
 
 @triton.jit(do_not_specialize=["count", "first_split"])
@@ -99,7 +99,7 @@ def attend(
         beam: rows of the queries that read a row of the part, B / N; 1 where QUERY_RANKS is not 0.
         all_splits, first_split: splits of all parts, and the first of this one.
         HEADS, RANKS, WIDTH: h, R and D.
-        QUERY_RANKS: R_Q; 0: queries are whole.
+        QUERY_RANKS: R_Q; 0: queries have no factors.
         THIRD: d_c; 0: token factors are vectors.
         COUNTED: whether counts are read.
         FIXED: whether head factors are the same of all rows and positions.
@@ -180,8 +180,8 @@ def attend(
             read = tl.dot(weights, b, acc=read, input_precision=PRECISION)
         top = highest
 
-    found = total > 0.0
-    some = tl.where(found, total, 1.0)
-    tl.store(sums + place, tl.where(found, top + tl.log2(some), float("-inf")), mask=asked)
+    some_exist = total > 0.0
+    some = tl.where(some_exist, total, 1.0)
+    tl.store(sums + place, tl.where(some_exist, top + tl.log2(some), float("-inf")), mask=asked)
     where = partial + place[:, None] * WIDTH + column[None, :]
-    tl.store(where, read / (some * RANKS)[:, None], mask=(asked & found)[:, None] & wide[None, :])
+    tl.store(where, read / (some * RANKS)[:, None], mask=(asked & some_exist)[:, None] & wide[None, :])

@@ -1,11 +1,11 @@
 """Latent decode: one new position's queries against caches, split along the context.
 
 The queries of all heads read one shared slot whose first columns are also its value (MLA, MTLA); with a value tensor
-and G key heads the same kernel computes MQA, GQA and MHA. A segment is a part of the context with rows, room and count
-of its own: a prefix that the beams of a sentence share, merged slots, a window of recent positions. The partial
+and G key heads the same kernel computes MQA, GQA and MHA. A segment is a part of the context with separate rows, room
+and count: a prefix that the beams of a sentence share, merged slots, a window of recent positions. The partial
 outputs of all segments enter one reduction (`split.reduce`).
 
-Counts lie on the device, and the grid follows from shapes alone: buffers are given whole, nothing waits for the host,
+Counts lie on the device, and the grid follows from shapes alone: buffers are passed uncut, nothing waits for the host,
 and a step can be captured in a CUDA graph and replayed with other counts.
 """
 
@@ -74,8 +74,8 @@ def shared_memory(blocks: Blocks, padded: tuple[int, int, int], shared: bool, it
     """Bytes that one program is expected to take."""
     content, rest, value = padded
     slot = content + rest + (0 if shared else value)
-    held = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # the former for Hopper's products
-    return 1024 + itemsize * (held * blocks.slots * slot + blocks.lines * (content + rest + blocks.slots))
+    in_flight = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # the former for Hopper's products
+    return 1024 + itemsize * (in_flight * blocks.slots * slot + blocks.lines * (content + rest + blocks.slots))
 
 
 def choose_blocks(

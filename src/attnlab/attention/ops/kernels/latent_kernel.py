@@ -141,9 +141,9 @@ def attend(
         read = tl.dot(weights.to(v.dtype), v, acc=read * shrunk[:, None], input_precision=PRECISION)
         top = highest
 
-    found = total > 0.0
-    some = tl.where(found, total, 1.0)
-    lse = tl.where(found, top + tl.log2(some), float("-inf"))
+    exists = total > 0.0
+    some = tl.where(exists, total, 1.0)
+    lse = tl.where(exists, top + tl.log2(some), float("-inf"))
     tl.store(sums + place, lse, mask=asked)
     where = partial + place[:, None] * VALUE + wide[None, :]
-    tl.store(where, read / some[:, None], mask=(asked & found)[:, None] & (wide < VALUE)[None, :])
+    tl.store(where, read / some[:, None], mask=(asked & exists)[:, None] & (wide < VALUE)[None, :])

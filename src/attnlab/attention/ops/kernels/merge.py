@@ -1,6 +1,6 @@
 """A decoding step's merge into each row's open slot (MTLA paper, section 4).
 
-It is a launch of its own before the attention: every program of the attention that has some of a row's heads reads the
+It is a separate launch before the attention: every program of the attention that has some of a row's heads reads the
 open slot, so that a merge inside of them would be done several times, or read half done. What it reads and writes is
 one slot of each row; it takes the place of a dozen small operations, and where to write is read on the device.
 """

@@ -58,8 +58,8 @@ def merge_slot(
         position, r = _number(at, b, 0), latent.shape[1]
         slot = position // stride
         gate = torch.sigmoid(hidden[b].double() @ gates[_number(first, b, 0) + slot].double())
-        held = result[b, slot, :r] if position % stride else 0.0
-        result[b, slot, :r] = held + gate * latent[b].double()
+        before = result[b, slot, :r] if position % stride else 0.0
+        result[b, slot, :r] = before + gate * latent[b].double()
         result[b, slot, r:] = rotary[b].double()
     return result
 

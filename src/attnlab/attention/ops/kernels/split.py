@@ -74,7 +74,7 @@ def _num_splits(programs: int, limit: int, processors: int) -> int:
 
 @triton.jit
 def span(high: tl.tensor, split: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr) -> tuple:
-    """First and end of the slots that a split reads; all splits share what exists, in whole blocks.
+    """First and end of the slots that a split reads; all splits share what exists, in full blocks.
 
     `high`: slots that exist; `split`: of `splits`; `BLOCK`: slots of one block.
     """

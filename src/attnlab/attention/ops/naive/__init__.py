@@ -2,7 +2,7 @@
 
 `attend(module, x, prefix)`: the module for its weights, x (T, d) of one row, its prefix (S, d) or None -> (T, d).
 Every mechanism has its formula here, written from the paper, not from the fast code. A formula belongs to exactly the
-classes that it is registered for: a subclass computes something else, and needs its own. Each family has its file.
+classes that it is registered for: a subclass computes something else, and needs another. Each family has its file.
 """
 
 from . import heads, latents, multilinear, tensor_products  # registers their formulas

@@ -97,7 +97,7 @@ def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = h
         prefix: what stands before it, (S, d), or None.
 
     Raises:
-        LookupError: the class of `a` has no formula of its own.
+        LookupError: the class of `a` has no formula.
     """
     kind = type(a)
     if kind not in FORMULAS:

@@ -65,7 +65,7 @@ def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None,
 
 @formula(MTLA)
 def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA over running sums of gated latents, of the finished chunks and of the query's own (MTLA paper, section 4).
+    """MLA over running sums of gated latents, of the finished chunks and of the query's chunk (MTLA paper, section 4).
 
     `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
     """

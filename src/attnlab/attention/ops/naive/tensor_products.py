@@ -51,9 +51,9 @@ def _tensor_products(a: TPA, x: Tensor, position: int, turn: Turn) -> list[Tenso
     else:
         head = {source: take(source, a.num_heads) for source in "qkv"}
     if a.nonlinearity == "sigmoid":
-        head = {source: [1 / (1 + torch.exp(-v)) for v in each] for source, each in head.items()}
+        head = {source: [1 / (1 + torch.exp(-v)) for v in factors] for source, factors in head.items()}
     elif a.nonlinearity == "softmax":
-        head = {source: [torch.exp(v) / torch.exp(v).sum() for v in each] for source, each in head.items()}
+        head = {source: [torch.exp(v) / torch.exp(v).sum() for v in factors] for source, factors in head.items()}
     if isinstance(a, TPANonContextualB):
         token = learned(a.token_factors)
     else:
