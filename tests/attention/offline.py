@@ -97,14 +97,14 @@ def factors(capability: int, dtype: torch.dtype, heads: int, ranks: int, query_r
     with torch.device("meta"):
         head = torch.empty(1, ranks, heads, 64, dtype=dtype)
         token = torch.empty(1, ranks, 64, width, dtype=dtype)
-    blocks = factor.choose_blocks(heads, factor.Part(head, token, head, token), width)
+    blocks = factor.choose_blocks(heads, factor.FactorPart(head, token, head, token), width)
     names = ("query_head", "query", "key_head", "key_token", "value_head", "value_token")
     types = dict.fromkeys(names, f"*{NAMES[dtype]}") | dict.fromkeys(("partial", "sums"), "*fp32")
     types |= {"counts": "*i64", "scale": "fp32"}
     constants = {
         "HEADS": heads, "RANKS": ranks, "QUERY_RANKS": query_ranks, "WIDTH": width, "THIRD": 0, "COUNTED": True,
         "FIXED": False, "WIDE": False, "LINES": blocks.lines,
-        "POSITIONS": blocks.positions, "WIDTH_BLOCK": factor.padded(width),
+        "POSITIONS": blocks.slots, "WIDTH_BLOCK": factor.padded(width),
         "QUERY_BLOCK": factor.padded(query_ranks), "STAGES": blocks.stages, "PRECISION": "ieee",
     }  # fmt: skip
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}

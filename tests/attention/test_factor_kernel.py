@@ -17,7 +17,7 @@ from tests.attention.mechanisms import Mechanism, error, extend_by
 
 pytest.importorskip("triton")
 from attnlab.attention.ops.kernels import factor
-from attnlab.attention.ops.kernels.factor import Blocks, Part, factor_decode
+from attnlab.attention.ops.kernels.factor import Blocks, FactorPart, factor_decode
 
 SMALL = Blocks(16, 16, 4, 1)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.06}
@@ -45,20 +45,20 @@ class Case(NamedTuple):
     splits: int | None = 2
     gap: float = 0.0  # between the logits of the first position and of all others
 
-    def inputs(self, device: str) -> tuple[Tensor, list[Part], float, dict[str, Any]]:
+    def inputs(self, device: str) -> tuple[Tensor, list[FactorPart], float, dict[str, Any]]:
         generator = torch.Generator().manual_seed(len(self.name))
 
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator).to(device, self.dtype)
 
-        def part(rows: int, room: int, used: int | tuple[int, ...] | None) -> Part:
+        def part(rows: int, room: int, used: int | tuple[int, ...] | None) -> FactorPart:
             head = (1, self.ranks, self.heads, 1) if self.fixed else (rows, self.ranks, self.heads, room)
             stored = self.width if self.third_dim is None else self.width // self.third_dim + self.third_dim
-            result = Part(*(draw(*shape) for shape in (head, (rows, self.ranks, room, stored)) * 2))
+            result = FactorPart(*(draw(*shape) for shape in (head, (rows, self.ranks, room, stored)) * 2))
             for n in range(rows):  # what does not exist is never used
                 first = room if used is None else used[n % len(used)] if isinstance(used, tuple) else used
                 result.key_token[n, :, first:] = result.value_token[n, :, first:] = math.nan
-            return Part(*result[:4], torch.tensor(used, device=device) if isinstance(used, tuple) else used)
+            return FactorPart(*result[:4], torch.tensor(used, device=device) if isinstance(used, tuple) else used)
 
         parts = [part(self.batch, self.room, self.used)]
         if self.prefixes:
@@ -83,8 +83,8 @@ class Case(NamedTuple):
         assert error(got.cpu(), want) < TOLERANCE[self.dtype]
 
 
-def on_cpu(part: Part) -> Part:
-    return Part(*(t.cpu() if isinstance(t, Tensor) else t for t in part))  # type: ignore[arg-type]
+def on_cpu(part: FactorPart) -> FactorPart:
+    return FactorPart(*(t.cpu() if isinstance(t, Tensor) else t for t in part))  # type: ignore[arg-type]
 
 
 QUICK = [
@@ -179,7 +179,7 @@ def test_chosen_blocks_fit() -> None:
             with torch.device("meta"):
                 head = torch.empty(1, ranks, heads, 64, dtype=dtype)
                 token = torch.empty(1, ranks, 64, width, dtype=dtype)
-            part = Part(head, token, head, token)
+            part = FactorPart(head, token, head, token)
             assert factor.shared_memory(factor.choose_blocks(heads, part, width), part, width) <= 100 * 1024
 
 
@@ -195,4 +195,6 @@ def test_chosen_blocks_fit() -> None:
 def test_what_does_not_fit_is_one_line(change: dict[str, Any], message: str) -> None:
     query, parts, scale, rest = Case("one").inputs("cpu")
     with pytest.raises(ValueError, match=message):
-        factor_decode(query, [Part(**dict(zip(Part._fields, parts[0], strict=True)) | change)], scale, **rest)
+        factor_decode(
+            query, [FactorPart(**dict(zip(FactorPart._fields, parts[0], strict=True)) | change)], scale, **rest
+        )

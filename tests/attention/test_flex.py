@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attnlab.attention.ops.backends import Backend, choose, prefer
-from attnlab.attention.ops.flex import BLOCK, Part, block_mask
+from attnlab.attention.ops.flex import BLOCK, SeenKeys, block_mask
 from tests.attention.mechanisms import Mechanism, error, prefix_lengths
 
 
@@ -28,9 +28,9 @@ def test_blocks_are_those_that_a_dense_mask_needs(rows: int, size: int, kind: st
     keys, low, high = torch.zeros(4, 1, size, 16), (torch.arange(rows) - 140).clamp(min=0), torch.arange(rows) + 1
     exists = torch.arange(size) < torch.tensor([[0], [1], [min(size, 128)], [size]])
     part, seen = {
-        "window": (Part(keys, keys, low, high), ((j >= low[:, None]) & (j <= i))[None]),
-        "causal": (Part(keys, keys, high=high), (j <= i)[None]),
-        "exists": (Part(keys, keys, exists=exists), exists[:, None].expand(-1, rows, -1)),
+        "window": (SeenKeys(keys, keys, low, high), ((j >= low[:, None]) & (j <= i))[None]),
+        "causal": (SeenKeys(keys, keys, high=high), (j <= i)[None]),
+        "exists": (SeenKeys(keys, keys, exists=exists), exists[:, None].expand(-1, rows, -1)),
     }[kind]
     result = block_mask(part, rows)
     assert result is not None and result.full_kv_num_blocks is not None and result.full_kv_indices is not None

@@ -35,7 +35,6 @@ branch where its operation is computed. Tests compare each backend with the naiv
 where it has one, backward. Tests and benchmarks choose one with `prefer`; `used` lists those that were taken.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -78,17 +77,7 @@ BACKENDS: dict[Operation, tuple[Backend, ...]] = {
     ),
     "step": (Backend.TRITON, Backend.SDPA, Backend.PLAIN),
 }  # fmt: skip
-CUDA_KERNELS = {
-    Backend.CUDNN_CUDA: SDPBackend.CUDNN_ATTENTION,
-    Backend.FLASH_CUDA: SDPBackend.FLASH_ATTENTION,
-    Backend.FUSED_CUDA: SDPBackend.EFFICIENT_ATTENTION,
-}
 ROWS = 128  # positions of the attention that torch is asked about
-ASKED = {
-    SDPBackend.FLASH_ATTENTION: "can_use_flash_attention",
-    SDPBackend.EFFICIENT_ATTENTION: "can_use_efficient_attention",
-    SDPBackend.CUDNN_ATTENTION: "can_use_cudnn_attention",
-}
 STOCK = {  # what SDPA chooses among
     SDPBackend.MATH: "matrix products",
     SDPBackend.FLASH_ATTENTION: "flash",
@@ -254,12 +243,8 @@ def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim
             return f"the tensors are on {q.device}, expected {device}"
         if backend in (Backend.CUDNN_CUDA, Backend.FLASH_CUDA) and q.dtype not in HALF:
             return f"the dtype is {q.dtype}, expected torch.float16 or torch.bfloat16"
-        if backend is Backend.FUSED_CPU:
-            return None
-        if q.dtype == torch.float64:
-            return "the dtype is float64"
-        widths = q.shape[-1], q.shape[-1] if value_dim is None else value_dim
-        return torch_refusal(CUDA_KERNELS[backend], q.device, q.dtype, *widths, dropout)
+        double = backend is Backend.FUSED_CUDA and q.dtype == torch.float64
+        return "the dtype is torch.float64, expected float32 or half precision" if double else None
     if q.dtype not in DTYPES:
         return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in DTYPES)}"
     if dropout or torch.is_grad_enabled() and q.requires_grad:
@@ -313,31 +298,6 @@ def stock(device: torch.device, dtype: torch.dtype, width: int, value_dim: int, 
     """The number of the `SDPBackend` that SDPA takes for causal attention with a gradient."""
     q, value = _example(device, dtype, width, value_dim)
     return int(torch._fused_sdp_choice(q, q, value, None, dropout, True))
-
-
-@constant
-def torch_refusal(
-    kernel: SDPBackend, device: torch.device, dtype: torch.dtype, width: int, value_dim: int, dropout: float
-) -> str | None:
-    """Why a kernel cannot compute causal attention of these widths; None: it can.
-
-    Keys are columns of one tensor, after the values, and are loaded 16 bytes at a time.
-
-    Args:
-        value_dim: width of values; those of the flash kernel are made as wide as keys.
-    """
-    step = 16 // dtype.itemsize
-    if width % step or value_dim % step:
-        return f"keys are {width} wide and values {value_dim}, expected multiples of {step} in {dtype}"
-    flash = kernel is SDPBackend.FLASH_ATTENTION
-    q, value = _example(device, dtype, width, width if flash else value_dim)
-    parameters = torch.backends.cuda.SDPAParams(q, q, value, None, dropout, True, False)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if getattr(torch.backends.cuda, ASKED[kernel])(parameters, True):
-            return None
-    reasons = "; ".join(str(warning.message).partition(" (Triggered")[0] for warning in caught)
-    return f"torch refuses keys {width} wide and values {value_dim}: {reasons or 'without a reason'}"
 
 
 def _example(device: torch.device, dtype: torch.dtype, width: int, value_dim: int) -> list[torch.Tensor]:

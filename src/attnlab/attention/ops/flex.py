@@ -22,7 +22,7 @@ WIDEST = 256  # of the heads that its default sizes of blocks are made for
 LIMIT = 64  # compilations: of text and prefix, with and without masks and gradients, for every dtype and size of head
 
 
-class Part(NamedTuple):
+class SeenKeys(NamedTuple):
     """Keys and values, and which of them each query sees.
 
     Args:
@@ -92,10 +92,10 @@ def windowed(
         (B, H, n, Dv).
     """
     place = torch.arange(key.shape[2] - q.shape[2], key.shape[2], device=q.device)
-    outs = [attend(q, Part(key, value, (place + 1 - window).clamp(min=0), place + 1), scale)]
+    outs = [attend(q, SeenKeys(key, value, (place + 1 - window).clamp(min=0), place + 1), scale)]
     if prefix is not None:
         key, value, exists = prefix
-        outs.append(attend(q, Part(key, value, exists=exists), scale))
+        outs.append(attend(q, SeenKeys(key, value, exists=exists), scale))
     return joined(outs)
 
 
@@ -113,7 +113,7 @@ def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.as_tensor(total).to(parts[0][0].dtype)
 
 
-def attend(q: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, part: SeenKeys, scale: float) -> tuple[Tensor, Tensor]:
     """One part: output (B, H, T, Dv) and log-sum-exp (B, H, T).
 
     Args:
@@ -141,7 +141,7 @@ def _kernel(compiled: bool) -> Any:
     return torch.compile(flex_attention, fullgraph=True) if compiled else flex_attention
 
 
-def block_mask(part: Part, rows: int) -> "BlockMask | None":
+def block_mask(part: SeenKeys, rows: int) -> "BlockMask | None":
     """The blocks of keys that each block of queries sees in part or in full; None: everything is seen.
 
     Args:

@@ -294,14 +294,14 @@ class TPA(PositionalAttention):
 
     def read_by_kernel(self, f: Factors, batch: int, cache: FactorCache) -> Tensor:
         """Outputs (B, 1, h, D) of each row's newest position, which the cache holds already."""
-        from ..ops.kernels.factor import Part, factor_decode
+        from ..ops.kernels.factor import FactorPart, factor_decode
 
         text = FactorSegment(cache.text, cache.capacity, cache.angles)
-        parts = [Part(*self._keys(text), *self._values(text), cache.start + 1)]
+        parts = [FactorPart(*self._keys(text), *self._values(text), cache.start + 1)]
         if cache.prefix_size:
             prefix = FactorSegment(cache.prefix, cache.prefix_capacity, cache.prefix_angles)
             count = cache.prefix_size if cache.prefix_lengths is None else cache.prefix_lengths
-            parts.append(Part(*self._keys(prefix), *self._values(prefix), count))
+            parts.append(FactorPart(*self._keys(prefix), *self._values(prefix), count))
         head, query = None, f.query
         if query is None:
             head = f.head[:, 0, : self.q_rank].to(text.like.dtype).expand(batch, -1, -1)

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from . import DTYPES, FACTOR_RANKS, FACTOR_WIDTH, interpreted
 from .factor_kernel import attend
-from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce, triton
+from .split import LOG2_E, Blocks, device_of, num_splits, numbers, precision, reduce, triton
 
 
-class Part(NamedTuple):
+class FactorPart(NamedTuple):
     """A part of the context: factors of K positions of N rows; rows n B/N ... (n + 1) B/N - 1 of queries read row n.
 
     Args:
@@ -54,45 +54,29 @@ class Part(NamedTuple):
         return self.key_head.shape[0] == self.key_head.shape[3] == 1
 
 
-class Blocks(NamedTuple):
-    """Sizes of one program.
-
-    Args:
-        lines: pairs of a row and a head, at least 16 for a matrix product.
-        positions: of one step of its loop, at least 16.
-        warps: of 32 threads.
-        stages: blocks of positions that are in flight, the one that is used included.
-    """
-
-    lines: int
-    positions: int
-    warps: int
-    stages: int
-
-
 def padded(size: int) -> int:
     """The power of two that holds a size, at least 16."""
     return max(16, triton.next_power_of_2(size))
 
 
-def shared_memory(blocks: Blocks, part: Part, width: int) -> int:
+def shared_memory(blocks: Blocks, part: FactorPart, width: int) -> int:
     """Bytes that one program takes, estimated: blocks in flight, the queries, and two tiles of logits.
 
     Args:
         width: D.
     """
     head = 0 if part.fixed else blocks.lines
-    flight = (blocks.stages - 1) * 2 * part.key_token.shape[1] * blocks.positions * (padded(width) + head)
-    return part.key_token.element_size() * (flight + blocks.lines * (2 * blocks.positions + padded(width)))
+    flight = (blocks.stages - 1) * 2 * part.key_token.shape[1] * blocks.slots * (padded(width) + head)
+    return part.key_token.element_size() * (flight + blocks.lines * (2 * blocks.slots + padded(width)))
 
 
-def _registers(blocks: Blocks, part: Part, width: int) -> int:
+def _registers(blocks: Blocks, part: FactorPart, width: int) -> int:
     """Numbers that a thread holds: accumulator, tiles of logits; products in float32 hold their operands as well."""
-    numbers_held = blocks.lines * (padded(width) + 3 * blocks.positions) * (part.key_token.element_size() // 2)
+    numbers_held = blocks.lines * (padded(width) + 3 * blocks.slots) * (part.key_token.element_size() // 2)
     return numbers_held // (32 * blocks.warps)
 
 
-def choose_blocks(lines: int, part: Part, width: int) -> Blocks:
+def choose_blocks(lines: int, part: FactorPart, width: int) -> Blocks:
     """Block sizes without a search: all lines up to 64, then the longest block of which two programs fit.
 
     Two programs on a multiprocessor read while each other computes. Four warps, or eight where four would spill.
@@ -112,7 +96,7 @@ def choose_blocks(lines: int, part: Part, width: int) -> Blocks:
 
 def factor_decode(
     query: Tensor,
-    parts: Sequence[Part],
+    parts: Sequence[FactorPart],
     scale: float,
     *,
     query_head: Tensor | None = None,
@@ -176,7 +160,7 @@ def _eager(
     parts = []
     for i, (count, number) in enumerate(zip(used, known, strict=True)):
         on_host = None if number < 0 else number
-        parts.append(Part(*factors[4 * i : 4 * i + 4], on_host if count is None else count))
+        parts.append(FactorPart(*factors[4 * i : 4 * i + 4], on_host if count is None else count))
     return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim)
 
 
@@ -208,7 +192,7 @@ class _Plan(NamedTuple):
         return self.beam == 1 and ranks * (width + lines) < lines * width
 
 
-def _plan(batch: int, heads: int, width: int, part: Part, blocks: Blocks | None, splits: int | None) -> _Plan:
+def _plan(batch: int, heads: int, width: int, part: FactorPart, blocks: Blocks | None, splits: int | None) -> _Plan:
     rows, _, positions, _ = part.key_token.shape
     beam = batch // rows
     blocks = blocks or choose_blocks(beam * heads, part, width)
@@ -216,7 +200,7 @@ def _plan(batch: int, heads: int, width: int, part: Part, blocks: Blocks | None,
     if splits is None:
         device = device_of(part.key_token.device)
         together = max(1, min(4, device.shared_memory // shared_memory(blocks, part, width)))
-        splits = num_splits(rows * tiles, triton.cdiv(positions, blocks.positions), together * device.processors)
+        splits = num_splits(rows * tiles, triton.cdiv(positions, blocks.slots), together * device.processors)
     return _Plan(blocks, beam, tiles, splits)
 
 
@@ -229,7 +213,7 @@ def _queries(query: Tensor, query_head: Tensor | None, factored: bool) -> tuple[
 def _launch(
     query: Tensor,
     query_head: Tensor | None,
-    part: Part,
+    part: FactorPart,
     plan: _Plan,
     scale: float,
     third_dim: int | None,
@@ -246,13 +230,13 @@ def _launch(
         scale * LOG2_E, count, positions, plan.beam, step, total, first,
         HEADS=heads, RANKS=ranks, QUERY_RANKS=0 if query_head is None else query.shape[1], WIDTH=width,
         THIRD=third_dim or 0, COUNTED=step >= 0, FIXED=part.fixed, WIDE=interpreted(),
-        LINES=plan.blocks.lines, POSITIONS=plan.blocks.positions, WIDTH_BLOCK=padded(width),
+        LINES=plan.blocks.lines, POSITIONS=plan.blocks.slots, WIDTH_BLOCK=padded(width),
         QUERY_BLOCK=padded(query.shape[1]), STAGES=plan.blocks.stages, PRECISION=precision(query.dtype),
         num_warps=plan.blocks.warps, num_stages=plan.blocks.stages,
     )  # fmt: skip
 
 
-def _check(query: Tensor, query_head: Tensor | None, parts: Sequence[Part], third_dim: int | None) -> int:
+def _check(query: Tensor, query_head: Tensor | None, parts: Sequence[FactorPart], third_dim: int | None) -> int:
     """h. ValueError: something does not fit."""
     if query.dtype not in DTYPES:
         raise ValueError(f"queries of {query.dtype}: expected {', '.join(str(dtype) for dtype in DTYPES)}")

@@ -17,23 +17,7 @@ from torch import Tensor
 
 from . import DTYPES
 from .latent_kernel import attend
-from .split import LOG2_E, device_of, num_splits, numbers, precision, reduce, triton, widened
-
-
-class Blocks(NamedTuple):
-    """Sizes of one program.
-
-    Args:
-        lines: queries, at least 16 for a matrix product.
-        slots: slots of one step of its loop, at least 16.
-        warps: of 32 threads.
-        stages: of the pipeline: so many blocks of slots, or one less, are in flight.
-    """
-
-    lines: int
-    slots: int
-    warps: int
-    stages: int
+from .split import LOG2_E, Blocks, device_of, num_splits, numbers, precision, reduce, triton, widened
 
 
 class Widths(NamedTuple):

@@ -71,7 +71,7 @@ def factor_decode(
 
     Args:
         query: (B, h, D), or token factors (B, R_Q, D).
-        parts: `factor.Part`s.
+        parts: `factor.FactorPart`s.
         query_head: head factors of the queries, (B, R_Q, h), or None.
         third_dim: d_c of factors of third order; None: they are vectors.
     """

@@ -7,6 +7,7 @@ normalised output in float32 and the base-2 logarithm of the sum of exponentials
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,22 @@ __all__ = ["tl", "triton"]  # the one import of triton
 LOG2_E = math.log2(math.e)
 MOST = 128  # splits of one segment
 BUSY = 0.9  # share of the best choice's busy multiprocessors with which fewer splits are taken
+
+
+class Blocks(NamedTuple):
+    """Sizes of one program.
+
+    Args:
+        lines: pairs of a row and a head that read the same slots, at least 16 for a matrix product.
+        slots: slots (positions) of one step of its loop, at least 16.
+        warps: of 32 threads.
+        stages: of the pipeline: blocks of slots in flight, the one that is used included.
+    """
+
+    lines: int
+    slots: int
+    warps: int
+    stages: int
 
 
 class Device:

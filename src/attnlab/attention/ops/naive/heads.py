@@ -11,28 +11,19 @@ from .formulas import Turn, base, formula, half_split
 
 @formula(MHA)
 def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Softmax over every position up to the query's, of its head's key-value head (MTLA paper, section 3).
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """Softmax of x (T, d) over every position up to the query's, prefix (S, d) first (MTLA paper, section 3)."""
     start = 0 if prefix is None else len(prefix)
     return _read_keys(a, x, prefix, turn, [list(range(i + 1)) for i in range(start + len(x))])
 
 
 @formula(SlidingWindow)
 def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MHA whose query i sees the prefix, and the `window` newest positions of the text.
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """MHA whose query i sees the prefix, and the `window` newest positions of the text; x (T, d), prefix (S, d)."""
     return _read_keys(a, x, prefix, turn, window(a, x, prefix))
 
 
 def window(a: SlidingWindow | MLAWindow, x: Tensor, prefix: Tensor | None) -> list[list[int]]:
-    """The positions that each position sees, of prefix and text together.
-
-    `a`, `x` and `prefix` are those of :func:`attend`.
-    """
+    """The positions that each position sees, of prefix and text together; x (T, d), prefix (S, d)."""
     start = 0 if prefix is None else len(prefix)
     return [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
 

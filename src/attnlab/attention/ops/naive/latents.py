@@ -13,30 +13,21 @@ from .heads import window
 
 @formula(MLA)
 def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Absorbed logits over the latents of every position up to the query's (MTLA paper, section 3.2).
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """Absorbed logits over the latents of all earlier positions, x (T, d), prefix (S, d) (MTLA paper, section 3.2)."""
     c, kp = _latents(a, x, prefix, turn)
     return _read_latents(a, x, prefix, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
 
 
 @formula(MLAWindow)
 def mla_window(a: MLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA whose query i sees the prefix, and the `window` newest positions of the text.
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """MLA whose query i sees the prefix, and the `window` newest positions of the text; x (T, d), prefix (S, d)."""
     c, kp = _latents(a, x, prefix, turn)
     return _read_latents(a, x, prefix, turn, c, kp, window(a, x, prefix))
 
 
 @formula(MLAQueryLatent)
 def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Keys and values of every head in full; both latents through RMS norms (T6's specification, 1.4).
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """Full keys and values; both latents pass RMS norms (T6's specification, 1.4); x (T, d), prefix (S, d)."""
 
     def rms(v: Tensor, weight: Any) -> Tensor:
         return weight * v / torch.sqrt((v * v).mean() + 1e-6)
@@ -65,10 +56,7 @@ def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None,
 
 @formula(MTLA)
 def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA over running sums of gated latents, of the finished chunks and of the query's chunk (MTLA paper, section 4).
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """MLA over running sums of gated latents in chunks (MTLA paper, section 4); x (T, d), prefix (S, d)."""
     s = a.stride
     c, kp = _latents(a, x, prefix, turn)
     m = []
@@ -84,10 +72,7 @@ def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_spl
 
 @formula(MTLAWindow)
 def mtla_window(a: MTLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA over the first positions, means of the chunks that are old enough, and every other position as it is.
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """MLA over first positions, means of old chunks, and other positions as they are; x (T, d), prefix (S, d)."""
     s, begin = a.stride, a.first
     c, kp = _latents(a, x, prefix, turn)
     latents, rotary = list(c), list(kp)

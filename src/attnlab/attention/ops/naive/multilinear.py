@@ -10,10 +10,7 @@ from .formulas import formula
 
 @formula(RelativeMultiLinear)
 def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """Slices A_i.. of block-term tensors over lags, flattened and read out.
-
-    `a`, `x` and `prefix` are those of :func:`attend`.
-    """
+    """Slices A_i.. of block-term tensors over lags, flattened and read out; x (T, d), prefix (S, d)."""
     q, k, v = _factors(a, x)
     rows = []
     for i in range(len(x)):
@@ -29,10 +26,7 @@ def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) ->
 
 @formula(AbsoluteMultiLinear)
 def absolute(a: AbsoluteMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """Slices A_i.. over the places of the window, read out and divided by the share of it that is filled.
-
-    `a`, `x` and `prefix` are those of :func:`attend`.
-    """
+    """Slices A_i.. over the places of the window, read out, times N / (i + 1); x (T, d), prefix (S, d)."""
     q, k, v = _factors(a, x)
     rows = []
     for i in range(len(x)):
@@ -48,10 +42,7 @@ def absolute(a: AbsoluteMultiLinear, x: Tensor, prefix: Tensor | None = None) ->
 
 @formula(SummedMultiLinear)
 def summed(a: SummedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """Decaying sums of keys and of values, each written out.
-
-    `a`, `x` and `prefix` are those of :func:`attend`.
-    """
+    """Decaying sums of keys and of values, each written out; x (T, d), prefix (S, d)."""
     q, k, v = _factors(a, x)
     decay = 1 / (1 + torch.exp(-a.decay))
     of_key, of_value = decay[: a.rank], decay[a.rank :]
@@ -66,10 +57,7 @@ def summed(a: SummedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Ten
 
 @formula(TiedMultiLinear)
 def tied(a: TiedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """A mean over the prefix's pairs and the text's up to the query.
-
-    `a`, `x` and `prefix` are those of :func:`attend`.
-    """
+    """A mean over the prefix's pairs and the text's up to the query; x (T, d), prefix (S, d)."""
     joint = x if prefix is None else torch.cat((prefix, x))
     q, k, v = _factors(a, joint)
     rows = []

@@ -11,10 +11,7 @@ from .formulas import Turn, base, formula, half_split
 
 @formula(TPA, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB)
 def tpa(a: TPA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Q, K and V of each position as sums of outer products (TPA paper, eq. 3.1 to 3.5, and its section 3.5).
-
-    `a`, `x`, `prefix` and `turn` are those of :func:`attend`.
-    """
+    """Q, K and V as sums of outer products (TPA paper, eq. 3.1 to 3.5, section 3.5); x (T, d), prefix (S, d)."""
     joint = x if prefix is None else torch.cat((prefix, x))
     qkv = [_tensor_products(a, v, t, turn) for t, v in enumerate(joint)]
     rows = []
