@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
-from tokenizers import Tokenizer, models
 
 from attnlab.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, WikiTextRaw, Words
 from attnlab.data.samples import markov
@@ -78,14 +77,14 @@ def test_lm1b_is_not_tested_on_what_checkpoints_are_chosen_by(tmp_path: Path) ->
     base = tmp_path / "1-billion-word-language-modeling-benchmark-r13output"
     for name in (corpus.TRAIN, corpus.HELD):
         (base / name).mkdir(parents=True)
-    with pytest.raises(DataError, match="training shards of the one billion word benchmark"):
+    with pytest.raises(DataError, match="train shards of the one billion word benchmark"):
         corpus.files(tmp_path, "train")
     for i in range(3):
         (base / corpus.HELD / f"news.en.heldout-{i:05}-of-00050").write_text(f"held {i}\n")
     assert list(corpus.texts(tmp_path, "test")) == ["held 0"]
     assert list(corpus.texts(tmp_path, "validation")) == ["held 1", "held 2"]
     (base / corpus.HELD / "news.en.heldout-00000-of-00050").unlink()
-    with pytest.raises(DataError, match="no shard 00000"):
+    with pytest.raises(DataError, match="no test shards"):
         corpus.files(tmp_path, "test")
 
 
@@ -110,7 +109,7 @@ def test_fineweb_shards_are_read_without_their_headers(tmp_path: Path) -> None:
     assert ids == {"train": [[5, 6], [7]], "validation": [[1, 2]], "test": [[3, 4]]}
     for path in tmp_path.glob("*train*"):
         path.unlink()
-    with pytest.raises(DataError, match=r"no training shard among its .bin files; expected fineweb_train_"):
+    with pytest.raises(DataError, match=r"no files for train; expected .*fineweb_train_"):
         FineWebEdu().files(tmp_path, "train")
 
 
@@ -148,7 +147,7 @@ def test_words_left_out_become_unknown(wikitext: Path) -> None:
 
 def test_a_word_without_a_place_is_named(wikitext: Path) -> None:
     (wikitext / "wiki.train.tokens").write_text("a b\n")
-    with pytest.raises(DataError, match=r"'d' is not in the vocabulary, whose 3 words \(a, b, \.\.\.\) lack <unk>"):
+    with pytest.raises(DataError, match=r"'d' is not in the vocabulary of 3"):
         make(wikitext).ids("a d")
 
 
@@ -222,10 +221,6 @@ def test_a_tokenizer_file(wikitext: Path) -> None:
     path.write_text(learned.json.replace("<|endoftext|>", "<end>"))
     with pytest.raises(DataError, match=r"has no <\|endoftext\|>"):
         build()
-    for kind in (models.WordLevel, models.WordPiece):
-        Tokenizer(kind({"a": 0, "<|endoftext|>": 1}, unk_token="[UNK]")).save(str(path))
-        with pytest.raises(DataError, match=r"tokenizer.json: .*cannot encode an unknown word"):
-            build()
     path.unlink()
     with pytest.raises(DataError, match="tokenizer.json: cannot be read"):
         build()

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -99,12 +98,6 @@ def test_a_file_of_texts_is_checked_with_the_command_line(tmp_path: Path, conten
 def test_nothing() -> None:
     with pytest.raises(DataError, match="input= is empty; expected a text"):
         Inputs(" ", TEXT)
-
-
-@pytest.mark.parametrize("source", [5, None, b"vela", {"text": "vela"}])
-def test_what_is_neither_text_nor_path(source: Any) -> None:
-    with pytest.raises(DataError, match="expected a text, as a str or a Path"):
-        Inputs(source, TEXT)
 
 
 def test_a_text_that_is_no_unicode() -> None:

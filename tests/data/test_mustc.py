@@ -90,9 +90,7 @@ def test_the_target_s_texts_alone_must_not_be_empty(corpus: Path, edit: Edit) ->
     [
         ("nowhere", ("nowhere: no such directory", "must be the directory that holds en-de")),
         ("en-de/data/train/txt/train.de", ("is a file",)),
-        ("en-de", ("; set data_root={corpus};",)),
-        ("en-de/data/train/wav", ("; set data_root={corpus};",)),
-        ("..", ("; set data_root={corpus};",)),
+        ("en-de", ("en-de is missing",)),
     ],
 )
 def test_a_wrong_root_names_the_right_one(corpus: Path, root: str, expected: tuple[str, ...]) -> None:

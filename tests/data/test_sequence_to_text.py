@@ -72,20 +72,14 @@ def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData], corpu
 
 
 def test_length_filters_are_for_training_and_counted(
-    make: Callable[..., SequenceToTextData], caplog: pytest.LogCaptureFixture
+    make: Callable[..., SequenceToTextData],
 ) -> None:
-    caplog.set_level(logging.INFO)
     tokens = {id: int(n) for b in make().val_dataloader() for id, n in zip(b.ids, b.target_lengths, strict=True)}
     limit = tokens["ted_1_0"]
     assert limit < tokens["ted_2_0"]
     data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=limit)
     data.setup()
     assert ids(data.train_dataloader()) == ["ted_1_0"]  # of 88 and 108 frames
-    reasons = [message.partition("left out: ")[2] for message in caplog.messages if "left out: " in message]
-    assert reasons[:2] == [
-        "fewer than 20 frames; task.data.min_input_frames lowers it",
-        "more than 140 frames (1.4 s); task.data.max_input_frames raises it",
-    ]
     assert data.filtered == {
         "fewer than 20 frames": 1,
         "more than 140 frames": 2,
@@ -248,7 +242,7 @@ def test_every_split_is_checked_before_anything_is_written(
 
 
 def test_vocabulary_is_checked_before_features(make: Callable[..., SequenceToTextData], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task\.data\.vocab_size=500 .*the largest that works is 16"):
+    with pytest.raises(ConfigError, match=r"task\.data\.vocab_size=500: .* 16"):
         make(vocab_size=500).prepare_data()
     assert not (tmp_path / "cache" / "features").exists()
 

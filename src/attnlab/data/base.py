@@ -23,7 +23,7 @@ AHEAD = 4  # batches that each worker process prepares ahead
 
 
 class Loader(DataLoader[T]):
-    """A loader that raises a DataError of a worker process with its message alone, without the worker's traceback."""
+    """A loader that raises a worker's DataError without the worker's traceback."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # batches, where torch declares a class
         try:
@@ -113,10 +113,9 @@ class Data(LightningDataModule):
 
         With one, as many as this process has cores for itself, at least 1 and at most 8.
         """
-        if self.num_workers is not None:
-            return self.num_workers
-        if self.trainer is None or not self.on_cuda:
-            return 0
+        if self.num_workers is not None or not self.on_cuda:
+            return self.num_workers or 0
+        assert self.trainer is not None
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
         return max(1, min(MOST_WORKERS, cores // max(1, self.trainer.num_devices)))
@@ -132,9 +131,8 @@ class Data(LightningDataModule):
         Its workers end with the loader: the trainer makes a new one for each epoch.
 
         Args:
-            items: the data set.
             batches: the indices of each batch.
-            collate: makes a batch of items; None: torch's own.
+            collate: makes a batch of items; None: torch's default.
         """
         workers = self.workers()
         return Loader(

@@ -25,12 +25,10 @@ Ids = npt.NDArray[np.int64]
 
 
 class EpochBatches(Sampler[list[int]]):
-    """A process's batches of a training epoch.
+    """A process's batches of a training epoch of so many `updates`.
 
     Args:
-        updates: the number of updates.
         accumulate: batches of an update on each process.
-        rank, world_size: of the process.
         start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
     """
 
@@ -116,7 +114,6 @@ def frame_batches(
         lengths: frames of each sentence, (n,) int64.
         max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch alone.
         max_sentences: the largest number of sentences in a batch; None: no limit.
-        rank, world_size: of the process.
     """
     if world_size > 1:  # enough batches for every process
         share = max(1, len(lengths) // world_size)
@@ -128,13 +125,9 @@ def frame_batches(
 def ordered_batches(counts: Sequence[int], size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """A process's batches of a held-out split in order: every item exactly once over all processes.
 
-    Numbers of batches may differ by one between processes; a process has none only where there are fewer items
-    than processes.
-
     Args:
         counts: items of each group; a batch is of one group.
         size: items of a batch; fewer where a process would otherwise have none.
-        rank, world_size: of the process.
     """
     size = max(1, min(size, sum(counts) // world_size))
     ends = list(accumulate(counts))
@@ -167,16 +160,12 @@ def _cut(sizes: Ids, order: Ids, max_frames: int, max_sentences: int | None) -> 
 
 @dataclass(slots=True)
 class Example:
-    """One utterance or text pair.
+    """One utterance or text pair, see :class:`Batch`.
 
     Args:
         features: features (T, F) or of several layers (T, L, F), float32, or source ids (T,), int64.
         target: ids of the target text, (N,), ending in </s>.
         ctc_target: ids for CTC, (M,), without </s>; None: CTC is not used.
-        source: the transcript or source text.
-        reference: the target text as the corpus has it.
-        label: the class, or empty.
-        others: further references.
         filler: it only keeps a process busy and must not count.
     """
 
@@ -196,7 +185,6 @@ class Batch:
     """B utterances, padded right.
 
     Args:
-        ids: names in the corpus, B.
         features: (B, S, F) or (B, S, L, F) float32, zeros after the end of a row; or source ids (B, S) int64, then
             <pad>.
         feature_lengths: (B,) int64, in frames or ids.
@@ -204,10 +192,9 @@ class Batch:
         target_lengths: (B,) int64; </s> counts.
         ctc_targets: ids without </s> and without the blank 0, (B, M) int64; None where no CTC labels are made.
         ctc_target_lengths: (B,) int64; None as well.
-        sources: the transcripts or source texts, B.
-        references: the target texts as the corpus has them, B.
-        labels: the classes, B; empty where there are none.
-        others: further references of each, B.
+        sources, references: the transcripts or source texts, and the target texts as the corpus has them.
+        labels: the classes; empty where there are none.
+        others: further references of each.
         filler: True: the batch only keeps a process busy and must not count.
     """
 
@@ -255,7 +242,7 @@ def collate(examples: Sequence[Example], pad: int = 1) -> Batch:
     ctc = [x.ctc_target for x in examples if x.ctc_target is not None]
     return Batch(
         ids=[x.id for x in examples],
-        features=_pad_inputs([torch.from_numpy(x.features) for x in examples], pad),
+        features=_pad([x.features for x in examples], pad),
         feature_lengths=torch.tensor([len(x.features) for x in examples]),
         targets=_pad([x.target for x in examples], pad),
         target_lengths=torch.tensor([len(x.target) for x in examples]),
@@ -269,10 +256,6 @@ def collate(examples: Sequence[Example], pad: int = 1) -> Batch:
     )
 
 
-def _pad_inputs(inputs: list[Tensor], pad: int) -> Tensor:
-    return pad_sequence(inputs, batch_first=True, padding_value=0.0 if inputs[0].is_floating_point() else pad)
-
-
-def _pad(sequences: Sequence[Ids], pad: int) -> Tensor:
+def _pad(sequences: Sequence[npt.NDArray[Any]], pad: int) -> Tensor:
     tensors = [torch.from_numpy(x) for x in sequences]
-    return pad_sequence(tensors, batch_first=True, padding_value=pad)
+    return pad_sequence(tensors, batch_first=True, padding_value=0.0 if tensors[0].is_floating_point() else pad)

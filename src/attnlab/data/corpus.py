@@ -45,10 +45,7 @@ class Segment(Utterance):
     """Input: `num_samples` samples of a recording from `start` on, at its own `rate` (Hz), `speed` times faster.
 
     Args:
-        audio: the file of the recording.
-        rate: its samples per second (Hz).
-        start: the first sample.
-        num_samples: samples of the recording, before the speed is changed.
+        num_samples: before the speed is changed.
         speed: factor of the tempo, above 0.
     """
 
@@ -81,8 +78,7 @@ class Reader(ABC):
     Attributes:
         name: of the corpus, for messages.
         unit: what an example is called.
-        splits: the names of the training, validation and test splits.
-        kinds: the kinds of input that the layout has.
+        splits: the training, validation and test splits.
         layout: what data_root must hold, for messages.
     """
 
@@ -199,10 +195,8 @@ def held_out(items: Iterable[Item], split: str, missing: Sequence[str], every: i
     """The training items that are used as `split`, where some splits have no files.
 
     Args:
-        items: of the training files.
         split: one of `missing`, or the training split, which gets the others.
         missing: the splits without files; each takes every `every`-th item.
-        every: at least the number of missing splits, plus 1.
     """
     for i, item in enumerate(items):
         place = i % every
@@ -211,13 +205,7 @@ def held_out(items: Iterable[Item], split: str, missing: Sequence[str], every: i
 
 
 def statistics(utterances: Sequence[Utterance]) -> dict[str, float]:
-    """The size of a split.  Words are what white space separates.
-
-    Returns:
-        `utterances`; `hours` of speech, where the inputs are recordings; `source_words` and `target_words`, of all
-        transcripts or documents and of all that the decoder writes, and both as means of an utterance
-        (`mean_source_words`, `mean_target_words`); `classes`, where texts begin with one.
-    """
+    """The size of a split: utterances, words of both sides with their means, hours of recordings, number of classes."""
     count = len(utterances)
     words = {
         "source_words": sum(len(x.source.split()) for x in utterances),

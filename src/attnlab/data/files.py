@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -134,26 +135,19 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
     """(line, value) of each JSON value of a file; a value may extend over several lines."""
     text = read_text(path)
     decoder, at, line = json.JSONDecoder(), 0, 1
-    end = len(text.rstrip())
-    while True:
-        begin = at
-        while at < end and text[at].isspace():
-            at += 1
-        line += text.count("\n", begin, at)
-        if at >= end:
-            return
+    while begin := re.compile(r"\S").search(text, at):
+        line += text.count("\n", at, begin.start())
+        at = begin.start()
         try:
-            value, after = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            wrong = line + text.count("\n", at, min(error.pos, end))
-            raise DataError(f"{path} line {wrong}: malformed JSON ({error.msg})") from error
-        except RecursionError as error:
-            raise DataError(f"{path} line {line}: JSON is nested too deeply; expected flat objects") from error
-        if "\\ud" in text[at:after].lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
+            value, end = decoder.raw_decode(text, at)
+        except (json.JSONDecodeError, RecursionError) as error:
+            line += text.count("\n", at, min(getattr(error, "pos", at), len(text.rstrip())))
+            raise DataError(f"{path} line {line}: malformed JSON ({error})") from error
+        if "\\ud" in text[at:end].lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
             raise DataError(f"{path} line {line}: invalid Unicode: lone surrogate (\\ud8..)")
         yield line, value
-        line += text.count("\n", at, after)
-        at = after
+        line += text.count("\n", at, end)
+        at = end
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ class Inputs:
     Args:
         source: a text or a path; for a kind of file, a folder too, which is searched with its subfolders. A Path is
             never a text.
-        kind: what the model reads.
 
     Attributes:
         form: "one", "folder", "lines" (a text file) or "objects" (JSONL: paths in it are relative to its folder).
@@ -56,11 +55,9 @@ class Inputs:
     form: Literal["one", "folder", "lines", "objects"]
 
     def __init__(self, source: str | Path, kind: InputKind) -> None:
-        if not isinstance(source, str | Path):
-            raise DataError(f"input {source!r:.40}: expected {_article(kind)}, as a str or a Path")
         self.kind, self.source, self._path = kind, str(source), Path(source).expanduser()
         if not self.source.strip():
-            raise DataError(f"input= is empty; expected {_article(kind)}")
+            raise DataError(f"input= is empty; expected {_expected(kind)}")
         if not kind.suffixes and not is_unicode(self.source):
             raise DataError(f"input={self.source[:40]!r}: not UTF-8 text")
         try:
@@ -77,7 +74,7 @@ class Inputs:
             if kind.suffixes:
                 kind.check(Path(item.value))
         if not self.count:
-            raise DataError(f"input={self.source}: empty; expected {_article(kind)}")
+            raise DataError(f"input={self.source}: empty; expected {_expected(kind)}")
 
     def _form(self, is_path: bool) -> Literal["one", "folder", "lines", "objects"]:
         path, kind = self._path, self.kind
@@ -117,7 +114,7 @@ class Inputs:
         key = next((key for key in self.kind.keys if key in row.values), self.kind.keys[0])
         value = row.value(key, str)
         if not value.strip():
-            raise DataError(f"{row.where}: {key} is empty; expected {_article(self.kind)}")
+            raise DataError(f"{row.where}: {key} is empty; expected {_expected(self.kind)}")
         if self.kind.suffixes:
             value = str(self._path.parent / Path(value).expanduser())
             if not Path(value).is_file():
@@ -125,9 +122,9 @@ class Inputs:
         return Item(value, row.values)
 
 
-def _article(kind: InputKind) -> str:
-    """What is expected, for messages: "the path of an audio file"."""
-    return f"the path of {'an' if kind.name[0] in 'aeiou' else 'a'} {kind.name}" if kind.suffixes else "a text"
+def _expected(kind: InputKind) -> str:
+    """What is expected, for messages."""
+    return f"the path of a file ({kind.name})" if kind.suffixes else "a text"
 
 
 def chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -106,10 +106,7 @@ class QuestionSet(ABC):
             DataError: a file is missing or malformed, or a question has no answer.
         """
         self.check(root)
-        questions = list(self.questions(root))
-        if not questions:
-            raise DataError(f"data_root={root}: no question of {self.title} in its files; {self.layout}")
-        return questions
+        return list(self.questions(root))
 
     @abstractmethod
     def questions(self, root: Path) -> Iterable[Question]:
@@ -124,22 +121,19 @@ class QuestionSet(ABC):
 
         Args:
             text: of the question.
-            mask: the tokenizer's mask token.
             last: cuts a text to its last n tokens.
         """
         return " ".join([self.prompt(text), *[mask] * self.masks])
 
     def question(self, row: Row, text: str, answers: Sequence[str]) -> Question:
         """A question of this set. DataError: its text or every answer is empty."""
-        if not (text := text.strip()):
-            raise DataError(f"{row.where}: an empty question; expected a text")
-        accepted = tuple(answer.strip() for answer in answers if answer.strip())
-        if not accepted:
-            raise DataError(f"{row.where}: a question without an answer; remove it, or give the answered split")
+        accepted = tuple(stripped for answer in answers if (stripped := answer.strip()))
+        if not text.strip() or not accepted:
+            raise DataError(f"{row.where}: an empty question, or one without an answer; remove it")
         return Question(
             id=f"{row.path.name} {row.unit} {row.number}",
-            text=text,
-            prompt=self.prompt(text),
+            text=text.strip(),
+            prompt=self.prompt(text.strip()),
             answers=accepted,
             choices=self.choices,
         )
@@ -174,12 +168,9 @@ class HotpotQA(QuestionSet):
     )
 
     def questions(self, root: Path) -> list[Question]:
-        validation = [self._question(row) for row in self.rows(root, 0)]
-        return [self._question(row) for row in islice(self.rows(root, 1), len(validation))] + validation
-
-    def _question(self, row: Row) -> Question:
-        answer = row.value("answer", str) if row.values.get("answer") is not None else ""
-        return self.question(row, row.value("question", str), [answer])
+        validation = list(self.rows(root, 0))
+        chosen = [*islice(self.rows(root, 1), len(validation)), *validation]
+        return [self.question(row, row.value("question", str), [row.value("answer", str)]) for row in chosen]
 
     def prompt(self, text: str) -> str:
         return f"{text if text.endswith(('?', '.')) else f'{text}?'} The answer is"
@@ -210,12 +201,11 @@ class Fever(QuestionSet):
             claims: dict[str, tuple[Row, set[str]]] = {}
             for row in self.rows(root, split):
                 label = row.value("label", str, int)
-                if label in NO_LABEL:
-                    continue
-                if label not in LABELS:
-                    known = ", ".join(str(name) for name in (*LABELS, *NO_LABEL))
+                if label in LABELS:
+                    claims.setdefault(row.value("claim", str).strip(), (row, set()))[1].add(LABELS[label])
+                elif label not in NO_LABEL:
+                    known = ", ".join(map(str, (*LABELS, *NO_LABEL)))
                     raise DataError(f"{row.where}: 'label' is {label!r:.40}; expected one of {known}")
-                claims.setdefault(row.value("claim", str).strip(), (row, set()))[1].add(LABELS[label])
             for claim, (row, labels) in claims.items():
                 if len(labels) == 1:
                     yield self.question(row, claim, [*labels])
@@ -250,8 +240,15 @@ class BiosProfession(QuestionSet):
 
     def questions(self, root: Path) -> Iterator[Question]:
         for row in self.rows(root, 0):
-            if (profession := _profession(row)) in self.choices:
-                yield self.question(row, row.value("hard_text", str), [profession])
+            value = row.value("profession", int, str)
+            name = (
+                PROFESSIONS[value] if value in range(len(PROFESSIONS)) else str(value).replace("_", " ").strip().lower()
+            )
+            if name not in PROFESSIONS:
+                known = f"0 to {len(PROFESSIONS) - 1}, or a name"
+                raise DataError(f"{row.where}: 'profession' is {value!r:.40}; expected {known}")
+            if name in self.choices:
+                yield self.question(row, row.value("hard_text", str), [name])
 
     def prompt(self, text: str) -> str:
         return (
@@ -264,14 +261,7 @@ class BiosProfession(QuestionSet):
         return f"Consider the following text: {text} The profession of the person in the text is called {mask}."
 
 
-def _profession(row: Row) -> str:
-    value = row.value("profession", int, str)
-    if isinstance(value, int) and 0 <= value < len(PROFESSIONS):
-        return PROFESSIONS[value]
-    name = str(value).replace("_", " ").strip().lower()
-    if name not in PROFESSIONS:
-        raise DataError(f"{row.where}: 'profession' is {value!r:.40}; expected 0 to {len(PROFESSIONS) - 1}, or a name")
-    return name
+COLUMNS = (("inputs", "input"), ("targets", "target"))  # of the Hugging Face hub, and of BIG-bench
 
 
 class WikidataQA(QuestionSet):
@@ -300,20 +290,15 @@ class WikidataQA(QuestionSet):
 
     def questions(self, root: Path) -> Iterator[Question]:
         for row in self.rows(root, 0):
-            targets = _targets(row)
-            if len(targets) == 1:
-                yield self.question(row, row.value("inputs" if "inputs" in row.values else "input", str), targets)
+            text, value = (next((key for key in keys if key in row.values), keys[0]) for keys in COLUMNS)
+            targets = row.value(value, list, str)
+            if isinstance(targets, str) or len(targets) == 1:
+                yield self.question(
+                    row, row.value(text, str), [targets] if isinstance(targets, str) else [str(targets[0])]
+                )
 
     def prompt(self, text: str) -> str:
         return text
-
-
-def _targets(row: Row) -> list[str]:
-    value = row.value("targets" if "targets" in row.values else "target", list, str)
-    targets = [value] if isinstance(value, str) else value
-    if not targets or not all(isinstance(target, str) and target.strip() for target in targets):
-        raise DataError(f"{row.where}: a question without an answer; expected a text in 'targets'")
-    return list(targets)
 
 
 SETS: tuple[type[QuestionSet], ...] = (HotpotQA, Fever, BiosProfession, WikidataQA)
@@ -403,5 +388,4 @@ class Questions:
         self.validation, self.test = questions[:count], questions[count:]
         sizes = f"{len(self.validation)} validation and {len(self.test)} test questions"
         self.corpus = "sample" if self.root is None else f"{self.kind.title} in {self.location}: {sizes}"
-        left = [f"; {count} left out: {reason}" for reason, count in self.filtered.items() if count]
-        log.info("%s: %s%s", self.kind.title, sizes, "".join(left))
+        log.info("%s: %s; left out: %s", self.kind.title, sizes, self.filtered or "none")

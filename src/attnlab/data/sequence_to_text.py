@@ -16,7 +16,7 @@ from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import Example, FrameUpdates, Ids, collate, filler, frame_batches
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance, at_speed, statistics
 from attnlab.data.files import repeated
-from attnlab.data.speech.features import SHIFT_MS, Array, FilterBank, SpecAugment, open_features
+from attnlab.data.speech.features import Array, FilterBank, SpecAugment, open_features
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import Kind, SourceText, Tokenizer
 from attnlab.errors import ConfigError, DataError
@@ -86,12 +86,8 @@ class SequenceToTextData(Data):
     and `use_distributed_sampler=False`.
 
     Args:
-        root: the directory of the corpus; None: the embedded sample corpus.
-        cache_dir: the directory for everything that is written.
-        reader: the layout of the corpus.
         features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.
         augment: masks of training inputs, or None.
-        seed: of order and masks.
         vocab_size: pieces of the decoder, specials and classes included; of source and target together for text.
         vocab_type: the kind of pieces.
         ctc_vocab_size: pieces of the transcript as CTC labels, or None.
@@ -194,8 +190,8 @@ class SequenceToTextData(Data):
         longest = self.max_input_frames
         if self.front.kind == "text":  # which is batched by the longer of source and target
             longest = max(longest, self.max_target_tokens)
-        limit, split = self.max_frames, self.split_buckets
-        return share_frames(self.update_frames, self.bucket_frames, limit, longest, processes, split)
+        bounds = self.update_frames, self.bucket_frames, self.max_frames, longest
+        return share_frames(*bounds, processes, self.split_buckets)
 
     def batches_per_update(self, processes: int) -> int:
         return self._share(processes).accumulate
@@ -296,13 +292,12 @@ class SequenceToTextData(Data):
 
     def _check_labels(self, utterances: dict[str, list[Utterance]], known: set[str]) -> None:
         for name in self.reader.splits[1:]:
-            strange = [x for x in utterances[name] if x.label and x.label not in known]
-            if strange and not self.unknown_labels:
-                first = f"{strange[0].id} of {name} has the class {strange[0].label!r}, which training lacks"
+            unknown = [x for x in utterances[name] if x.label and x.label not in known]
+            if unknown and not self.unknown_labels:
+                first = f"{unknown[0].id} of {name} has the class {unknown[0].label!r}, which training lacks"
                 raise DataError(f"{self.root}: {first}; task.data.unknown_labels=true counts such classes as errors")
-            if strange:
-                log.warning("%s: %d utterances of classes that training lacks", name, len(strange))
-                self.filtered[f"unknown class in {name}, kept"] = len(strange)
+            if unknown:
+                self.filtered[f"unknown class in {name}, kept"] = len(unknown)
 
     def _vocabulary(
         self, prefix: str, texts: list[str], size: int, kind: Kind, labels: Sequence[str] = ()
@@ -311,12 +306,9 @@ class SequenceToTextData(Data):
             return self.run_vocabularies[prefix]
         try:
             folder = self.cache_dir / "tokenizers"
-            tokenizer = Tokenizer.cached(texts, folder, size, kind, labels=labels, hard_limit=self.hard_vocab_limit)
+            return Tokenizer.cached(texts, folder, size, kind, labels=labels, hard_limit=self.hard_vocab_limit)
         except ConfigError as error:
             raise ConfigError(f"task.data.{prefix}{error}") from error
-        if tokenizer.size < size:
-            log.info("%svocab_size: the text gives %d pieces of %d", prefix, tokenizer.size, size)
-        return tokenizer
 
     def _read_split(self, name: str) -> list[Utterance]:
         assert self.root is not None
@@ -324,7 +316,6 @@ class SequenceToTextData(Data):
         utterances = self.reader.read(self.root, name, self.front.kind, self.drop_empty)
         usable = [x for x in utterances if x.target or x.label]
         if count := len(utterances) - len(usable):
-            log.warning("%s: %d of %d left out: no text", name, count, len(utterances))
             self.filtered[f"no text in {name}"] = count
         if not usable:
             raise DataError(f"{self.root}: nothing in {name} has text")
@@ -359,25 +350,21 @@ class SequenceToTextData(Data):
             case SourceText():
                 inputs = self.front.open(utterances, self.tokenizer)
                 if inputs.truncated:
-                    reason = f"cut to {self.front.max_tokens} source tokens in {name}, kept"
-                    self.filtered[reason] = inputs.truncated
-                    log.info("%s: %d of %d texts %s", name, inputs.truncated, len(utterances), reason)
+                    self.filtered[f"cut to {self.front.max_tokens} source tokens in {name}, kept"] = inputs.truncated
                 return inputs
 
     def _filter(self, name: str, frames: Ids, tokens: Ids) -> Ids:
-        out = {
-            f"fewer than {self.min_input_frames} frames": frames < self.min_input_frames,
-            f"more than {self.max_input_frames} frames": frames > self.max_input_frames,
-            f"more than {self.max_target_tokens} target tokens": tokens > self.max_target_tokens,
-        }
-        seconds = f" ({self.max_input_frames * SHIFT_MS / 1000:g} s)" if isinstance(self.front, FilterBank) else ""
-        hints = "min_input_frames lowers it", "max_input_frames raises it", "max_target_tokens raises it"
-        for (reason, mask), hint in zip(out.items(), hints, strict=True):
-            self.filtered[reason] = int(mask.sum())
-            if mask.any():
-                text = f"{reason}{seconds if 'max_input' in hint else ''}; task.data.{hint}"
-                log.info("%s: %d of %d utterances left out: %s", name, mask.sum(), len(frames), text)
-        chosen: Ids = np.flatnonzero(~np.logical_or.reduce(list(out.values())))
+        short, long, wordy = (
+            frames < self.min_input_frames,
+            frames > self.max_input_frames,
+            tokens > self.max_target_tokens,
+        )
+        self.filtered[f"fewer than {self.min_input_frames} frames"] = int(short.sum())
+        self.filtered[f"more than {self.max_input_frames} frames"] = int(long.sum())
+        self.filtered[f"more than {self.max_target_tokens} target tokens"] = int(wordy.sum())
+        chosen: Ids = np.flatnonzero(~(short | long | wordy))
+        keys = "task.data.min_input_frames, max_input_frames, max_target_tokens"
+        log.info("%s: %d of %d utterances left out by %s", name, len(frames) - len(chosen), len(frames), keys)
         if not len(chosen):
             raise DataError(f"{self.root}: the length filters leave nothing of {name} ({self.filtered})")
         return chosen

@@ -37,7 +37,7 @@ class Table(Reader):
         target: the column with the text to be written; of recognition, the same as `source`.
         audio: the column with the path of a recording, from `data_root` on; null: the input is a text.
         id: the column with a unique name; null: the line's number.
-        name: of the corpus, for records; null: that of the folder.
+        name: of the corpus; null: that of the folder.
         hold_out: where no files give dev and test: every `hold_out`-th example is in the test split, and the one after
             it in dev.
     """

@@ -19,6 +19,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
+from lightning.pytorch.utilities.seed import isolate_rng
 from PIL.Image import DecompressionBombError
 from timm.data import ImageDataset, create_loader, create_transform
 from timm.data.readers import create_reader
@@ -48,16 +49,11 @@ class ImageData(Data):
 
     Args:
         root: the directory of the images; None: the sample images.
-        cache_dir: the directory for the sample images.
-        seed: of order and augmentation.
         image_size: pixels of a side.
         update_images: images of an update, on all processes together.
         batch_size: the largest number of images in a batch of one process.
-        eval_batch_size: images of a held-out batch.
-        num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
         mean, std: of each channel, for normalisation; None: ImageNet's.
-        interpolation, crop_pct: timm's settings of resizing; `crop_pct` for held-out images.
-        no_aug, hflip, color_jitter, auto_augment, random_erase, erase_mode: timm's settings of augmentation.
+        crop_pct: of held-out images.
         repeats: how often an image occurs in an epoch, each time with another augmentation (repeated augmentation); an
             epoch keeps its length and has fewer different images.  0: once.
         sample_train, sample_val: images of each class of the sample corpus.
@@ -203,20 +199,16 @@ class Images(ImageDataset):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Image and class; with `indexed`, also the index."""
         copy, index = divmod(index, len(self))
-        state = torch.get_rng_state(), random.getstate(), np.random.get_state()
         key = zlib.crc32(repr((self.seed, self.epoch, copy, index)).encode())
-        torch.manual_seed(key)
-        random.seed(key)
-        np.random.seed(key)
-        try:
-            image, label = super().__getitem__(index)
-        except (OSError, RuntimeError, ValueError, SyntaxError, DecompressionBombError) as error:
-            what = "too large to be decoded" if isinstance(error, DecompressionBombError) else "cannot be decoded"
-            raise DataError(f"{self.filename(index, absolute=True)}: {what} ({error}); replace or remove it") from error
-        finally:
-            torch.set_rng_state(state[0])
-            random.setstate(state[1])
-            np.random.set_state(state[2])
+        with isolate_rng(include_cuda=False):
+            torch.manual_seed(key)
+            random.seed(key)
+            np.random.seed(key)
+            try:
+                image, label = super().__getitem__(index)
+            except (OSError, RuntimeError, ValueError, SyntaxError, DecompressionBombError) as error:
+                file = self.filename(index, absolute=True)
+                raise DataError(f"{file}: cannot be decoded ({error}); replace or remove it") from error
         return (image, label, index) if self.indexed else (image, label)
 
 
@@ -228,10 +220,8 @@ class ImageUpdates(EpochBatches):
 
     Args:
         images: the number of training images.
-        share: how an update is shared: `share.accumulate` batches of `share.size` images on each process.
+        share: `share.accumulate` batches of `share.size` images on each process.
         repeats: how often an image occurs, one copy after the other.
-        seed, epoch: the order is a function of these two.
-        place: arguments of :class:`attnlab.data.batching.EpochBatches`.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -84,10 +85,7 @@ class CellUpdates(EpochBatches):
     Sequences that do not fill an update are left out.
 
     Args:
-        sequences: of the training split.
-        share: how an update is shared: `share.accumulate` batches of `share.size` sequences on each process.
-        seed, epoch: the order is a function of these two.
-        place: arguments of :class:`attnlab.data.batching.EpochBatches`.
+        share: `share.accumulate` batches of `share.size` sequences on each process.
     """
 
     def __init__(
@@ -117,7 +115,6 @@ class RecallData(Data):
     pair, or -1 for a share that is drawn for each sequence.
 
     Args:
-        problem: what is generated.
         vocab_size: V.
         train: cells of the training set, which is drawn once; its order depends on seed and epoch.
         test: cells of the test set.
@@ -167,11 +164,13 @@ class RecallData(Data):
         cells = []
         for value in values:
             key = f"task.data.{split}: {value}"
-            numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-            numeric = all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-            if len(numbers) != 3 or not numeric or not all(n == int(n) >= 1 for n in (numbers[0], numbers[2])):
+            try:
+                length, level, count = value
+                cell = Cell(operator.index(length), float(level), operator.index(count))
+            except (TypeError, ValueError):
+                cell = Cell(0, 0, 0)
+            if cell.length < 1 or cell.count < 1 or not math.isfinite(cell.level):
                 raise ConfigError(f"{key}: expected [length, {self.problem.level}, sequences], such as [64, 8, 1000]")
-            cell = Cell(int(numbers[0]), numbers[1], int(numbers[2]))
             if wrong := self.problem.complaint(cell.length, cell.level):
                 raise ConfigError(f"{key}: {wrong}")
             cells.append(cell)
@@ -192,16 +191,14 @@ class RecallData(Data):
             self._sets[split] = Sequences(self.cells[split], [self._drawn(split, cell) for cell in self.cells[split]])
         if missing:
             sizes = ", ".join(f"{split} {sum(cell.count for cell in self.cells[split])}" for split in SPLITS)
-            self.corpus = (
-                f"{NAMES[self.kind]}, generated, version {VERSION}: {sizes} sequences; vocabulary {self.vocab_size}"
-            )
+            name = f"{NAMES[self.kind]}, generated, version {VERSION}"
+            self.corpus = f"{name}: {sizes} sequences; vocabulary {self.vocab_size}"
             log.info("sequences: %s", self.corpus)
 
     def _drawn(self, split: Split, cell: Cell) -> tuple[npt.NDArray[np.int32], ...]:
         """Tokens and targets of a cell, the same for every grid that has it."""
-        level = round(1000 * cell.level) + 1000
-        seed = self.seed if split == "train" else 0
-        random = np.random.default_rng([SPLITS.index(split), seed, cell.length, level, self.vocab_size])
+        key = SPLITS.index(split), self.seed if split == "train" else 0, cell.length, round(1000 * cell.level) + 1000
+        random = np.random.default_rng([*key, self.vocab_size])
         drawn = self.problem.draw(random, cell.count, cell.length, cell.level)
         return tuple(part.astype(np.int32) for part in drawn)
 

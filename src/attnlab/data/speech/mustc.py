@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, refuse_empty
-from attnlab.data.files import contents, read_lines, read_text, squeeze
+from attnlab.data.files import read_lines, read_text, squeeze
 from attnlab.errors import DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut at the end.
@@ -60,11 +60,7 @@ class MustC(Reader):
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
         if not (root / self.pair).is_dir():
-            root = root.resolve()
-            inside = [folder.parent for folder in (root, *root.parents) if folder.name == self.pair]
-            below = [folder.parent for folder in sorted(root.glob(f"*/{self.pair}"))]
-            hint = "".join(f"; set data_root={folder}" for folder in (inside + below)[:1])
-            raise DataError(f"data_root={root}: {self.pair} is missing (there: {contents(root)}){hint}; {self.layout}")
+            self.missing(root / self.pair)
         files = self.files(root, split)
         self.need(*files, folder=files[0].parents[1] / "wav")
 

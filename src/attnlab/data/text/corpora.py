@@ -77,9 +77,6 @@ class SplitFiles(TextCorpus):
     folders: ClassVar[tuple[str, ...]]
     names: ClassVar[tuple[str, ...]]
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
     def files(self, root: Path, split: Split) -> list[Path]:
         names = [f"{folder}{name.format(STEMS[split])}" for name in self.names for folder in self.folders]
         return [first_of(root, names, f"the {split} part of {self.name}")]
@@ -96,7 +93,7 @@ class PennTreebank(SplitFiles):
     names = ("ptb.{}.txt", "{}.txt")
 
     def __init__(self, name: str = "Penn Treebank") -> None:
-        super().__init__(name)
+        self.name = name
 
 
 class WikiText(SplitFiles):
@@ -106,22 +103,21 @@ class WikiText(SplitFiles):
     names = ("wiki.{}.tokens", "{}.txt")
 
     def __init__(self, name: str = "WikiText-2") -> None:
-        super().__init__(name)
+        self.name = name
 
 
 class WikiTextRaw(SplitFiles):
     """WikiText-2 or -103 before words are split; each part is one text, as perplexities of models are published.
 
     Parts: wiki.{train,valid,test}.raw, or {train,validation,test}-*.parquet with the column text. Lines keep their line
-    ends, those of white space alone are empty texts, and two line ends join them: so the rows of the data set of the
-    Hugging Face hub are joined. A part is tokenized at once.
+    ends, those of white space alone are empty, and two line ends join them, as the rows of the Hugging Face hub's set.
     """
 
     folders = ("", "wikitext-2-raw-v1/", "wikitext-2-raw/", "wikitext-103-raw-v1/", "wikitext-103-raw/")
     names = ("wiki.{}.raw",)
 
     def __init__(self, name: str = "WikiText-2 raw") -> None:
-        super().__init__(name)
+        self.name = name
 
     def files(self, root: Path, split: Split) -> list[Path]:
         parquet = sorted(path for folder in self.folders for path in (root / folder).glob(f"{split}-*.parquet"))
@@ -157,8 +153,7 @@ class BillionWords(TextCorpus):
         if split != "train":
             files = [path for path in files if ("heldout-00000-of-" in path.name) == (split == "test")]
         if not files:
-            shards = {"train": "training shards", "validation": "held-out shards but 00000", "test": "shard 00000"}
-            raise DataError(f"{root / folder}/{pattern}: no {shards[split]} of the one billion word benchmark")
+            raise DataError(f"{root / folder}/{pattern}: no {split} shards of the one billion word benchmark")
         return files
 
     def write_sample(self, root: Path, source: Source) -> None:
@@ -178,7 +173,6 @@ class FineWebEdu(TextCorpus):
     test, because the published system has no test set.
 
     Args:
-        name: for messages and records.
         held_out_documents: the number of documents for validation, and again for the test.
     """
 
@@ -194,14 +188,12 @@ class FineWebEdu(TextCorpus):
         if shards:
             validation = [path for path in shards if "_val_" in path.name or path.name == "val.bin"]
             chosen = [path for path in shards if path not in validation] if split == "train" else validation
-            if not chosen:
-                kind = "training" if split == "train" else "held-out"
-                raise DataError(f"{root}: no {kind} shard among its .bin files; expected {SHARDS}")
-            return chosen
-        files = sorted(root.rglob("*.parquet"))
-        if not files:
-            raise DataError(f"{root}: neither *.parquet nor *.bin; expected sample/100BT/*.parquet, or {SHARDS}")
-        return files if split == "train" else files[:1]
+        else:
+            files = sorted(root.rglob("*.parquet"))
+            chosen = files if split == "train" else files[:1]
+        if not chosen:
+            raise DataError(f"{root}: no files for {split}; expected sample/100BT/*.parquet, or {SHARDS}")
+        return chosen
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
         bounds = {"validation": (0, self.number), "test": (self.number, 2 * self.number)}

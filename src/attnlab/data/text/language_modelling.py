@@ -45,10 +45,6 @@ class LanguageModellingData(Data):
     `reload_dataloaders_every_n_epochs=1` and `use_distributed_sampler=False`.
 
     Args:
-        root: the directory of the corpus; None: the embedded sample corpus.
-        cache_dir: the directory for everything that is written.
-        corpus: the layout of the corpus.
-        vocabulary: words or byte pairs.
         vocab_size: of the model.  Words: the largest number of them.  Byte pairs: the exact number; ids beyond the
             tokenizer's are padding.
         window: tokens of a training window.  Windows are adjacent; their offset and order depend on seed and epoch.
@@ -57,7 +53,6 @@ class LanguageModellingData(Data):
         eval_window: tokens of a held-out window, disjoint; None: `window`.
         eval_batch_size: windows of a held-out batch; None: `batch_size`.
         eval_windows: the largest number of held-out windows, evenly spread; None: all.
-        seed: of the order of windows.
         num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
 
     Raises:
@@ -161,13 +156,10 @@ class LanguageModellingData(Data):
 
     def beginning(self, split: Split, count: int) -> Ids:
         """The first `count` ids of a split, int64; all of them where there are less."""
-        parts, left = [], count
+        ids = np.empty(0, dtype=np.int64)
         for file in self._files[split]:  # a training split may have more shards than memory
-            parts.append(file.read(0, min(left, len(file))))
-            left -= len(parts[-1])
-            if not left:
-                break
-        return np.concatenate(parts)
+            ids = np.concatenate([ids, file.read(0, min(count - len(ids), len(file)))])
+        return ids
 
     def floor(self, split: Split) -> float | None:
         """The sample corpus's entropy in nats per id of a split; None for a real corpus."""
@@ -192,10 +184,8 @@ class LanguageModellingData(Data):
         windows = TrainingWindows(self._files["train"], self.window, self.seed, order["epoch"])
         batches = ShuffledBatches(len(windows), self._share(order["world_size"]), **order)
         if not len(batches):
-            size = sum(map(len, self._files["train"]))
-            text = f"the training text of {size} {self.vocabulary.unit}s makes {len(windows)} windows of {self.window}"
-            most = f"expected at most {len(windows) * self.window} tokens"
-            raise ConfigError(f"task.train.batch.tokens={self.update_tokens}: {text}; {most}")
+            most = f"expected at most {len(windows) * self.window}, the {len(windows)} windows of the training text"
+            raise ConfigError(f"task.train.batch.tokens={self.update_tokens}: {most}")
         return self.loader(windows, batches)
 
     def val_dataloader(self) -> Loader[Window]:

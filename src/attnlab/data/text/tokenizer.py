@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +26,6 @@ Kind = Literal["unigram", "bpe", "char"]
 
 BLOCK = 10_000  # texts that are encoded together
 VOCABULARY = "vocabulary"  # the file in a stored folder
-
-_TOO_HIGH = "vocab_size={} is more than the training text allows; the largest that works is {}"
 
 
 class Tokenizer:
@@ -114,9 +111,7 @@ class Tokenizer:
         """Train a model.  The same lines give the same pieces.
 
         Args:
-            lines: the training text.
             vocab_size: the number of pieces, specials and `labels` included.
-            type: "unigram", "bpe" or "char".
             labels: the names of classes, each of which becomes a piece that does not occur in texts.
             hard_limit: False: where the text allows fewer pieces than `vocab_size`, take as many as it allows.
 
@@ -145,10 +140,11 @@ class Tokenizer:
         try:
             waited("learning the pieces of the vocabulary", learn)
         except RuntimeError as error:
-            raise ConfigError(_explain(str(error), vocab_size, type)) from error
+            reason = str(error).strip().splitlines()[-1].rpartition("] ")[2]  # after the place in SentencePiece's code
+            raise ConfigError(f"vocab_size={vocab_size}: {reason}") from error
         tokenizer = cls(model.getvalue())
         if hard_limit and tokenizer.size != vocab_size:  # with type="char" SentencePiece raises no error
-            raise ConfigError(_TOO_HIGH.format(vocab_size, tokenizer.size))
+            raise ConfigError(f"vocab_size={vocab_size}: the text has {tokenizer.size} characters and specials")
         return tokenizer
 
     @classmethod
@@ -170,20 +166,12 @@ class Tokenizer:
         def learn() -> bytes:
             return cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit)._model
 
-        return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}", learn))
+        return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}", learn).read_bytes())
 
 
-def learned(folder: Path, learn: Callable[[], bytes]) -> bytes:
-    """The bytes of a learned vocabulary, from its stored folder."""
-    return (stored_files(folder, lambda partial: write_bytes(partial / VOCABULARY, learn())) / VOCABULARY).read_bytes()
-
-
-def _explain(message: str, vocab_size: int, type: str) -> str:
-    if limit := re.search(r"too high.*<= (\d+)", message):
-        return _TOO_HIGH.format(vocab_size, limit[1])
-    if least := re.search(r"required_chars. \d+ vs (\d+)", message):
-        return f"vocab_size={vocab_size} is less than the characters of the training text; expected at least {least[1]}"
-    return f"vocab_size={vocab_size}: SentencePiece cannot learn {type} pieces: {message.strip().splitlines()[-1]}"
+def learned(folder: Path, learn: Callable[[], bytes]) -> Path:
+    """The file of a learned vocabulary, in its stored folder."""
+    return stored_files(folder, lambda partial: write_bytes(partial / VOCABULARY, learn())) / VOCABULARY
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ A shard is a file of another program: uint16 ids, with or without the 1,024-byte
 """
 
 import logging
-import time
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,15 +34,18 @@ class TokenFile:
     """Token ids on disk.
 
     Args:
-        ids: the ids, a memory map.
+        ids: (n,) ids, a memory map.
         vocab_size: the number of ids that are allowed.
-        texts, words: the number of texts and words that the ids encode; 0: not known.
+        words: the number of words that the ids encode; 0: not known.
+        checks: the CRC-32 of each block; None: no block is checked.
     """
 
-    def __init__(self, path: Path, ids: npt.NDArray[Any], vocab_size: int, texts: int = 0, words: int = 0) -> None:
-        self.path, self.texts, self.words = path, texts, words
+    def __init__(
+        self, path: Path, ids: npt.NDArray[Any], vocab_size: int, words: int = 0, checks: Sequence[int] | None = None
+    ) -> None:
+        self.path, self.words = path, words
         self._ids, self._limit = ids, vocab_size
-        self._checks: list[int] | None = None  # CRC-32 of each block
+        self._checks = checks
         self._verified: set[int] = set()
 
     def __len__(self) -> int:
@@ -55,11 +57,9 @@ class TokenFile:
         Raises:
             DataError: the file is damaged, or an id is outside the vocabulary.
         """
-        if self._checks is not None:
-            size = self._ids.dtype.itemsize
-            for block in range(start * size // BLOCK, -(-stop * size // BLOCK)):
-                if block not in self._verified and not self._sound(block):
-                    raise DataError(f"{self.path}: damaged; delete {self.path.parent} and run again")
+        size = self._ids.dtype.itemsize
+        if not self.sound(range(start * size // BLOCK, -(-stop * size // BLOCK))):
+            raise DataError(f"{self.path}: damaged; delete {self.path.parent} and run again")
         ids = self._ids[start:stop].astype(np.int64)
         if len(ids) and int(ids.max()) >= self._limit:
             at = int(ids.argmax())
@@ -74,12 +74,14 @@ class TokenFile:
         middle = len(self._ids) // 2
         return TokenFile(self.path, self._ids[middle:] if which else self._ids[:middle], self._limit)
 
-    def _sound(self, block: int) -> bool:
-        assert self._checks is not None
-        data = self._ids.view(np.uint8)[block * BLOCK : (block + 1) * BLOCK]
-        if zlib.crc32(data.tobytes()) != self._checks[block]:
-            return False
-        self._verified.add(block)
+    def sound(self, blocks: Iterable[int]) -> bool:
+        """Whether these blocks have their checksums; each is checked once."""
+        for block in () if self._checks is None else blocks:
+            if block not in self._verified:
+                data = self._ids.view(np.uint8)[block * BLOCK : (block + 1) * BLOCK]
+                if zlib.crc32(data.tobytes()) != self._checks[block]:
+                    return False
+                self._verified.add(block)
         return True
 
 
@@ -107,7 +109,6 @@ def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], 
 
     Args:
         batches: the ids of each text of a batch, and the number of words of the batch; read only to write.
-        vocab_size: the number of ids that are allowed.
 
     Raises:
         DataError: there is no space, or nothing to write.
@@ -122,9 +123,9 @@ def _open(folder: Path, vocab_size: int) -> TokenFile:
     dtype = np.dtype(index["dtype"])
     if path.stat().st_size != index["count"] * dtype.itemsize:
         raise Damaged(f"expected {index['count']} ids")
-    file = TokenFile(path, np.memmap(path, dtype=dtype, mode="r"), vocab_size, index["texts"], index["words"])
-    file._checks = index["crc32"]
-    if path.stat().st_size <= EAGER and not all(file._sound(i) for i in range(len(index["crc32"]))):
+    ids = np.memmap(path, dtype=dtype, mode="r")
+    file = TokenFile(path, ids, vocab_size, index["words"], index["crc32"])
+    if path.stat().st_size <= EAGER and not file.sound(range(len(index["crc32"]))):
         raise Damaged("its ids are not those that were written")
     return file
 
@@ -132,7 +133,6 @@ def _open(folder: Path, vocab_size: int) -> TokenFile:
 def _write(
     partial: Path, folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], dtype: np.dtype[Any]
 ) -> None:
-    began = time.monotonic()
     count = texts = words = 0
     checks: list[int] = []
     pending = b""
@@ -152,4 +152,4 @@ def _write(
     if pending:
         checks.append(zlib.crc32(pending))
     write_index(partial, {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": checks})
-    log.info("%s: %d ids of %d texts, %.1f s", folder.name, count, texts, time.monotonic() - began)
+    log.info("%s: %d ids of %d texts", folder.name, count, texts)

@@ -5,7 +5,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,19 +27,17 @@ log = logging.getLogger(__name__)
 Ends = Literal["after", "before", "around"]  # the place of the mark that separates texts
 
 END_OF_TEXT = "<|endoftext|>"
-UNKNOWN = "zqxj \u2042"  # a word and a sign that a vocabulary of words has not
 
 
 class Vocabulary(ABC):
     """Text to token ids and back.
 
     Attributes:
-        unit: what one id represents.
         size: the number of ids in the model's table.
         num_ids: the number of ids that occur in texts; the others are padding.
         end: the id of the mark between texts.
         ends: the place of that mark.
-        unknown_id: the id that stands for words that are not in the vocabulary; None: there is none.
+        unknown_id: of words that are not in the vocabulary; None: they are an error.
     """
 
     unit: Literal["word", "token"]
@@ -74,23 +72,22 @@ class Vocabulary(ABC):
     def _all(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.ids(text) for text in texts]
 
+    def as_json(self) -> bytes:
+        """:meth:`plain` as JSON."""
+        return json.dumps(self.plain(), ensure_ascii=False).encode()
+
     def save(self, path: Path) -> None:
         """Write the vocabulary as JSON (atomically)."""
-        write_bytes(path, self.as_json().encode())
-
-    def as_json(self) -> str:
-        """:meth:`plain` as JSON."""
-        return json.dumps(self.plain(), ensure_ascii=False)
+        write_bytes(path, self.as_json())
 
 
 class WordVocabulary(Vocabulary):
     """Words, split at white space.
 
     Args:
-        words: the words, the most frequent first; ids are their indices.
+        words: the most frequent first; ids are their indices.
         end: the mark between texts, one of `words`.
         unknown: the word for words that are not in `words`; without it in `words`, these are an error.
-        ends: the place of the mark.
         lower: convert texts to lower case.
     """
 
@@ -110,10 +107,8 @@ class WordVocabulary(Vocabulary):
         try:
             return [self._numbers[word] for word in words]
         except KeyError as error:
-            examples = ", ".join([word for word in self.words if word != self.words[self.end]][:3])
-            lacking = f"the vocabulary, whose {self.size} words ({examples}, ...) lack {self.unknown}"
             advice = f"train with task.data.vocabulary.min_count=2 to have {self.unknown} for rare words"
-            raise DataError(f"the word {error.args[0]!r} is not in {lacking}; {advice}") from error
+            raise DataError(f"the word {error.args[0]!r} is not in the vocabulary of {self.size}; {advice}") from error
 
     def text(self, ids: Sequence[int]) -> str:
         lines = " ".join("\n" if i == self.end else self.words[i] for i in ids)
@@ -136,10 +131,9 @@ class BytePairVocabulary(Vocabulary):
     Args:
         tokenizer: the content of a tokenizer.json.
         size: the number of ids in the model's table, at least that of the tokenizer.
-        ends: the place of the mark between texts, `end`.
 
     Raises:
-        ValueError: not a tokenizer, without the mark, with more pieces than `size`, or one that fails at unknown words.
+        ValueError: not a tokenizer, without the mark, or with more pieces than `size`.
     """
 
     unit = "token"
@@ -149,10 +143,6 @@ class BytePairVocabulary(Vocabulary):
             self.tokenizer = Tokenizer.from_str(tokenizer)
         except Exception as error:  # the library raises this class itself
             raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split())[:120]})") from error
-        try:
-            self.tokenizer.encode(UNKNOWN, add_special_tokens=False)
-        except Exception as error:  # as above
-            raise ValueError(f"cannot encode an unknown word ({error}); expected byte pairs") from error
         pieces, mark = self.tokenizer.get_vocab_size(), self.tokenizer.token_to_id(end)
         if mark is None:
             raise ValueError(f"the tokenizer has no {end}")
@@ -185,25 +175,19 @@ class BytePairVocabulary(Vocabulary):
 def read_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary that `Vocabulary.save` wrote.  Raises DataError where it is missing or damaged."""
     with reading(path, "a vocabulary of a language model"):
-        return _vocabulary(path.read_text(encoding="utf-8"))
-
-
-def _vocabulary(text: str) -> Vocabulary:
-    plain = json.loads(text)
-    return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[plain.pop("kind")](**plain)
+        plain = json.loads(path.read_bytes())
+        return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[plain.pop("kind")](**plain)
 
 
 class Words:
     """A vocabulary of the words of a corpus, or of a file.
 
     Args:
-        end: the mark between texts.
-        unknown: the word for words that are not in the vocabulary.
-        ends: the place of `end`: after each text, before it, or "around": both, as in the published LM1B code.
+        ends: the place of the mark `end` between texts; "around": both, as in the published LM1B code.
         of: the splits whose words count; None: training.
         min_count: words with fewer occurrences are left out.
         lower: convert texts to lower case.
-        file: a file with one word per line, in place of the words of the corpus; None: the corpus.
+        file: a file with one word per line, in place of the words of the corpus.
     """
 
     def __init__(
@@ -233,9 +217,9 @@ class Words:
 
         def learn() -> bytes:
             words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
-            return WordVocabulary(words, self.end, self.unknown, self.ends, self.lower).as_json().encode()
+            return WordVocabulary(words, self.end, self.unknown, self.ends, self.lower).as_json()
 
-        vocabulary = _vocabulary(learned(cache_dir / "vocabularies" / f"words-{key[:24]}", learn).decode())
+        vocabulary = read_vocabulary(learned(cache_dir / "vocabularies" / f"words-{key[:24]}", learn))
         assert isinstance(vocabulary, WordVocabulary)
         return vocabulary
 
@@ -275,9 +259,7 @@ class BytePairs:
     """A vocabulary of byte pairs.
 
     Args:
-        file: a tokenizer.json; None: train one on the training texts.
-        ends: the place of the mark between texts.
-        sample_texts: the largest number of texts to train on.
+        file: a tokenizer.json; None: train one on at most `sample_texts` of the training texts.
     """
 
     def __init__(self, file: TextFile | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
@@ -299,11 +281,11 @@ class BytePairs:
             raise ConfigError(f"{files[0]}: token shards need the tokenizer that encoded them; set {key}")
         digests = file_digests(files, cache_dir / "tokens" / "files.json")
         key = digest([1, vocab_size, self.sample, [digests[path] for path in files]])
-        path = cache_dir / "vocabularies" / f"bytes-{key[:24]}"
-        text = learned(path, lambda: self._learn(corpus.texts(root, "train"), vocab_size).encode())
-        return BytePairVocabulary(text.decode(), vocab_size, self.ends)
+        folder = cache_dir / "vocabularies" / f"bytes-{key[:24]}"
+        path = learned(folder, lambda: self._learn(corpus.texts(root, "train"), vocab_size))
+        return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
 
-    def _learn(self, texts: Iterable[str], vocab_size: int) -> str:
+    def _learn(self, texts: Iterable[str], vocab_size: int) -> bytes:
         if vocab_size < 257:
             raise ConfigError(f"task.data.vocab_size={vocab_size}: expected at least 257, the bytes and the end mark")
         tokenizer = Tokenizer(models.BPE())
@@ -317,7 +299,7 @@ class BytePairs:
         )
         few = islice(texts, self.sample)
         waited("learning byte pairs", lambda: tokenizer.train_from_iterator(few, trainer))
-        return str(tokenizer.to_str())
+        return str(tokenizer.to_str()).encode()
 
 
 class PretrainedTokens:
@@ -360,19 +342,14 @@ class PretrainedTokens:
 
 def byte_tokenizer() -> Tokenizer:
     """Bytes as tokens 0 to 255, and the mark between texts as 256."""
-    plain = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_letters())}, merges=[]))
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}  # bytes that byte-level tokenizers write as they are
+    others = count(256)
+    letters = {chr(byte if byte in shown else next(others)): byte for byte in range(256)}
+    plain = Tokenizer(models.BPE(vocab=letters, merges=[]))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     plain.decoder = decoders.ByteLevel()
     plain.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     return plain
-
-
-def _letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte, in the order of the bytes."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
-    return [letters[byte] for byte in range(256)]
 
 
 def count_words(text: str) -> int:

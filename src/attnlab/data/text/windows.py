@@ -59,7 +59,6 @@ class TrainingWindows(Dataset[Window]):
     A window does not extend over several files.
 
     Args:
-        files: the token ids of the training split.
         length: tokens of a window.
         seed, epoch: the offsets are a function of these two.
     """
@@ -120,9 +119,7 @@ class ShuffledBatches(EpochBatches):
 
     Args:
         windows: the number of windows of the epoch.
-        share: how an update is shared: `share.accumulate` batches of `share.size` windows on each process.
-        seed, epoch: the order is a function of these two.
-        place: arguments of :class:`attnlab.data.batching.EpochBatches`.
+        share: `share.accumulate` batches of `share.size` windows on each process.
     """
 
     def __init__(self, windows: int, share: Share, *, seed: int, epoch: int, world_size: int = 1, **place: int) -> None:
