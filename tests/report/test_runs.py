@@ -11,7 +11,7 @@ import pytest
 
 from attnlab.errors import ConfigError, DataError
 from attnlab.report.runs import main
-from attnlab.run.lock import locked
+from attnlab.run.directory import locked
 from tests.report.conftest import Run
 from tests.run.test_ledger import write
 from tests.run.test_removal import begun

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from attnlab.report import sweep
 from attnlab.report.figure import draw_together, together
-from attnlab.run.lock import locked
+from attnlab.run.directory import locked
 from attnlab.run.store import collect
 
 pytestmark = pytest.mark.usefixtures("unrendered")

@@ -24,7 +24,7 @@ from attnlab.config.build import CONF
 from attnlab.config.check import check, compose
 from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
-from attnlab.run import cluster, sweep
+from attnlab.run import processes, sweep
 from attnlab.run import record as records
 from attnlab.run.files import write_text
 from attnlab.run.sweep import Decision
@@ -45,15 +45,15 @@ def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
 
 
 def test_how_the_nodes_of_a_job_find_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cluster.rendezvous() == {} and cluster.first_node() and not cluster.inside()
+    assert processes.rendezvous() == {} and processes.first_node() and not processes.in_submitit()
     enter(monkeypatch, JOB | {"SLURM_JOB_NUM_NODES": "1"})
-    assert cluster.rendezvous() == {} and cluster.first_node() and cluster.inside()
+    assert processes.rendezvous() == {} and processes.first_node() and processes.in_submitit()
     enter(monkeypatch, SECOND | fake_slurm.install(tmp_path / "slurm"))
-    assert cluster.rendezvous() == {"MASTER_ADDR": "localhost", "MASTER_PORT": "18456", "NODE_RANK": "1"}
-    assert not cluster.first_node()
-    before = cluster.start_number()
+    assert processes.rendezvous() == {"MASTER_ADDR": "localhost", "MASTER_PORT": "18456", "NODE_RANK": "1"}
+    assert not processes.first_node()
+    before = processes.start_number()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert cluster.start_number() != before
+    assert processes.start_number() != before
 
 
 def test_nothing_but_submitit_queues_a_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_another_node_takes_the_decision_of_the_first(
     assert other.is_alive() and len(ran) == 1  # the note is that of the start before
     note = json.loads((tmp_path / "sweep/jobs/0.json").read_text())
     monkeypatch.setattr(sweep, "decide", lambda *_: pytest.fail("the first node decides"))
-    decided = note | {"start": cluster.start_number(), "what": "continue", "directory": "before"}
+    decided = note | {"start": processes.start_number(), "what": "continue", "directory": "before"}
     write_text(tmp_path / "sweep/jobs/0.json", json.dumps(decided))  # atomic: the thread reads it every 10 ms
     other.join(60)
     assert ran == [(words, job_dir), (["hardware=cpu", f"resume='{before}'"], before)]
@@ -173,7 +173,7 @@ def test_a_job_that_got_the_signal_is_queued_again_unless_it_has_finished(
 
 def test_a_failed_run_of_another_node_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, SECOND)
-    monkeypatch.setattr(cluster, "rendezvous", dict)
+    monkeypatch.setattr(processes, "rendezvous", dict)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SystemExit, match="1"):
         sweep.run_process(LINES, tmp_path)

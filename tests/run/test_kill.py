@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from attnlab.run.lock import holder_of
+from attnlab.run.directory import holder_of
 from tests.golden.runs import corpus
 
 KILLS, SEED, JOBS = (

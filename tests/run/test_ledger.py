@@ -10,8 +10,8 @@ import pytest
 
 from attnlab.run import ledger
 from attnlab.run import record as records
+from attnlab.run.directory import locked
 from attnlab.run.ledger import FILE, Ledger, LedgerEntry
-from attnlab.run.lock import locked
 
 
 def write(directory: Path, **values: Any) -> Path:

@@ -17,13 +17,13 @@ from omegaconf import OmegaConf
 from attnlab.config.check import compose
 from attnlab.errors import LockedError, WriteError
 from attnlab.run import job
-from attnlab.run.lock import NAME, holder_of, locked
+from attnlab.run.directory import LOCK, holder_of, locked
 
 HOLD = """
 import sys
 from pathlib import Path
 from attnlab.errors import LockedError
-from attnlab.run.lock import locked
+from attnlab.run.directory import locked
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -75,7 +75,7 @@ def test_a_directory_belongs_to_its_process_until_that_is_killed(tmp_path: Path)
         assert holder_of(tmp_path.parent / "copy") is None
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert (tmp_path / NAME).is_file()  # it could not remove it
+        assert (tmp_path / LOCK).is_file()  # it could not remove it
         assert holder_of(tmp_path) is None
         with locked(tmp_path):
             assert str(os.getpid()) in str(holder_of(tmp_path))
@@ -90,7 +90,7 @@ def test_one_of_many_that_come_at_the_same_moment(tmp_path: Path) -> None:
 def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "text").write_text("somebody's")
-    (tmp_path / "run" / NAME).symlink_to(tmp_path / "text")
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "text")
     with pytest.raises(WriteError), locked(tmp_path / "run"):
         pass
     assert (tmp_path / "text").read_text() == "somebody's"
@@ -104,8 +104,8 @@ def test_a_forked_process_does_not_keep_it(tmp_path: Path) -> None:
             if child == 0:
                 time.sleep(30)
                 os._exit(0)
-            os.rename(tmp_path / NAME, tmp_path / "kept")
-        os.rename(tmp_path / "kept", tmp_path / NAME)
+            os.rename(tmp_path / LOCK, tmp_path / "kept")
+        os.rename(tmp_path / "kept", tmp_path / LOCK)
         assert holder_of(tmp_path) is None
     finally:
         os.kill(child, signal.SIGKILL)

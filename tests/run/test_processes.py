@@ -14,8 +14,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from attnlab.run.directory import holder_of
 from attnlab.run.ledger import Ledger
-from attnlab.run.lock import holder_of
 from tests.conversion.test_runs import SIZES, written
 from tests.conversion.test_runs import TINY as TINY_CONVERTED
 from tests.data.conftest import write_corpus

@@ -73,22 +73,6 @@ def test_writing_is_atomic(skeleton: dict[str, Any], tmp_path: Path, monkeypatch
     assert os.listdir(tmp_path) == ["record.json"]
 
 
-def test_a_full_disk_still_takes_the_end_of_the_record(
-    skeleton: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        records.write(skeleton, tmp_path)
-    assert os.listdir(tmp_path) == []
-    (tmp_path / "record.json").write_text("x" * 10_000)
-    records.write(skeleton, tmp_path)
-    assert records.read(tmp_path) == skeleton
-    assert os.listdir(tmp_path) == ["record.json"]
-
-
 def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
     values = {"nan": math.nan, "inf": -math.inf, "numpy": np.float32(0.5), "torch": torch.tensor(3), "path": Path("x")}
     records.write({"values": values, "list": (1, math.nan)}, tmp_path)
@@ -106,11 +90,11 @@ def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
         ({"status": "done"}, "status 'done'"),
         ({"seed": "1"}, "seed: expected int"),
         ({"corpus": None}, "corpus: expected str"),
-        ({"parameters": {"total": 1}}, "parameters.attention: missing"),
+        ({"parameters": {"total": 1}}, "parameters.attention: expected a number"),
         ({"parameters": {"total": None, "attention": 1, "trainable": 1}}, "parameters.total: expected a number"),
         ({"training": NOT_RUN}, "training: expected a mapping"),
         ({"config": None}, "config: expected a mapping"),
-        ({"identity": {"recipe": "a", "run": "b", "corpus": "c"}}, "identity.weights: missing"),
+        ({"identity": {"recipe": "a", "run": "b", "corpus": "c"}}, "identity.weights: expected a mapping"),
         ({"identity": {"recipe": 1, "run": "b", "corpus": "c", "weights": {}}}, "identity.recipe: expected str"),
         ({"status": "failed"}, "an error belongs to"),
         ({"error": "x"}, "an error belongs to"),

@@ -10,8 +10,8 @@ import pytest
 
 from attnlab.errors import DataError, LockedError
 from attnlab.report.runs import main
-from attnlab.run import removal
-from attnlab.run.lock import locked
+from attnlab.run import ledger
+from attnlab.run.directory import locked
 from tests.run.test_ledger import write
 
 KEYS = "mode task choices attention hardware seed data_root cache_dir"
@@ -122,11 +122,11 @@ def test_links_are_not_followed(root: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_run_that_changed_after_the_list_was_made_stays(root: Path) -> None:
     run = failed(root / "a")
     with locked(run), pytest.raises(LockedError):
-        removal.remove(run, root, ["failed"])
+        ledger.remove(run, root, ["failed"])
     write(run)  # continued, and finished
     with pytest.raises(DataError, match="finished now"):
-        removal.remove(run, root, ["failed"])
-    removal.remove(failed(run), root, ["failed"])
+        ledger.remove(run, root, ["failed"])
+    ledger.remove(failed(run), root, ["failed"])
     assert not run.exists()
 
 

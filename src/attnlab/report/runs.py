@@ -19,11 +19,11 @@ from attnlab.config.build import leaves
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError, DataError, LockedError, printable
 from attnlab.report.significance import standard_error, sure
-from attnlab.run import lock, removal
+from attnlab.run import ledger as ledgers
 from attnlab.run.console import StderrHandler
-from attnlab.run.directory import RECORD
+from attnlab.run.directory import refuse_live
 from attnlab.run.ledger import BROKEN, OUTPUTS, UNRECORDED, Ledger, LedgerEntry
-from attnlab.run.record import NOT_RUN
+from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord, collect
 
 HELP = """\
@@ -212,18 +212,18 @@ def prune(words: Request) -> None:
     runs = [run for run in _chosen(ledger, words.filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
     gone |= dict.fromkeys(ledger.unrecorded, "without a record") if UNRECORDED in what else {}
-    used = removal.users(gone, ledger.runs(), ledger.root) if gone else {}
+    used = ledgers.users(gone, ledger.runs(), ledger.root) if gone else {}
     count = failed = 0
     for path, why in gone.items():
         try:
-            lock.refuse_live(path)
-            if reason := removal.refusal(path, ledger.root):
+            refuse_live(path)
+            if reason := ledgers.refusal(path, ledger.root):
                 raise DataError(reason)
             if path in used:
                 raise DataError(f"{used[path]} uses it: its configuration names it")
             size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
             if words.yes:
-                removal.remove(path, ledger.root, what)
+                ledgers.remove(path, ledger.root, what)
         except (LockedError, DataError, OSError) as error:
             text = str(error)
             if isinstance(error, OSError):

@@ -20,10 +20,9 @@ from attnlab.report import figure
 from attnlab.report.spec import Plot
 from attnlab.report.table import Grid, frame, known, spread
 from attnlab.run.console import Screen
-from attnlab.run.directory import RECORD
+from attnlab.run.directory import holder_of
 from attnlab.run.files import write_text
-from attnlab.run.lock import holder_of
-from attnlab.run.record import BUSY, NOT_RUN
+from attnlab.run.record import BUSY, NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord, collect
 from attnlab.run.sweep import listed
 

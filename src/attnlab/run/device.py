@@ -10,14 +10,13 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.hardware import BFLOAT16, NO_APPLE_GPU, NO_FLOAT16, NO_GPU, capabilities
+from attnlab.config.hardware import BFLOAT16, NO_APPLE_GPU, NO_FLOAT16, capabilities
 from attnlab.errors import ConfigError
 from attnlab.run.record import BUSY, first_process
 
 log = logging.getLogger(__name__)
 
 CXX = ("clang++",) if sys.platform == "darwin" else ("g++",)  # where torch looks if CXX is not set
-COMPILING = ("train", "test", "convert", "generate", "predict", "evaluate")  # the modes in which something is
 
 
 def device_of(cfg: DictConfig) -> torch.device:
@@ -35,25 +34,23 @@ def device_of(cfg: DictConfig) -> torch.device:
 
 
 def check_devices(cfg: DictConfig) -> None:
-    """Refuse an accelerator, a number of devices or a precision that this machine does not have.
+    """Refuse a number of devices or a precision that this machine does not have.
 
     Raises:
         ConfigError: names the key, and what there is.
     """
-    wanted, devices, precision = cfg.hardware.accelerator, cfg.hardware.devices, cfg.hardware.precision
-    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
-        raise ConfigError(f"hardware.accelerator={wanted}: {NO_GPU}")
-    if wanted == "mps" and not torch.backends.mps.is_available():
+    devices, precision = cfg.hardware.devices, cfg.hardware.precision
+    if cfg.hardware.accelerator == "mps" and not torch.backends.mps.is_available():
         raise ConfigError(f"hardware.accelerator=mps: {NO_APPLE_GPU}")
-    on_cuda = wanted in ("gpu", "cuda") or (wanted == "auto" and cuda)
+    if device_of(cfg).type != "cuda":
+        if precision == "16-mixed":
+            raise ConfigError(NO_FLOAT16)
+        return
     most = max(devices) + 1 if OmegaConf.is_list(devices) else devices if isinstance(devices, int) else 0
-    if on_cuda and 0 < cuda < most:
-        raise ConfigError(f"hardware.devices={devices}: this machine has {cuda} GPU{'s' * (cuda > 1)}")
-    compute = min(capabilities(devices), default=None) if on_cuda else None
-    if precision == "16-mixed" and compute is None:
-        raise ConfigError(NO_FLOAT16)
-    if precision.startswith("bf16") and compute is not None and compute < BFLOAT16:
+    if (count := torch.cuda.device_count()) < most:
+        raise ConfigError(f"hardware.devices={devices}: this machine has {count} GPU{'s' * (count > 1)}")
+    compute = min(capabilities(devices))
+    if precision.startswith("bf16") and compute < BFLOAT16:
         raise ConfigError(
             f"hardware.precision={precision}: a GPU of compute capability {compute[0]}.{compute[1]} has no bfloat16 "
             "(8.0 or later has); take hardware.precision=32-true or 16-mixed"
@@ -61,53 +58,18 @@ def check_devices(cfg: DictConfig) -> None:
 
 
 def missing_compiler(cfg: DictConfig) -> str | None:
-    """Why torch.compile cannot be used on this machine: it needs a compiler, for the CPU of C++, for CUDA of C.
-
-    Returns:
-        A sentence; None: the compiler is there.
-
-    Raises:
-        ConfigError: the variable CXX or CC names a compiler that is not there.
-    """
+    """Why torch.compile cannot be used here: on the CPU it needs a C++ compiler, on CUDA one of C. None: it can."""
     cuda = device_of(cfg).type == "cuda"
     language, variable, usual = ("C", "CC", ("gcc", "clang")) if cuda else ("C++", "CXX", CXX)
-    named = os.environ.get(variable)
-    if any(map(shutil.which, (named,) if named else usual)):
+    names = (os.environ[variable],) if os.environ.get(variable) else usual
+    if any(map(shutil.which, names)):
         return None
-    if named:
-        raise ConfigError(
-            f"hardware.compile=true: there is no {named} here, which the variable {variable} names as the {language} "
-            "compiler; name one that is installed, or unset the variable"
-        )
-    return f"torch.compile needs a {language} compiler, and there is no {' or '.join(usual)} here"
+    return f"torch.compile needs a {language} compiler, and there is no {' or '.join(names)} here (variable {variable})"
 
 
 def compiles(cfg: DictConfig) -> bool:
-    """Whether this run uses torch.compile: `hardware.compile`, where there is a compiler.
-
-    Raises:
-        ConfigError: as :func:`missing_compiler`.
-    """
+    """Whether this run uses torch.compile: `hardware.compile`, where there is a compiler."""
     return bool(cfg.hardware.compile) and missing_compiler(cfg) is None
-
-
-def check_compiler(cfg: DictConfig) -> None:
-    """Warn at once that hardware.compile=true has no effect where torch.compile would find no compiler.
-
-    Raises:
-        ConfigError: as :func:`missing_compiler`.
-    """
-    if not cfg.hardware.compile or cfg.mode not in COMPILING:
-        return
-    missing = missing_compiler(cfg)
-    if missing and first_process():
-        variable = "CC" if " C compiler" in missing else "CXX"
-        log.warning(
-            "hardware.compile=true: %s: nothing is compiled, and the record says so; install one, or name it in the "
-            "variable %s",
-            missing,
-            variable,
-        )
 
 
 def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> None:
@@ -122,7 +84,9 @@ def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> 
         return
     missing = missing_compiler(cfg)
     environment["compiled"] = f"no: {missing}" if missing else part or "no: nothing of this mode is"
-    if not missing and part and first_process():
+    if missing and first_process():
+        log.warning("hardware.compile=true: %s: nothing is compiled, and the record says so", missing)
+    elif part and first_process():
         log.info("compiled: %s (the first batches take longer)", part)
 
 

@@ -1,20 +1,28 @@
-"""The directory of a run: what is written there, and how `checkpoint=` and `resume=` name it."""
+"""The directory of a run: what is written there, its lock, and how `checkpoint=` and `resume=` name it.
+
+As long as its process lives, no other run writes there: `.lock` is locked by the system (flock), which frees it however
+the process ends. Its text names the process.
+"""
 
 import contextlib
-import errno
-import json
+import fcntl
 import os
 import re
-import stat
+import socket
+from collections.abc import Iterator
+from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from attnlab.errors import ConfigError
-from attnlab.run.record import STATUSES
+from filelock import FileLock, Timeout
+
+from attnlab.errors import ConfigError, LockedError
+from attnlab.run.files import writing
+from attnlab.run.record import RECORD, STATUSES, recorded
 
 CONFIG = "config.yaml"
-RECORD = "record.json"
-BEGUN = (".lock", "run.log", ".ledger.*")  # may be left by a run that ended before it wrote its configuration
+LOCK = ".lock"
+BEGUN = (LOCK, "run.log", ".ledger.*")  # may be left by a run that ended before it wrote its configuration
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
@@ -44,21 +52,18 @@ WRITTEN = (
 UNFINISHED = re.compile(r"^\.(.+?)(\.[0-9a-f]{32})?\.(partial|old)$")  # the names of run/files.py
 OF_A_RECORD = {"schema", "status", "mode", "command", "task", "started", "quality", "kv_cache", "environment"}
 OF_A_CONFIG = {"mode", "task", "choices", "attention", "hardware", "seed", "data_root", "cache_dir"}
-LARGEST = 2**20  # bytes of a config.yaml
+ENDING = 60.0  # seconds that a run may take to end once its record says that it does not go on
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a folder has a record.json of attnlab's own form, or a config.yaml of that form and a run.log."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        record = json.loads(_content(directory / RECORD))
-        known = isinstance(record, dict) and record.keys() >= OF_A_RECORD and type(record["schema"]) is int
-        if known and record["status"] in STATUSES:
-            return True
-    with contextlib.suppress(OSError):
-        text = _content(directory / CONFIG, LARGEST).decode("utf-8", "replace")
-        keys = {line.partition(":")[0] for line in text.splitlines()}  # of the top level: those below are indented
-        return keys >= OF_A_CONFIG and stat.S_ISREG((directory / "run.log").lstat().st_mode)
-    return False
+    """Whether a folder has a record.json of attnlab's form, or a config.yaml of that form and a run.log."""
+    record, config = recorded(directory), directory / CONFIG
+    if record.keys() >= OF_A_RECORD and record["status"] in STATUSES:
+        return True
+    if not config.is_file() or not (directory / "run.log").is_file():
+        return False
+    lines = config.read_text(encoding="utf-8", errors="replace").splitlines()
+    return {line.partition(":")[0] for line in lines} >= OF_A_CONFIG  # those below the top level are indented
 
 
 def foreign(directory: Path) -> list[str]:
@@ -95,11 +100,7 @@ def _matches(parts: list[str], pattern: list[str], folder: bool) -> bool:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse to begin a run in a directory with anything that no run has written.
-
-    Raises:
-        ConfigError: names an entry.
-    """
+    """ConfigError for a directory with anything that no run has written."""
     if names := foreign(directory):
         more = ", …" * (len(names) > 3)
         raise ConfigError(
@@ -108,24 +109,15 @@ def refuse_foreign(directory: Path) -> None:
         )
 
 
-def _content(path: Path, largest: int = -1) -> bytes:
-    """The content of a file that is no link, pipe or device."""
-    state = path.lstat()
-    if not stat.S_ISREG(state.st_mode) or 0 <= largest < state.st_size:
-        raise OSError(errno.EINVAL, "not a file of a run", str(path))
-    return path.read_bytes()
-
-
 def directory_of(key: str, value: str) -> Path | None:
     """The run directory that a path names, itself or by a file in its checkpoints/; None where it names none.
 
     Args:
         key: `checkpoint` or `resume`, for the errors.
-        value: of that key.
 
     Raises:
-        ConfigError: there is no such path, the directory has checkpoints and no configuration, `resume=` names no run,
-            or a pipe or a folder is in the place of a file.
+        ConfigError: there is no such path, the directory has checkpoints and no configuration, or `resume=` names no
+            run.
     """
     if not value.strip():
         raise ConfigError(f"{key}= is empty: name the directory of a run, or leave it out")
@@ -139,13 +131,60 @@ def directory_of(key: str, value: str) -> Path | None:
             f"resume={value}: {'a file' if path.is_file() else f'no run: it has no {CONFIG}'}; resume= takes the "
             f"directory of a run, with {CONFIG} and checkpoints/last.ckpt"
         )
-    if run is None:
-        if (path / "checkpoints").is_dir():
-            raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
-        return None
-    record, checkpoints = run / RECORD, run / "checkpoints"
-    if record.exists() and not record.is_file():
-        raise ConfigError(f"{record}: expected the record of a run, a file")
-    if checkpoints.exists() and not checkpoints.is_dir():
-        raise ConfigError(f"{checkpoints}: expected the directory of a run's checkpoints")
+    if run is None and (path / "checkpoints").is_dir():
+        raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
     return run
+
+
+# --- its lock -----------------------------------------------------------------------------------------------------
+
+
+def holder_of(directory: Path) -> str | None:
+    """The live process that uses a run directory, for people; None: there is none."""
+    with contextlib.suppress(OSError), (directory / LOCK).open(encoding="utf-8", errors="replace") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read(200) or "another process"
+    return None
+
+
+@contextlib.contextmanager
+def locked(directory: Path, wait: float = ENDING) -> Iterator[None]:
+    """Hold the lock of an existing directory inside the block.
+
+    Args:
+        wait: seconds to wait for a run whose record says that it does not go on.
+
+    Raises:
+        LockedError: another process uses the directory.
+        WriteError: the lock file cannot be written.
+    """
+    path = directory / LOCK
+    lock, ending = FileLock(path), recorded(directory).get("status", "running") != "running"
+    with writing(path):
+        try:
+            lock.acquire(timeout=wait if ending else 0.5, poll_interval=0.05)
+        except Timeout:
+            raise _refusal(directory, holder_of(directory)) from None
+    try:
+        with writing(path):
+            since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the directory may be gone
+            path.unlink()
+        lock.release()
+
+
+def refuse_live(directory: Path) -> None:
+    """LockedError for a run that is in progress."""
+    if holder := holder_of(directory):
+        raise _refusal(directory, holder)
+
+
+def _refusal(directory: Path, holder: str | None) -> LockedError:
+    by = holder or "another process"
+    then = "wait for its end, end it, or take another hydra.run.dir"
+    return LockedError(f"{directory}: a run is in progress there: {by}; {then}")

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,9 @@ from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
 from attnlab.run.console import show_description
-from attnlab.run.directory import refuse_foreign
+from attnlab.run.directory import LOCK, holder_of, locked, refuse_foreign, refuse_live
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
-from attnlab.run.lock import NAME as LOCK
-from attnlab.run.lock import holder_of, locked, refuse_live
 from attnlab.run.loggers import close_loggers
 from attnlab.run.processes import Interrupted, interruptible
 
@@ -66,37 +64,29 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = F
     Returns:
         The exit code: 0, the error's own, 1, or 128 plus the signal's number.
     """
-    with contextlib.ExitStack() as stack:
-        locks = directory is not None and records.first_process()
-        if directory and locks:
-            try:
-                stack.enter_context(_locked(cfg, directory))
-            except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's
-                print(f"error: {one_line(error)}", file=sys.stderr)
-                return error.exit_code
-        code = _run(cfg, command, directory)
-    refused = created and locks and code == ConfigError.exit_code and not cfg.resume
-    if directory and refused and {path.name for path in directory.iterdir()} <= OF_A_REFUSED_RUN:
+    if not directory or not records.first_process():
+        return _run(cfg, command, directory)
+    try:
+        if not _continues(cfg, directory) and holder_of(directory) is None:
+            refuse_foreign(directory)
+        with locked(directory):
+            if not cfg.resume:
+                _refuse_done(directory)
+            elif not _continues(cfg, directory):
+                refuse_live(Path(cfg.resume))
+            remove_partial(directory)
+            code = _run(cfg, command, directory)
+    except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
+    refused = created and code == ConfigError.exit_code and not cfg.resume
+    if refused and {path.name for path in directory.iterdir()} <= OF_A_REFUSED_RUN:
         shutil.rmtree(directory, ignore_errors=True)
     return code
 
 
-@contextlib.contextmanager
-def _locked(cfg: DictConfig, directory: Path) -> Iterator[None]:
-    """Lock a run directory inside the block, unless the run may not write there."""
-    if not _continues(cfg, directory) and holder_of(directory) is None:
-        refuse_foreign(directory)
-    with locked(directory):
-        if not cfg.resume:
-            _refuse_done(directory)
-        elif not _continues(cfg, directory):
-            refuse_live(Path(cfg.resume))
-        remove_partial(directory)
-        yield
-
-
 def _continues(cfg: DictConfig, directory: Path) -> bool:
-    """Whether the run continues in its own directory."""
+    """Whether the run continues in the directory that it began in."""
     return bool(cfg.resume) and Path(cfg.resume).samefile(directory)
 
 
@@ -165,7 +155,6 @@ def _call_mode(cfg: DictConfig, record: dict[str, Any], directory: Path | None) 
     if cfg.mode not in ("describe", "export"):
         device = importlib.import_module("attnlab.run.device")  # it imports torch
         device.check_devices(cfg)
-        device.check_compiler(cfg)
         device.prepare_device(cfg, record["environment"])
     mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")
     _quiet_libraries()

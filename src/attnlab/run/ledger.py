@@ -1,26 +1,30 @@
 """The index of an outputs folder: an entry for each record.json, in a JSON file that can be deleted at any time.
 
-The index has what lists and sweeps ask for, so that ten thousand records need not be read again: each call walks the
-folder, and reads the records whose size or time of change differs. An index that is damaged or was made by other code
-is made again.
+Each call walks the folder and reads the records whose size or time of change differs, so that ten thousand records need
+not be read again. An index that is damaged or was made by other code is made again.
+
+Below the index: removing run directories, only what is one for sure, contains nothing else, and is not in use.
 """
 
+import functools
 import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnlab.errors import AttnlabError, WriteError
-from attnlab.run import identity, lock
+from attnlab.config.build import leaves
+from attnlab.errors import AttnlabError, DataError, WriteError
+from attnlab.run import identity
 from attnlab.run import record as records
-from attnlab.run.directory import CONFIG, RECORD
+from attnlab.run.directory import CONFIG, LOCK, foreign, holder_of, is_run, locked
 from attnlab.run.files import write_text
-from attnlab.run.record import NOT_RUN
+from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import folders
 
 log = logging.getLogger(__name__)
@@ -30,9 +34,8 @@ FILE = ".ledger.json"
 TRACES = {CONFIG, "run.log"}  # a folder with both, and no record, is what is left of a run
 BROKEN = "broken"  # the status of a file that is not a record
 UNRECORDED = "unrecorded"  # that of a folder without one
-CODE = (__file__, identity.__file__, str(Path(identity.__file__).parents[1] / "config" / "renames.py"))
-# of the code that makes entries and keys, read with it: files may change while a sweep is in progress
-VERSION = hashlib.sha256(b"".join(Path(path).read_bytes() for path in CODE)).hexdigest()
+VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # of the code that makes entries
+LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an error is still seen as a run
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,6 @@ class LedgerEntry:
         commit: of the code, with "-dirty" if it was changed.
         metric, quality: the first number of the record's quality and its name; None and empty: nothing was scored.
         cache: cached numbers per token and layer.
-        key: of the job, see :func:`key_of`; None: nobody has asked for it.
     """
 
     directory: Path
@@ -74,7 +76,6 @@ class LedgerEntry:
     metric: str = ""
     quality: float | None = None
     cache: float | None = None
-    key: str | None = None
 
     @property
     def mechanism(self) -> str:
@@ -99,32 +100,18 @@ class Ledger:
 
         `unrecorded` then has the folders that a run has begun and that have no record.
         """
-        return self._present(entry for _, _, entry in self._refreshed().values())
+        runs = []
+        for _, _, entry in self._refreshed().values():
+            entry = replace(entry, directory=self.root / entry.directory)
+            if entry.status == "running" and holder_of(entry.directory) is None:
+                entry = replace(entry, status="interrupted", error="its process is gone")
+            runs.append(entry)
+        return sorted(runs, key=lambda entry: (entry.started, entry.directory))
 
     def alike(self, key: str, mode: str, seed: int, task: str) -> list[LedgerEntry]:
-        """Bring the index up to date, and return the runs of a job, whatever corpus they read; the oldest first."""
-        rows, changed, alike = self._refreshed(), False, []
-        for path, (mtime, size, entry) in rows.items():
-            if (entry.mode, entry.seed, entry.task) != (mode, seed, task):
-                continue
-            if entry.key is None:
-                entry, changed = replace(entry, key=_key(self.root / path)), True
-                rows[path] = mtime, size, entry
-            if entry.key == key:
-                alike.append(entry)
-        if changed:
-            self._write(rows)
-        return self._present(alike)
-
-    def _present(self, entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
-        """Entries in order, with their directories and what their processes do now."""
-        present = []
-        for entry in sorted(entries, key=lambda entry: (entry.started, entry.directory)):
-            entry = replace(entry, directory=self.root / entry.directory)
-            if entry.status == "running" and lock.holder_of(entry.directory) is None:
-                entry = replace(entry, status="interrupted", error="its process is gone")
-            present.append(entry)
-        return present
+        """The runs of a job, whatever corpus they read; the oldest first. `key`: see :func:`key_of`."""
+        runs = [run for run in self.runs() if (run.mode, run.seed, run.task) == (mode, seed, task)]
+        return [run for run in runs if _key(run) == key]
 
     def _refreshed(self) -> dict[str, tuple[int, int, LedgerEntry]]:
         """Time of change, size and entry of each record by its folder, of an index that is up to date."""
@@ -171,11 +158,6 @@ class Ledger:
             log.warning("%s; every record is read each time", error)
 
 
-def status_of(directory: Path) -> str:
-    """The status of a run as its record has it now; BROKEN or UNRECORDED where that has none."""
-    return _entry(directory, directory).status if os.path.lexists(directory / RECORD) else UNRECORDED
-
-
 def key_of(
     config: identity.Config,
     weights: Mapping[str, str] | None = None,
@@ -186,15 +168,15 @@ def key_of(
     return identity.run(config, "", weights, device, threads)
 
 
-def _key(directory: Path) -> str:
+@functools.cache
+def _key(run: LedgerEntry) -> str:
     """The key of a recorded run; empty where its record does not say what it was."""
     try:
-        record = records.read(directory)
-        about, where = record["identity"], record["environment"]
-        weights = about["weights"] if isinstance(about["weights"], Mapping) else {}
+        record = records.read(run.directory)
+        weights, where = record["identity"]["weights"], record["environment"]
         return key_of(record["config"], weights, where.get("device"), where.get("threads"))
     except (OSError, *records.UNREADABLE, AttnlabError) as error:
-        log.debug("%s: no key: %s", directory, error)
+        log.debug("%s: no key: %s", run.directory, error)
         return ""
 
 
@@ -208,26 +190,87 @@ def _entry(folder: Path, directory: Path) -> LedgerEntry:
             raise ValueError("not a record: no status")
     except (OSError, ValueError, TypeError, RecursionError) as error:
         return LedgerEntry(directory, BROKEN, error=" ".join(str(error).split()))
+    about, where, cache, quality = (
+        section if isinstance(section := record.get(name), Mapping) else {}
+        for name in ("identity", "environment", "kv_cache", "quality")
+    )
     texts = ("status", "mode", "task", "attention", "compress", "scale", "experiment", "started", "corpus", "error")
     values: dict[str, Any] = {name: value for name in texts if isinstance(value := record.get(name), str)}
     values |= {name: _number(record.get(name)) for name in ("seed", "stride", "rank")}
-    about, where = _mapping(record, "identity"), _mapping(record, "environment")
     values |= {name: str(about.get(name, NOT_RUN)) for name in ("recipe", "run")}
     values |= {"content": str(about.get("corpus", NOT_RUN)), "commit": str(where.get("git", NOT_RUN))}
-    scores = {name: value for name, value in _mapping(record, "quality").items() if _number(value) is not None}
-    values["metric"] = next(iter(scores), "")
-    values["quality"] = scores.get(values["metric"])
-    values["cache"] = _number(_mapping(record, "kv_cache").get("elements_per_token_per_layer"))
+    scores = [(name, value) for name, value in quality.items() if _number(value) is not None]
+    values |= dict(zip(("metric", "quality"), scores[0], strict=True)) if scores else {}
     tags = record.get("tags")
-    return LedgerEntry(directory, **values, tags=tuple(map(str, tags)) if isinstance(tags, list) else ())
-
-
-def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = record.get(key)
-    return value if isinstance(value, Mapping) else {}
+    values["tags"] = tuple(map(str, tags)) if isinstance(tags, list) else ()
+    return LedgerEntry(directory, **values, cache=_number(cache.get("elements_per_token_per_layer")))
 
 
 def _number(value: Any) -> Any:
     """A finite number; None for any other value. An int of JSON may be larger than every float."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     return value if number else None
+
+
+# --- removing runs ------------------------------------------------------------------------------------------------
+
+
+def refusal(directory: Path, root: Path) -> str:
+    """Why a directory below `root`, the folder that the user has named, is not removed; empty: it may be."""
+    if os.path.realpath(directory) == os.path.realpath(root):
+        return "it is the folder that was named; name the one above it"
+    parts = directory.relative_to(root).parts
+    if any(root.joinpath(*parts[:n]).is_symlink() for n in range(1, len(parts) + 1)):
+        return "it is reached through a link"
+    if not is_run(directory):
+        return "not a run for sure: expected a record.json of a run, or its config.yaml with its run.log"
+    try:
+        names = foreign(directory)
+    except OSError as error:
+        return f"{error.filename or directory}: cannot be read ({error.strerror})"
+    return f"it holds what no run has written: {', '.join(names[:5])}{', …' * (len(names) > 5)}" if names else ""
+
+
+def remove(directory: Path, root: Path, what: Collection[str]) -> None:
+    """Remove a run directory of one of the statuses `what`. Links in it are removed, not what they lead to.
+
+    Raises:
+        LockedError: a process uses it.
+        DataError: it is not to be removed (see :func:`refusal`), or is of another status now.
+        OSError: a file cannot be removed; what is left is still a run.
+    """
+    with locked(directory, wait=0):
+        status = _entry(directory, directory).status if os.path.lexists(directory / RECORD) else UNRECORDED
+        status = "interrupted" if status == "running" else status  # this process has the lock
+        if why := f"it is {status} now" * (status not in what) or refusal(directory, root):
+            raise DataError(why)
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (*LAST, LOCK):
+                path.unlink()
+        for name in LAST:
+            (directory / name).unlink(missing_ok=True)
+    if not os.listdir(directory):  # else another run has just taken the name
+        directory.rmdir()
+
+
+def users(directories: Iterable[Path], runs: Iterable[LedgerEntry], root: Path) -> dict[Path, Path]:
+    """Which of these run directories the configurations of other runs name, with the first such run.
+
+    Relative paths in configurations count from the working directory and from the folder above `root`.
+    """
+    wanted = {os.path.realpath(path): path for path in directories}
+    users: dict[Path, Path] = {}
+    for run in runs:
+        try:
+            texts = [text for _, text in leaves(records.read(run.directory)["config"]) if isinstance(text, str)]
+        except (OSError, *records.UNREADABLE):
+            continue
+        for text in (text for text in texts if "/" in text and "\0" not in text):
+            for base in (Path.cwd(), root.absolute().parent):
+                path = Path(os.path.realpath(base / os.path.expanduser(text)))
+                for used in wanted.keys() & set(map(str, (path, *path.parents))):
+                    if wanted[used] != run.directory:
+                        users.setdefault(wanted[used], run.directory)
+    return users

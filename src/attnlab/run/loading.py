@@ -26,7 +26,7 @@ from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
 from attnlab.run.identity import current, stable_name
-from attnlab.run.record import UNREADABLE, mechanism_of, reached, recorded
+from attnlab.run.record import UNREADABLE, mechanism_of, recorded
 
 TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
@@ -52,14 +52,9 @@ DAMAGED = (*UNREADABLE, OSError, OmegaConfBaseException, yaml.YAMLError)  # how 
 PLACES = ("accelerator", "devices", "num_nodes", "strategy")  # of the hardware: this machine's, not the run's
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Without aliases: a few lines of them can stand for endless or for billions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: an alias, *{event.anchor}")
-        return super().compose_node(parent, index)
+def is_free(key: str, more: Sequence[str] = ()) -> bool:
+    """Whether a key may be given with `checkpoint=` and `resume=`, or is one of `more`, or below one of them."""
+    return any(f"{key}.".startswith(f"{free}.") for free in (*FREE, *more))
 
 
 def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
@@ -165,7 +160,7 @@ class _Loading:
 
     def _read(self) -> dict[str, Any]:
         """The run's configuration in today's words, of plain values."""
-        saved: dict[str, Any] = current(yaml.load(self.path.read_text(encoding="utf-8"), PlainLoader))
+        saved: dict[str, Any] = current(yaml.safe_load(self.path.read_text(encoding="utf-8")))
         for key in BUILT:
             value, _, rest = walk(saved, key)
             if not rest and value is not None and not value.keys() & {"_target_", "pattern"}:
@@ -216,17 +211,14 @@ class _Loading:
             saved[key] = None
         saved["mode"] = "train" if self.key == "resume" else ""
         saved["model"] = saved.get("model") if self.key == "resume" else None  # checkpoint= takes its place
-        hardware = dict(saved["hardware"])
+        saved["hardware"] = {**root["hardware"], **saved["hardware"]}
         if self.key == "checkpoint" or "hardware" in chosen:
-            hardware |= {name: root["hardware"][name] for name in PLACES}
-        if "hardware" in chosen and self.key == "checkpoint":
-            hardware = root["hardware"]
-        saved["hardware"] = {**root["hardware"], **hardware}
+            everything = "hardware" in chosen and self.key == "checkpoint"
+            names = root["hardware"] if everything else PLACES
+            saved["hardware"] |= {name: root["hardware"][name] for name in names}
         if self.key == "checkpoint" or "logger" in chosen:
             saved["logger"] = root["logger"]  # what uses a run does not add to its curves
-        bench = saved.get("bench") or {}
-        settings = {k: v for k, v in bench.items() if k in root["bench"] and k[0] != "_" and "bench" not in chosen}
-        saved["bench"] = {**root["bench"], **settings}
+        saved["bench"] = root["bench"]
         for missing in map(str, root.keys() - saved.keys()):
             added = today[missing]
             saved[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added
@@ -277,18 +269,17 @@ class _Loading:
         return changed
 
     def _check_continues(self, cfg: DictConfig, changed: Sequence[str]) -> None:
-        """Refuse to continue a finished run as it is, and any run to a limit that it has reached."""
-        finished = recorded(self.run).get("status") == "finished"
-        if not finished and not changed:
+        """Refuse to continue a finished run as it is, or to a limit that it has reached."""
+        record = recorded(self.run)
+        if record.get("status") != "finished":
             return
         if not changed:
             raise ConfigError(
                 f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
                 f"or score it with mode=test checkpoint={self.run}"
             )
-        trained = reached(self.run)
         for limit, name in (("max_steps", "steps"), ("max_epochs", "epochs")):
-            done, most = trained.get(name), cfg.task.train[limit]
+            done, most = record.get("training", {}).get(name), cfg.task.train[limit]
             if isinstance(done, int | float) and isinstance(most, int) and 0 < most <= done:
                 raise ConfigError(
                     f"task.train.{limit}={most}: the run of resume= has trained {done} {name} already; give more"
@@ -298,7 +289,7 @@ class _Loading:
         more = LIMITS if self.key == "resume" else WITH_CHECKPOINT
         if self.key == "resume" and key in ("hardware.precision", "hardware.tf32"):
             return False
-        return any(key == free or key.startswith(f"{free}.") for free in (*FREE, *more))
+        return is_free(key, more)
 
     def _agree(self, key: str, value: Any, before: Any, known: bool = True) -> None:
         """Refuse a value that is not the run's, which is `before`. `known`: the run has the key."""

@@ -1,9 +1,16 @@
-"""The processes of runs and sweeps: what a signal does, and which process ends with the one that started it."""
+"""The processes of runs and sweeps: signals, parents, and jobs on a cluster.
+
+Submitit runs one task on each node of a job. The task is a part of the sweep and starts the run as a new process, which
+starts the other processes of its node. The task of the first node decides what the job does. Some minutes before the
+time limit every task gets SIGUSR2, passes it on and waits for the end of the run. Then the first one queues the job
+again.
+"""
 
 import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,8 +20,7 @@ from typing import Any
 # SIGUSR2: a cluster's, some minutes before the time limit
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-
-Handler = Callable[[int, FrameType | None], None]
+FIRST_PORT, PORTS = 15000, 10000
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,7 +34,7 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 
 
 @contextlib.contextmanager
-def handling(handler: Handler) -> Iterator[None]:
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Give :data:`SIGNALS` to `handler` inside the block.
 
     A signal that is ignored when the block begins stays ignored, as SIGHUP under nohup. In a thread other than the main
@@ -77,3 +83,56 @@ def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
 
     with handling(handle):
         yield received
+
+
+# --- a cluster ----------------------------------------------------------------------------------------------------
+
+
+def in_submitit() -> bool:
+    """Whether this process, or the one that started it, is a task of submitit."""
+    return "SUBMITIT_EXECUTOR" in os.environ
+
+
+def nodes() -> int:
+    """The number of nodes of this process' job; 1 where there is no job."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if in_submitit() else 1
+
+
+def first_node() -> bool:
+    """Whether this process runs on the first node of its job, or in none."""
+    return nodes() == 1 or int(os.environ["SLURM_NODEID"]) == 0
+
+
+def start_number() -> str:
+    """The same on all nodes of a job, and another one when the job is queued again."""
+    return "-".join(os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
+
+
+def rendezvous() -> dict[str, str]:
+    """The environment variables by which the processes of a job on several nodes find each other. Else empty."""
+    if nodes() == 1:
+        return {}
+    port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % PORTS
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return {
+        "MASTER_ADDR": names[0],
+        "MASTER_PORT": os.environ.get("MASTER_PORT", str(port)),
+        "NODE_RANK": os.environ["SLURM_NODEID"],
+    }
+
+
+def queue_again() -> None:
+    """Call submitit's own handler of SIGUSR2, which queues the job again and ends this process; without one, end it.
+
+    On other nodes than the first nothing is done: the whole job is queued again from there.
+
+    Raises:
+        SystemExit: always on the first node.
+        submitit.core.utils.UncompletedJobError: the job has reached its time limit too often.
+    """
+    if not first_node():
+        return
+    if in_submitit():
+        signal.raise_signal(signal.SIGUSR2)
+    sys.exit(128 + signal.SIGUSR2)

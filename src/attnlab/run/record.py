@@ -4,14 +4,13 @@ One per run, in its run directory, written atomically. :func:`new` returns the s
 that was not measured is NOT_RUN, never 0.
 """
 
-import errno
 import hashlib
 import json
 import math
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
@@ -25,16 +24,10 @@ from attnlab.run import identity
 from attnlab.run.files import write_bytes
 
 SCHEMA = 2
+RECORD = "record.json"
 NOT_RUN = "not run"
 BUSY = 0.25  # cores that other programs keep busy, above which times are not comparable
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of values of another kind
-MAPPINGS = (  # nodes of every configuration that has them, a parent before what it holds
-    "task", "task.data", "task.data.reader", "task.train", "task.model", "task.model.encoder", "attention", "compress",
-    "bench", "hardware", "choices",
-)  # fmt: skip
-KINDS = {"schema": int, "seed": int} | dict.fromkeys(
-    ("status", "mode", "command", "task", "corpus", "attention", "compress", "scale", "started"), str
-)
 STATUSES = ("running", "finished", "failed", "interrupted")
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -51,6 +44,36 @@ SECTIONS = {
 TEXTS = frozenset(
     ["signature", "dtype", "protocol", "torch", "python", "device", "git", "packages_hash", "recipe", "run", "corpus"]
 )
+
+
+def _number(value: Any) -> bool:
+    return (isinstance(value, int | float) and type(value) is not bool) or value in (NOT_RUN, "nan", "inf", "-inf")
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "int": lambda value: type(value) is int,
+    "a mapping": lambda value: isinstance(value, Mapping),
+    "a mapping or null": lambda value: isinstance(value, Mapping | NoneType),
+    f"a number or {NOT_RUN!r}": _number,
+}
+CHECKED = (  # nodes of every configuration that has them
+    "task", "task.data", "task.data.reader", "task.train", "task.model", "task.model.encoder", "attention", "compress",
+    "bench", "hardware", "choices",
+)  # fmt: skip
+EXPECTED = {  # a word of KINDS by dotted key
+    **dict.fromkeys(("schema", "seed"), "int"),
+    **dict.fromkeys(("status", "mode", "command", "task", "corpus"), "str"),
+    **dict.fromkeys(("attention", "compress", "scale", "started"), "str"),
+    **dict.fromkeys((*SECTIONS, "identity.weights"), "a mapping"),
+    **{
+        f"{section}.{key}": "str" if key in TEXTS else f"a number or {NOT_RUN!r}"
+        for section, keys in SECTIONS.items()
+        for key in keys.split()
+        if key != "weights"
+    },
+    **{f"config.{node}": "a mapping or null" for node in CHECKED},
+}
 
 
 def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -175,56 +198,25 @@ def _plain(value: Any) -> Any:
 def write(record: Mapping[str, Any], directory: Path) -> None:
     """Replace `directory`/record.json: a reader finds the old record or the new one, never half of one.
 
-    A full disk has no room for a second file: the new record is then written over the old one.
-
     Raises:
         WriteError: it cannot be written.
     """
-    path = directory / "record.json"
-    data = (dumps(record) + "\n").encode("utf-8", "backslashreplace")  # the name of a file may be invalid Unicode
-    try:
-        write_bytes(path, data)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not path.is_file():
-            raise
-        with open(path, "r+b") as file:
-            file.write(data)
-            file.truncate()
+    text = dumps(record) + "\n"
+    write_bytes(directory / RECORD, text.encode("utf-8", "backslashreplace"))  # the name of a file may be no Unicode
 
 
 def read(directory: Path) -> dict[str, Any]:
     """The record of a run directory."""
-    return json.loads((directory / "record.json").read_text(encoding="utf-8"))
+    return json.loads((directory / RECORD).read_text(encoding="utf-8"))
 
 
 def recorded(directory: Path) -> dict[str, Any]:
     """The record of a run directory. Empty: there is none that can be read."""
     try:
-        record = read(directory)
+        record = read(directory) if (directory / RECORD).is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def reached(directory: Path) -> Mapping[str, Any]:
-    """`steps` and `epochs` that a run has trained: of its finished record, else of its last checkpoint, else empty.
-
-    A checkpoint needs torch; its tensors stay on the disk.
-    """
-    record = recorded(directory)
-    if record.get("status") == "finished":
-        training = record.get("training")
-        return training if isinstance(training, Mapping) else {}
-    checkpoint = directory / "checkpoints" / "last.ckpt"
-    if not checkpoint.is_file():
-        return {}
-    import torch
-
-    try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-        return {"steps": state["global_step"], "epochs": state["epoch"]}
-    except Exception:  # also pickle's own error classes; the mode reads the file again and says what is wrong
-        return {}
 
 
 def upgraded(record: dict[str, Any]) -> dict[str, Any]:
@@ -239,52 +231,23 @@ def upgraded(record: dict[str, Any]) -> dict[str, Any]:
 
 def problems(record: Mapping[str, Any]) -> list[str]:
     """What is wrong with a record, one text each. Empty for a good one."""
+    values = {key: _node(record, key) for key in EXPECTED}
     wrong = [
-        f"{key}: expected {kind.__name__}, got {record.get(key)!r}"
-        for key, kind in KINDS.items()
-        if type(record.get(key)) is not kind
+        f"{key}: expected {kind}, got {values[key]!r}" for key, kind in EXPECTED.items() if not KINDS[kind](values[key])
     ]
-    status = record.get("status")
+    status, bench = record.get("status"), record.get("bench", {})
+    rows = bench.get("rows", []) if isinstance(bench, dict) else None
     if record.get("schema") != SCHEMA or status not in STATUSES:
         wrong.append(f"schema {record.get('schema')!r}, status {status!r}")
     if (status in ("failed", "interrupted")) != bool(record.get("error")):
         wrong.append("an error belongs to a failed or interrupted run, and only there")
-    bench = record.get("bench", {})
-    rows = bench.get("rows", []) if isinstance(bench, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         wrong.append("bench: expected a mapping with rows, each of them a mapping")
-    wrong += [f"{key}: missing" for key in ("stride", "rank") if key not in record]
-    for section, names in SECTIONS.items():
-        values, keys = record.get(section), names.split()
-        if not isinstance(values, Mapping):
-            wrong.append(f"{section}: expected a mapping, got {values!r}")
-            continue
-        wrong += [f"{section}.{key}: missing" for key in keys if key not in values]
-        wrong += [
-            f"{section}.{key}: expected {expected}, got {value!r}"
-            for key, value in values.items()
-            if key in keys and (expected := _unexpected(section, key, value))
-        ]
-    if isinstance(config := record.get("config"), Mapping):
-        wrong += [
-            f"config.{key}: expected a mapping"
-            for key in MAPPINGS
-            if not isinstance(_node(config, key), Mapping | NoneType)
-        ]
-    return wrong
-
-
-def _unexpected(section: str, key: str, value: Any) -> str:
-    """What is expected of a value of a section. Empty: the value is as expected."""
-    if section == "identity":
-        mapping = key == "weights"
-        return "" if isinstance(value, Mapping if mapping else str) else "a mapping" if mapping else "str"
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if number or key in TEXTS or value in (NOT_RUN, "nan", "inf", "-inf") else f"a number or {NOT_RUN!r}"
+    return wrong + [f"{key}: missing" for key in ("stride", "rank") if key not in record]
 
 
 def _node(config: Any, key: str) -> Any:
-    """What a dotted key of a configuration names; None: there is no such key."""
+    """What a dotted key of a mapping names; None: there is no such key."""
     for part in key.split("."):
         config = config.get(part) if isinstance(config, Mapping) else None
     return config

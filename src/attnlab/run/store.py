@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,12 +12,10 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.run import identity
-from attnlab.run.directory import RECORD
-from attnlab.run.record import SCHEMA, UNREADABLE, problems, upgraded
+from attnlab.run.record import RECORD, SCHEMA, UNREADABLE, problems, upgraded
 
 log = logging.getLogger(__name__)
 
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # JSON's escape of a lone surrogate
 KEYS = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
 WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 
@@ -70,34 +67,28 @@ class SavedRecord:
 def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
     """Each folder in which records may lie, `root` first, with the names of its files.
 
-    A folder is visited once, and by its own name if it lies below `root`. Links to a folder above `root`, hidden
-    folders and a run's folders of weights are passed over.
+    A folder is visited once, real ones before links. Folders above `root`, hidden folders and a run's folders of
+    weights are passed over.
     """
-    seen = {_number(path) for path in root.resolve().parents}
-    left, links = [root], list[Path]()
-    while left or links:
-        folder = left.pop() if left else links.pop()
-        files = set()
+    seen = {(state.st_dev, state.st_ino) for path in root.resolve().parents for state in [path.stat()]}
+
+    def skipped(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # removed in the meantime
+            log.warning("%s: cannot be read (%s)", error.filename, error.strerror)
+
+    for folder, inner, files in os.walk(root, followlinks=True, onerror=skipped):
         try:
-            if (number := _number(folder)) in seen:
-                continue
-            seen.add(number)
-            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True):
-                if not os.path.isdir(entry):  # a link to itself is none
-                    files.add(entry.name)
-                elif entry.name[0] != "." and entry.name not in WEIGHTS:
-                    (links if entry.is_symlink() else left).append(folder / entry.name)
-        except FileNotFoundError:  # removed in the meantime
+            state = os.stat(folder)
+        except FileNotFoundError as error:
+            skipped(error)
             continue
-        except OSError as error:
-            log.warning("%s: cannot be read (%s)", folder, error.strerror)
-        yield folder, files
-
-
-def _number(path: Path) -> tuple[int, int]:
-    """What the file system calls a file or folder, whichever name leads to it."""
-    state = path.stat()
-    return state.st_dev, state.st_ino
+        if (state.st_dev, state.st_ino) in seen:
+            inner.clear()
+            continue
+        seen.add((state.st_dev, state.st_ino))
+        inner[:] = [name for name in inner if name[0] != "." and name not in WEIGHTS]
+        inner.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+        yield Path(folder), set(files)
 
 
 def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
@@ -140,11 +131,10 @@ def read(path: Path) -> SavedRecord | None:
         DataError: it is not JSON, or it is a record of another schema or a damaged one.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        record = json.loads(text)
+        record = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(record, dict) or not record.keys() >= KEYS:
             return None
-        record = upgraded(_printable(record) if SURROGATE.search(text) else record)
+        record = upgraded(_printable(record))
         wrong = problems(record)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error

@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +26,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.errors import AttnlabError, DataError, printable
-from attnlab.run import cluster, fingerprint, identity
+from attnlab.run import fingerprint, identity, processes
 from attnlab.run import record as records
-from attnlab.run.directory import RECORD
+from attnlab.run.directory import holder_of, locked
 from attnlab.run.files import write_text, writing
 from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry, key_of
-from attnlab.run.loading import ELSEWHERE, FREE
-from attnlab.run.lock import holder_of, locked
-from attnlab.run.processes import end_with_parent, handling
+from attnlab.run.loading import is_free
+from attnlab.run.record import RECORD
 
 JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
@@ -60,8 +60,8 @@ class SweepJob:
     number: int
     name: str
     directory: Path
-    what: str = ""
-    settings: tuple[str, ...] = ()
+    what: str
+    settings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -114,15 +114,9 @@ def listed(sweep: Path) -> list[SweepJob]:
             reason = " ".join(str(error).split())
             raise DataError(f"{path}: not the note of a job ({reason}); the same command writes it again") from error
     if not jobs:
-        folders = [path for path in sweep.glob("*") if path.is_dir() and path.name != JOBS]
-        jobs = [SweepJob(_number(path.name), path.name, path) for path in folders]
-    return sorted(jobs, key=lambda job: (job.number, job.name))
-
-
-def _number(name: str) -> int:
-    """The number with which the name of a job's directory begins. Without one the job comes last."""
-    number = re.match(r"\d+", name)
-    return int(number[0]) if number else sys.maxsize
+        folders = [path for path in sweep.glob("[0-9]*_*") if path.is_dir()]
+        jobs = [SweepJob(int(path.name.partition("_")[0]), path.name, path, "", ()) for path in folders]
+    return sorted(jobs, key=lambda job: job.number)
 
 
 # --- what a job does ----------------------------------------------------------------------------------------------
@@ -139,27 +133,25 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
         ConfigError, DataError: the job has no identity (see :mod:`attnlab.run.identity`).
     """
     free = free_directory(job_dir)
-    if cfg.mode in NEVER_DONE or cfg.get("rerun"):
-        return Decision("start", free, f"starts: {_near(free)}")
-    runs = earlier_runs(cfg, sweep)
-    if done := [run for run in runs if run.status == "finished"]:
-        return Decision("skip", done[-1].directory, f"finished before, skipped: {_near_with_commit(done[-1])}")
-    for run in runs:
-        if run.status == "running" and (holder := holder_of(run.directory)):
-            message = f"in progress elsewhere ({holder}), left to it: {_near(run.directory)}"
-            return Decision("leave", run.directory, message)
-    failed = [run for run in runs if run.status == "failed"]
-    if failed and not cfg.get("retry", True):
-        message = f"{_ending(failed[-1])}, left (retry=false): {_near_with_commit(failed[-1])}"
-        return Decision("skip", failed[-1].directory, message)
+    start = Decision("start", free, f"starts: {_near(free)}")
+    runs = [] if cfg.mode in NEVER_DONE or cfg.get("rerun") else earlier_runs(cfg, sweep)
+    if not runs:
+        return start
+    by_status = {run.status: run for run in runs}  # the newest of each
+    if done := by_status.get("finished"):
+        return Decision("skip", done.directory, f"finished before, skipped: {_near_with_commit(done)}")
+    if (live := by_status.get("running")) and (holder := holder_of(live.directory)):
+        message = f"in progress elsewhere ({holder}), left to it: {_near(live.directory)}"
+        return Decision("leave", live.directory, message)
+    if (failed := by_status.get("failed")) and not cfg.get("retry", True):
+        message = f"{_ending(failed)}, left (retry=false): {_near_with_commit(failed)}"
+        return Decision("skip", failed.directory, message)
     resumable = [run for run in runs if all((run.directory / name).is_file() for name in (LAST, "config.yaml"))]
     if resumable and cfg.mode == "train":
         run = max(resumable, key=lambda run: (run.directory / LAST).stat().st_mtime)
         message = f"{_ending(run)}, continues from its checkpoint: {_near_with_commit(run)}"
         return Decision("continue", run.directory, message)
-    return Decision(
-        "start", free, f"{_ending(runs[-1])}, starts again: {_near(free)}" if runs else f"starts: {_near(free)}"
-    )
+    return Decision("start", free, f"{_ending(runs[-1])}, starts again: {_near(free)}")
 
 
 def earlier_runs(cfg: DictConfig, sweep: Path) -> list[LedgerEntry]:
@@ -177,20 +169,15 @@ def free_directory(job_dir: Path) -> Path:
     return next(path for path in tries if not any((path / name).exists() for name in (RECORD, "config.yaml", LAST)))
 
 
-def resume_settings(cfg: DictConfig, arguments: Sequence[str]) -> list[str]:
+def resume_settings(arguments: Sequence[str]) -> list[str]:
     """The arguments of a job that `resume=` accepts: flags, and settings that say where and how it runs."""
     accepted = []
     for text in arguments:
         key, equals, value = text.partition("=")
         name = key.lstrip("+")
-        if text.startswith("-") or key.startswith("hydra"):
+        setting = equals and name not in NOT_RESUMED and is_free(name) and "${" not in value
+        if text.startswith("-") or key.startswith("hydra") or setting:
             accepted.append(text)
-        elif not equals or name in NOT_RESUMED or not any(f"{name}.".startswith(f"{free}.") for free in FREE):
-            continue
-        elif "${" not in value:
-            accepted.append(text)
-        elif name not in ELSEWHERE and isinstance(resolved := OmegaConf.select(cfg, name), str | int | float):
-            accepted.append(f"{key}={json.dumps(resolved, ensure_ascii=False)}")  # resume= takes no references
     return accepted
 
 
@@ -232,10 +219,8 @@ def _near_with_commit(run: LedgerEntry) -> str:
 
 def _ending(run: LedgerEntry) -> str:
     """How a run that has not finished ended."""
-    if run.status != "failed":
-        return "interrupted before"
-    error = " ".join(run.error.split())
-    return f"failed before ({error if len(error) <= 80 else f'{error[:79]}…'})"
+    shortened = textwrap.shorten(run.error, 80, placeholder="…")
+    return f"failed before ({shortened})" if run.status == "failed" else "interrupted before"
 
 
 # --- its process --------------------------------------------------------------------------------------------------
@@ -255,7 +240,7 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
             node than the first also: the processes of this node have failed.
     """
     path = sweep / JOBS / f"{number}.json"
-    if cluster.first_node():
+    if processes.first_node():
         decision = decide(cfg, job_dir, sweep)
         print(printable(f"job {number}: {decision.message}"), file=sys.stderr, flush=True)
         note = {
@@ -263,7 +248,7 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
             "directory": os.path.relpath(decision.directory, sweep),
             "what": decision.what,
             "settings": [text for text in arguments if "=" in text and text[0] != "-"],
-            "start": cluster.start_number(),
+            "start": processes.start_number(),
         }
         write_text(path, json.dumps(note, ensure_ascii=False) + "\n")
     else:
@@ -273,7 +258,7 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
         with contextlib.suppress(OSError):  # there may be something in it
             job_dir.rmdir()
     if decision.what == "continue":
-        arguments = [*resume_settings(cfg, arguments), f"resume={quoted(directory)}"]
+        arguments = [*resume_settings(arguments), f"resume={quoted(directory)}"]
     if decision.what in ("start", "continue"):
         run_process(arguments, directory)
     record = records.recorded(directory)
@@ -287,7 +272,7 @@ def _noted(path: Path) -> Decision:
     while True:
         with contextlib.suppress(FileNotFoundError):
             note = json.loads(path.read_bytes())
-            if note["start"] == cluster.start_number():
+            if note["start"] == processes.start_number():
                 return Decision(note["what"], Path(os.path.normpath(path.parents[1] / note["directory"])), "")
         time.sleep(WAIT)
 
@@ -303,19 +288,19 @@ def run_process(arguments: Sequence[str], directory: Path) -> None:
 
     process = subprocess.Popen(
         command,
-        env=os.environ | cluster.rendezvous(),
+        env=os.environ | processes.rendezvous(),
         start_new_session=True,  # Ctrl-C arrives once, through `forward`
-        preexec_fn=end_with_parent,
+        preexec_fn=processes.end_with_parent,
     )
-    with handling(forward):
+    with processes.handling(forward):
         code = process.wait()
     if code < 0:
         _record_killed(directory, signal.Signals(-code).name)
     if signal.SIGUSR2 in received and code:
-        cluster.queue_again()
+        processes.queue_again()
     elif received and received[0] != signal.SIGUSR2:
         raise SystemExit(128 + received[0])
-    elif code and not cluster.first_node():
+    elif code and not processes.first_node():
         raise SystemExit(1)
 
 
@@ -327,7 +312,7 @@ def quoted(path: Path) -> str:
 def _record_killed(directory: Path, name: str) -> None:
     """Write "failed" into the record of a job that could not do so itself. An end that is recorded stays."""
     record = records.recorded(directory)
-    if record.get("status") in ("running", None):
+    if record.get("status", "running") == "running":
         message = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
         print(printable(f"error: {directory}: {message}"), file=sys.stderr)
         if record:

@@ -35,9 +35,9 @@ from attnlab.config.compose import one_line
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.weights import fill
-from attnlab.run import cluster
 from attnlab.run.device import scoring_dtype
 from attnlab.run.loggers import open_loggers
+from attnlab.run.processes import in_submitit
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import batch_norms, share_batches
 from attnlab.training.checkpoints import average, write_weights
@@ -273,7 +273,7 @@ def cluster_environment() -> list[Any]:
     In a task of submitit this process starts the others of its node. Where SLURM itself started all processes, nothing
     queues the job again: Lightning's way of doing so knows neither the record nor the checkpoints of the run.
     """
-    if cluster.inside():
+    if in_submitit():
         return [LightningEnvironment()]
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
         return [SLURMEnvironment(auto_requeue=False)]

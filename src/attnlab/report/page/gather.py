@@ -18,10 +18,9 @@ from attnlab.config.build import leaves
 from attnlab.errors import DataError
 from attnlab.report import sweep
 from attnlab.report.figure import read_curves
-from attnlab.run import lock
-from attnlab.run.directory import RECORD
+from attnlab.run.directory import holder_of
 from attnlab.run.ledger import BROKEN
-from attnlab.run.record import SECTIONS
+from attnlab.run.record import RECORD, SECTIONS
 from attnlab.run.store import SavedRecord, printable, read, record_files
 
 log = logging.getLogger(__name__)
@@ -170,7 +169,7 @@ def _shown(saved: SavedRecord, name: str, in_its_directory: bool) -> Shown:
     """`in_its_directory`: the record has curves and predictions beside it."""
     record, directory = saved.record, saved.path.parent
     status, error = record["status"], " ".join(str(record.get("error") or "").split())
-    if status == "running" and lock.holder_of(directory) is None:
+    if status == "running" and holder_of(directory) is None:
         status, error = "interrupted", "its process is gone"
     metric = sweep.metric(saved) or ""
     numbers = {column: value for column, (key, _) in sweep.NUMBERS.items() if (value := saved.number(key)) is not None}
