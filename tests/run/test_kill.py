@@ -73,6 +73,15 @@ class Sweep:
         self.seen |= {child.pid: child for child in children}
         return [parent, *children]
 
+    def wait_for_checkpoint(self, seconds: float) -> None:
+        """Wait until a job in progress has a checkpoint, but not longer than this, nor than the sweep."""
+        deadline = time.monotonic() + seconds
+        while self.running() and time.monotonic() < deadline:
+            saved = self.folder.glob("outputs/**/last.ckpt")
+            if any(holder_of(path.parents[1]) for path in saved):
+                return
+            time.sleep(0.05)
+
     def finish(self) -> int:
         self.start()
         try:
@@ -107,7 +116,11 @@ def test_a_killed_sweep_ends_as_one_that_was_left_alone(hardware: str, tmp_path:
     rng, done, ended = random.Random(SEED), 0, time.monotonic()
     killed.start()
     while done < kills:
-        time.sleep(rng.uniform(0, longest))
+        if done % 2:
+            time.sleep(rng.uniform(0, longest))
+        else:  # in time for the job to continue there
+            killed.wait_for_checkpoint(2 * longest)
+            time.sleep(rng.uniform(0, 0.5))
         processes = killed.processes()
         if not processes or not killed.running():
             if len(killed.finished()) == jobs:  # the others would only look them up
@@ -144,5 +157,6 @@ def test_a_killed_sweep_ends_as_one_that_was_left_alone(hardware: str, tmp_path:
     assert all(holder_of(run) is None for run, _ in killed.records())
     resumed = sum(record["training"]["resumed"] for _, record in repeated.values())
     print(f"{done} kills; {jobs} jobs finished, {resumed} of them continued from a checkpoint")
+    assert resumed or done < 4
     assert killed.finish() == 0  # and then there is nothing left to do
     assert {run for run, _ in killed.finished().values()} == {run for run, _ in repeated.values()}
