@@ -33,17 +33,17 @@ def test_files_have_the_checksums_of_sha256sum(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     path = tmp_path / "last.ckpt"
     write(path, "old")
-    note, noted = files._write_sums, []
+    write_text, calls = files.write_text, []
 
-    def killed(*arguments: object) -> None:
-        noted.append(arguments)
-        if moment == "after" and len(noted) == 2:
+    def killed(place: Path, text: str) -> None:
+        calls.append(place)
+        if moment == "after" and len(calls) == 2:
             raise KeyboardInterrupt
-        note(*arguments)  # type: ignore[arg-type]
+        write_text(place, text)
         if moment != "after":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "_write_sums", killed)
+    monkeypatch.setattr(files, "write_text", killed)
     with pytest.raises(KeyboardInterrupt):
         write(path, "new")
     assert path.read_text() == ("new" if moment == "after" else "old") and verify(path)

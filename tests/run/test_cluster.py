@@ -1,6 +1,5 @@
 """Jobs on a cluster: the words that SLURM gives, and sweeps on a SLURM that is not one."""
 
-import copy
 import json
 import os
 import re
@@ -16,13 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
-from hydra import initialize_config_dir
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
 from attnlab.config import check as checking
-from attnlab.config.build import CONF
 from attnlab.config.check import check, compose
-from attnlab.config.compose import Composer
 from attnlab.errors import ConfigError
 from attnlab.run import processes, sweep
 from attnlab.run import record as records
@@ -71,30 +67,24 @@ def test_nothing_but_submitit_queues_a_job_again(monkeypatch: pytest.MonkeyPatch
 def test_slurm_is_refused_where_it_could_not_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SUBMITIT_EXECUTOR", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    jobs = ["-m", "hardware=slurm", *LINES]
     with pytest.raises(ConfigError, match="^hardware=slurm: jobs are submitted by -m, a single one too"):
-        check(["hardware=slurm", *LINES])
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        first = Composer().compose(["hardware=slurm", *LINES])
-    second = copy.deepcopy(first)
-    real = checking.find_spec
-    installed = {"hydra_plugins": True, "hydra_plugins.hydra_submitit_launcher": False}
+        check(jobs[1:])
+    launcher, real = "hydra_plugins.hydra_submitit_launcher", checking.find_spec
+    installed = {"hydra_plugins": True, launcher: False}
     monkeypatch.setattr(checking, "find_spec", lambda name: installed.get(name, real(name)) or None)
     with pytest.raises(ConfigError, match=r"needs hydra-submitit-launcher; pip install 'attnlab\[launch\]'$"):
-        checking._check_cluster([first], True)
-    installed["hydra_plugins.hydra_submitit_launcher"] = True
-    second.hydra.runtime.choices.hardware = "mine"
-    with pytest.raises(ConfigError, match="^hydra/launcher=slurm: this machine has no sbatch; start the command on a"):
-        checking._check_cluster([second], True)
+        check(jobs)
+    installed[launcher] = True
+    pytest.importorskip(launcher, reason="the extra launch is not installed")
+    with pytest.raises(ConfigError, match="^hardware=slurm: this machine has no sbatch; start the command on a"):
+        check(jobs)
     (tmp_path / "sbatch").touch(mode=0o755)
-    checking._check_cluster([first, second], True)
-    second.hardware.num_nodes = 2
+    assert check(jobs).jobs
     with pytest.raises(ConfigError, match="^hardware.num_nodes=1 and 2: expected one value"):
-        checking._check_cluster([first, second], True)
-    first.hardware.devices = "auto"
+        check([*jobs, "hardware.num_nodes=1,2"])
     with pytest.raises(ConfigError, match="^hardware.devices=auto: SLURM is told a number"):
-        checking._check_cluster([first], True)
-    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
-    checking._check_cluster([first], False)  # a job that has started
+        check([*jobs, "hardware.devices=auto"])
 
 
 @pytest.mark.slow

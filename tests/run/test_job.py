@@ -116,22 +116,6 @@ def test_the_traceback_of_a_failed_run_is_in_its_log(run: Run, tmp_path: Path) -
     assert "Traceback" in log and log.endswith("Unlucky: a bug\n")
 
 
-def test_a_disk_that_is_full_hides_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def mode(*_: Any) -> None:
-        monkeypatch.setattr(records, "write", full)
-        raise DataError("the first error")
-
-    assert run(mode) == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "error: the first error"
-    assert second == "error: the record could not be written: [Errno 28] No space left on device"
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int

@@ -1,7 +1,6 @@
 """The index of an outputs folder."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -67,10 +66,7 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest
     write(tmp_path / "sweep" / "c")
     assert {name: run.status for name, run in runs(tmp_path).items()} == {"a": "failed", "sweep/c": "finished"}
     assert sorted(names) == ["a", "a", "b", "c"]
-    asked = ("", "train", 1, "mustc")
-    for _ in range(2):  # keys are computed once
-        assert [run.directory.name for run in Ledger(tmp_path).alike(*asked)] == ["a", "c"]
-        assert sorted(names) == ["a", "a", "a", "b", "c", "c"]
+    assert [run.directory.name for run in Ledger(tmp_path).alike("", "train", 1, "mustc")] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -92,14 +88,6 @@ def test_an_index_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptu
     assert str(tmp_path / FILE) in caplog.text
 
 
-def test_an_index_that_is_a_link_changes_no_other_file(tmp_path: Path) -> None:
-    write(tmp_path / "outputs" / "a")
-    (tmp_path / "text").write_text("somebody's")
-    (tmp_path / "outputs" / FILE).symlink_to(tmp_path / "text")
-    assert list(runs(tmp_path / "outputs")) == ["a"]
-    assert (tmp_path / "text").read_text() == "somebody's"
-
-
 def test_strange_records(tmp_path: Path) -> None:
     strange = "a\udcff"  # of a file's name that is not UTF-8
     write(tmp_path / "text", error=strange, tags=[strange, 5], task="a")
@@ -108,18 +96,14 @@ def test_strange_records(tmp_path: Path) -> None:
     for name, content in {"deep": "[" * 100_000, "half": '{"status": "fini', "list": "[]"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(content)
-    (tmp_path / "pipe").mkdir()
-    os.mkfifo(tmp_path / "pipe" / "record.json")
-    (tmp_path / "folder" / "record.json").mkdir(parents=True)
     (tmp_path / "lost").mkdir()
     (tmp_path / "lost" / "record.json").symlink_to("nowhere")
-    (tmp_path / "itself").symlink_to("itself")
     for _ in range(2):
         entries = runs(tmp_path)
-        assert {name: run.status for name, run in entries.items()} == {
-            **dict.fromkeys(("text", "numbers", "tags"), "finished"),
-            **dict.fromkeys(("deep", "half", "list", "pipe"), "broken"),
-        }
+        status = {"text": "finished", "numbers": "finished", "tags": "finished"}
+        assert {name: run.status for name, run in entries.items()} == status | dict.fromkeys(
+            ("deep", "half", "list"), "broken"
+        )
         assert (entries["text"].error, entries["text"].tags) == (strange, (strange, "5"))
         assert (entries["numbers"].seed, entries["numbers"].metric, entries["tags"].tags) == (2**70, "bleu", ())
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,11 +81,6 @@ def test_a_directory_belongs_to_its_process_until_that_is_killed(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_of_many_that_come_at_the_same_moment(tmp_path: Path) -> None:
-    with processes(tmp_path, 5):
-        pass
-
-
 def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "text").write_text("somebody's")
@@ -94,22 +88,6 @@ def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(WriteError), locked(tmp_path / "run"):
         pass
     assert (tmp_path / "text").read_text() == "somebody's"
-
-
-def test_a_forked_process_does_not_keep_it(tmp_path: Path) -> None:
-    child = 0
-    try:
-        with locked(tmp_path):
-            child = os.fork()
-            if child == 0:
-                time.sleep(30)
-                os._exit(0)
-            os.rename(tmp_path / LOCK, tmp_path / "kept")
-        os.rename(tmp_path / "kept", tmp_path / LOCK)
-        assert holder_of(tmp_path) is None
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def test_who_wants_it_waits_for_a_run_that_is_about_to_end(tmp_path: Path) -> None:

@@ -128,10 +128,6 @@ def test_the_speed_of_an_older_training_on_images_has_its_unit(skeleton: dict[st
         assert (training.get("images_per_second"), training["tokens_per_second"]) == (images, tokens)
 
 
-def test_a_record_without_a_knob_is_recognised(skeleton: dict[str, Any]) -> None:
-    assert problems({key: value for key, value in skeleton.items() if key != "rank"}) == ["rank: missing"]
-
-
 def test_the_git_state_is_a_commit_or_the_reason_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "ROOT", tmp_path)
     assert records.environment("cpu")["git"] == "not a checkout"

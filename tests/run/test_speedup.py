@@ -104,4 +104,3 @@ def test_what_is_no_baseline(tmp_path: Path, record: Any, message: str) -> None:
         (tmp_path / "record.json").write_text(record if isinstance(record, str) else json.dumps(record))
     with pytest.raises(DataError, match=message):
         read_baseline(str(tmp_path))
-    assert read_baseline(None) is None

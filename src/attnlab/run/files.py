@@ -52,11 +52,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` for the new content, which replaces `path` when the block succeeds.
 
     For libraries that write files themselves. Several processes may do this at once: the last one wins. Missing folders
-    are made. The file's mode follows the umask: libraries write 0600.
+    are made. After an error the old file is unchanged and the new one is removed.
 
     Raises:
-        WriteError: the folder cannot be made or the file cannot be replaced. What the block raises is passed on.
-            In both cases the old file is unchanged and the new one is removed.
+        WriteError: the folder cannot be made or the file cannot be replaced.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with writing(path):
@@ -76,14 +75,10 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield a new, empty folder beside `path`, which replaces `path` when the block succeeds.
 
     One process at a time may write to a path: hold a lock where several may try. The next process removes what a killed
-    one has left behind.
-
-    Args:
-        path: the folder; it need not exist. Missing parents are made.
+    one has left behind. After an error the old folder is unchanged and the new one is removed.
 
     Raises:
-        WriteError: the folder cannot be made or replaced. What the block raises is passed on. In both cases the old
-            folder is unchanged and the new one is removed.
+        WriteError: the folder cannot be made or replaced.
     """
     partial, old = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")
     try:
@@ -133,11 +128,12 @@ def replacing_summed(path: Path) -> Iterator[Path]:
     Raises:
         WriteError: as `replacing` raises it.
     """
+    before = _read_sums(path.parent)
     with replacing(path) as partial:
         yield partial
         line = digest_of(partial), path.name
-        _write_sums(path.parent, [*_read_sums(path.parent), line])
-    _write_sums(path.parent, [*_sums_of_others(path), line])
+        _write_sums(path.parent, [*before, line])
+    _write_sums(path.parent, [*(other for other in before if other[1] != path.name), line])
 
 
 def verify(path: Path) -> bool:
@@ -157,18 +153,13 @@ def verify(path: Path) -> bool:
 
 def remove_checksum(path: Path) -> None:
     """Remove the checksum of a file that was removed."""
-    if (path.parent / SUMS).is_file():
-        _write_sums(path.parent, _sums_of_others(path))
+    _write_sums(path.parent, [line for line in _read_sums(path.parent) if line[1] != path.name])
 
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file, 64 hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sums_of_others(path: Path) -> list[tuple[str, str]]:
-    return [(digest, name) for digest, name in _read_sums(path.parent) if name != path.name]
 
 
 def _read_sums(folder: Path) -> list[tuple[str, str]]:

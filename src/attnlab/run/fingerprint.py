@@ -33,27 +33,31 @@ def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
     Raises:
         DataError: a file cannot be read.
     """
-    memo, paths = _read_memo(memo_path), list(paths)
+    try:
+        memo = dict(json.loads(memo_path.read_bytes())) if memo_path.exists() else {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        log.warning("%s: not a list of digests (%s); everything is hashed again", memo_path, error)
+        memo = {}
+    paths = list(paths)
 
     def entry_of(path: Path) -> list[Any]:
         try:
             state = path.stat()
             known = memo.get(str(path.absolute()))
-            if known and known[:2] == [state.st_size, state.st_mtime_ns]:
-                return known
-            return [state.st_size, state.st_mtime_ns, digest_of(path)]
+            about = [state.st_size, state.st_mtime_ns]
+            return known if isinstance(known, list) and known[:2] == about else [*about, digest_of(path)]
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
-    entries = []
+    entries = {}
     with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(paths)) as advance:
-        for entry in pool.map(entry_of, paths):
-            entries.append(entry)
+        for path, entry in zip(paths, pool.map(entry_of, paths), strict=True):
+            entries[path] = entry
             advance(1)
-    updated = memo | {str(path.absolute()): entry for path, entry in zip(paths, entries, strict=True)}
+    updated = memo | {str(path.absolute()): entry for path, entry in entries.items()}
     if updated != memo:
         write_text(memo_path, json.dumps(updated))
-    return {path: entry[2] for path, entry in zip(paths, entries, strict=True)}
+    return {path: entry[2] for path, entry in entries.items()}
 
 
 def weights(source: str, cache_dir: Path) -> str:
@@ -96,7 +100,6 @@ def corpus(root: Path, cache_dir: Path) -> str:
     is overwritten in place leaves its folder's time of change as it was; contents are read when a text has changed.
 
     Args:
-        root: the directory of the corpus.
         cache_dir: where digests are stored between runs.
 
     Returns:
@@ -113,42 +116,23 @@ def corpus(root: Path, cache_dir: Path) -> str:
         if (real := folder.resolve()) in seen:
             continue  # a link to a folder above
         seen.add(real)
+        binary = []
         try:
-            binary, names, inner = _list(folder)
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                path = folder / entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(path)
+                elif entry.is_file() and (path.suffix.lower() in BINARY or entry.stat().st_size > LARGEST):
+                    binary.append((entry.name, entry.stat().st_size))
+                elif entry.is_file():
+                    texts.append(path)
         except OSError as error:
             raise DataError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
-        listed.append([folder.relative_to(root).as_posix(), digest(binary)])
-        texts += [folder / name for name in names]
-        folders += [folder / name for name in inner]
+        listed.append([folder.relative_to(root).as_posix(), digest(sorted(binary))])
     contents = [
         [path.relative_to(root).as_posix(), content]
         for path, content in file_digests(texts, cache_dir.expanduser() / "digests.json").items()
     ]
     return f"sha256:{digest([sorted(listed), sorted(contents)])}"
-
-
-def _list(folder: Path) -> tuple[list[tuple[str, int]], list[str], list[str]]:
-    """Names and sizes of the binary files, names of the other files, names of the folders; each in order."""
-    binary, texts, inner = [], [], []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                inner.append(entry.name)
-            elif entry.is_file():
-                size = entry.stat().st_size
-                if size > LARGEST or Path(entry.name).suffix.lower() in BINARY:
-                    binary.append((entry.name, size))
-                else:
-                    texts.append(entry.name)
-    return sorted(binary), sorted(texts), sorted(inner)
-
-
-def _read_memo(path: Path) -> dict[str, list[Any]]:
-    try:
-        memo = json.loads(path.read_bytes()) if path.exists() else {}
-        return {name: entry for name, entry in memo.items() if isinstance(entry, list) and len(entry) == 3}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        log.warning("%s: not a list of digests (%s); everything is hashed again", path, error)
-        return {}

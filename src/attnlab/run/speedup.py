@@ -31,14 +31,12 @@ RATIOS = {  # name in `speedup` -> value in the record, and whether more is bett
 NAMES = ("command", "started", "task", "attention", "stride", "rank", "compress", "scale", "seed")
 
 
-def read_baseline(place: str | None) -> dict[str, Any] | None:
-    """The record in a run directory or a file; None without `place`.
+def read_baseline(place: str) -> dict[str, Any]:
+    """The record in a run directory or a file.
 
     Raises:
         DataError: it is missing, not readable, or of a run that measured no decoding.
     """
-    if place is None:
-        return None
     path = Path(place).expanduser()
     path = path / "record.json" if path.is_dir() else path
     try:

@@ -80,7 +80,7 @@ class ReadsData(Task):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
-        self.baseline = read_baseline(cfg.baseline)
+        self.baseline = read_baseline(cfg.baseline) if cfg.baseline else None
 
     @abstractmethod
     def check(self, directory: Path) -> None:
