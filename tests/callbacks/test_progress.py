@@ -17,7 +17,7 @@ from attnlab.callbacks.progress import Bar, TrainingTime, ValidationLog, duratio
 from attnlab.callbacks.quality import Quality
 from attnlab.callbacks.summary import LONGEST, show
 from attnlab.config.check import compose
-from attnlab.metrics import Perplexity
+from attnlab.metrics.numbers import Perplexity
 from attnlab.report import figure
 from attnlab.report.figure import plot_curves, read_curves
 from attnlab.run.record import new

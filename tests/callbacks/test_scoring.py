@@ -18,7 +18,8 @@ from attnlab.callbacks.contribution import Contributor, Scored, Sections, contri
 from attnlab.callbacks.memory import CacheBytes, Memory
 from attnlab.callbacks.quality import PredictionsFile, Quality
 from attnlab.callbacks.speed import ScoringSpeed, TrainingSpeed
-from attnlab.metrics import WER, Perplexity
+from attnlab.metrics.numbers import Perplexity
+from attnlab.metrics.wer import WER
 
 TEXTS = ["one two", "ünï", "", "four five six", "seven\teight"]
 

@@ -8,7 +8,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.text import Perplexity as TorchmetricsPerplexity
 
 from attnlab.errors import DataError
-from attnlab.metrics import Perplexity, TopAccuracy
+from attnlab.metrics.numbers import Perplexity, TopAccuracy
 
 
 def test_top_accuracy_is_torchmetrics() -> None:

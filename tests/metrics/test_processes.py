@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from attnlab.errors import DataError
-from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy, Perplexity, Predictions, TopAccuracy
+from attnlab.metrics.base import Predictions
+from attnlab.metrics.bleu import BLEU
+from attnlab.metrics.intent import IntentAccuracy
+from attnlab.metrics.numbers import Perplexity, TopAccuracy
+from attnlab.metrics.rouge import ROUGE
+from attnlab.metrics.wer import WER
 from tests.metrics.processes import in_processes
 
 SIZE = 13

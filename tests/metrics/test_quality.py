@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from attnlab.metrics import BLEU, ROUGE, WER, IntentAccuracy, text_metrics
-from attnlab.metrics.wer import normalise
+from attnlab.metrics import text_metrics
+from attnlab.metrics.bleu import BLEU
+from attnlab.metrics.intent import IntentAccuracy
+from attnlab.metrics.rouge import ROUGE
+from attnlab.metrics.wer import WER, normalise
 
 
 def bleu(hypotheses: list[str], references: list[str]) -> dict[str, Any]:

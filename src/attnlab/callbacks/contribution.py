@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torchmetrics import Metric
 
-from attnlab.metrics.predictions import Row
+from attnlab.metrics.base import Row
 
 Sections = dict[str, dict[str, Any]]  # values by section of the record
 

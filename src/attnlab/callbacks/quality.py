@@ -10,8 +10,7 @@ from lightning import LightningModule, Trainer
 from torchmetrics import Metric
 
 from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, update
-from attnlab.metrics import Predictions
-from attnlab.metrics.predictions import Row
+from attnlab.metrics.base import Predictions, Row
 from attnlab.run.files import write_text
 
 HEADER: Row = ("id", "source", "reference", "hypothesis")

@@ -8,29 +8,7 @@ import inspect
 from importlib import import_module
 from pkgutil import iter_modules
 
-import attnlab.torchvision_schemas  # noqa: F401  (before torchmetrics)
-
-from attnlab.metrics.answers import Answers
 from attnlab.metrics.base import TextMetric
-from attnlab.metrics.bleu import BLEU
-from attnlab.metrics.intent import IntentAccuracy
-from attnlab.metrics.perplexity import Perplexity
-from attnlab.metrics.predictions import Predictions
-from attnlab.metrics.rouge import ROUGE
-from attnlab.metrics.top import TopAccuracy
-from attnlab.metrics.wer import WER
-
-__all__ = [
-    "BLEU",
-    "ROUGE",
-    "WER",
-    "Answers",
-    "IntentAccuracy",
-    "Perplexity",
-    "Predictions",
-    "TopAccuracy",
-    "text_metrics",
-]
 
 
 def text_metrics() -> dict[str, type[TextMetric]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+Row = tuple[str, str, str, str]  # of predictions.tsv
 INTEGER, DOUBLE = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
 
 
@@ -137,3 +138,20 @@ class PairMetric(TextMetric):
             index: (B,) corpus indices.
         """
         self.append_texts(index, list(zip(hypotheses, references, strict=True)))
+
+
+class Predictions(TextMetric):
+    """The rows of predictions.tsv: identifier, source, reference and hypothesis of every item."""
+
+    def update(self, index: Tensor | Sequence[int], rows: Sequence[Row]) -> None:
+        """Adds rows.
+
+        Args:
+            index: (B,) corpus indices.
+            rows: B rows of id, source, reference, hypothesis.
+        """
+        self.append_texts(index, rows)
+
+    def compute(self) -> list[Row]:
+        """All rows in corpus order."""
+        return [(id, source, reference, hypothesis) for id, source, reference, hypothesis in self.texts()]

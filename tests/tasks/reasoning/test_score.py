@@ -10,7 +10,7 @@ import torch
 from attnlab.data.questions import Question, question_set
 from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
-from attnlab.metrics import Answers
+from attnlab.metrics.numbers import Answers
 from attnlab.pretrained import huggingface
 from attnlab.tasks.reasoning.model import IDS, VOCABULARY, sample_tokenizer
 from attnlab.tasks.reasoning.score import Asked, ask, contains, log_probabilities, perplexity, quality

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from attnlab.config.check import check, compose
 from attnlab.data.text.windows import IGNORE
 from attnlab.errors import ConfigError
-from attnlab.metrics.recall import RecallAccuracy
+from attnlab.metrics.numbers import RecallAccuracy
 from attnlab.modes import describe, train
 from attnlab.modes import test as test_mode
 from attnlab.run.record import new, write

@@ -34,7 +34,7 @@ from attnlab.data.images.folder import ImageData
 from attnlab.data.inputs import InputKind
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError, DataError
-from attnlab.metrics import TopAccuracy
+from attnlab.metrics.numbers import TopAccuracy
 from attnlab.models.build import without_memory
 from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained import family_of

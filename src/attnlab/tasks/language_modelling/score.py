@@ -18,7 +18,7 @@ from attnlab.config.bounds import bounded
 from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
-from attnlab.metrics import Perplexity
+from attnlab.metrics.numbers import Perplexity
 from attnlab.run.device import busy_cores, scoring_dtype
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle

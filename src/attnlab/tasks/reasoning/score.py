@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnlab.data.questions import Question, QuestionSet
 from attnlab.errors import ConfigError, DataError
-from attnlab.metrics import Answers, Perplexity
+from attnlab.metrics.numbers import Answers, Perplexity
 from attnlab.pretrained import hub
 from attnlab.run.progress import progress
 

@@ -14,7 +14,7 @@ from attnlab.callbacks.speed import WATCHED, now
 from attnlab.config.bounds import bounded
 from attnlab.data.recall.data import RecallData
 from attnlab.data.text.windows import IGNORE
-from attnlab.metrics.recall import RecallAccuracy
+from attnlab.metrics.numbers import RecallAccuracy
 from attnlab.run.device import busy_cores, scoring_dtype
 from attnlab.tasks.recall.module import Recall
 from attnlab.tasks.text import measured_by
