@@ -77,11 +77,11 @@ def scored(directory: Path, processes: int) -> Sections:
             CacheBytes(),
             Quality({"": WER(5)}, {"sentences": 5}),
             PredictionsFile(5, directory / "predictions.tsv"),
-            Save(directory / "found.json"),
+            Save(directory / "sections.json"),
         ],
     )
     trainer.test(Echo(), DataLoader(range(5), batch_size=1), verbose=False)  # type: ignore[arg-type]
-    return json.loads((directory / "found.json").read_text())
+    return json.loads((directory / "sections.json").read_text())
 
 
 def test_two_processes_contribute_what_one_does(tmp_path: Path) -> None:

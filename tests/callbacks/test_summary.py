@@ -85,13 +85,6 @@ def test_nothing_is_cut_on_a_narrow_terminal(
     )
 
 
-def test_metrics_have_one_style() -> None:
-    quality = {"perplexity": 9.5, "signature": "s", "sliding_perplexity": 9.0, "floor": 6.4577}
-    names = list(lines(quality=quality))[1:4]
-    assert names == ["perplexity", "sliding perplexity", "floor (best possible on this corpus)"]
-    assert list(lines(quality={"rouge1": 1.0, "rouge2": 0.5}))[1:3] == ["ROUGE-1", "ROUGE-2"]
-
-
 def test_a_resumed_run_beside_its_baseline() -> None:
     speedup = {
         "baseline": {"path": "outputs/R7/record.json", "attention": "mha"},
@@ -116,15 +109,6 @@ def test_a_resumed_run_beside_its_baseline() -> None:
 def test_a_cache_that_does_not_grow(attention: dict[str, Any], words: str) -> None:
     shown = lines(kv_cache={"elements_per_token_per_layer": 0.0}, config={"attention": attention})
     assert shown["cache per token and layer"] == words
-
-
-def test_converted_decoders_with_and_without_a_cache_that_grows() -> None:
-    point = {"perplexity": 4.0, "cache_bytes_per_token": 512, "cache_bytes_measured": 8192, "tokens_per_second": 9.5}
-    points = {"original": point, "converted": point | {"cache_bytes_per_token": 0.0}, "healed": NOT_RUN}
-    shown = lines(conversion={"points": points})
-    assert shown["original"] == "perplexity 4.0000, 512 bytes of cache per token, 9.5 tokens/s"
-    assert shown["converted"] == "perplexity 4.0000, 8,192 bytes of cache, which windows bound, 9.5 tokens/s"
-    assert "healed" not in shown
 
 
 def test_images() -> None:

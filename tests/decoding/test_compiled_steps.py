@@ -130,7 +130,7 @@ def test_beam_search(graphs: list[int]) -> None:
         ids: dict[str, Any] = {"bos": 0, "eos": 2, "pad": 1}
         want, got = (search(model, prefix, lengths, **ids, compiled=c) for c in (None, compiled))
         assert [[h.tokens for h in hypotheses] for hypotheses in got] == [[h.tokens for h in hs] for hs in want]
-    assert 1 <= len(graphs) <= 2 and len(compiled._found) == 1
+    assert 1 <= len(graphs) <= 2 and len(compiled.methods) == 1
 
 
 def test_sampling(graphs: list[int]) -> None:

@@ -38,17 +38,43 @@ def mtla() -> DictConfig:
     return compose("attention=mtla")
 
 
+def weights(path: Path, content: str) -> Path:
+    path.write_bytes(b"PK\x03\x04" + content.encode())
+    return path
+
+
 # --- what counts, and what does not -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("words", "same_recipe", "same_run"),
+    [
+        ("stride=2", True, True),  # the value that it has
+        ("hardware=cpu", True, True),
+        ("hardware.accelerator=gpu hardware.devices=4 hardware.precision=32-true", True, True),  # auto: bf16-mixed
+        ("bench.batch=8", True, True),  # not read in training
+        ("seed=2", True, False),
+        ("mode=describe", True, False),
+        ("hardware.precision=bf16-mixed", False, False),
+        ("stride=3", False, False),
+    ],
+)
+def test_what_makes_another_recipe_or_run(words: str, same_recipe: bool, same_run: bool, mtla: DictConfig) -> None:
+    other = compose("attention=mtla", *words.split())
+    assert (recipe(other) == recipe(mtla)) is same_recipe
+    assert (run(other, "sample", device="gpu", threads=2) == run(mtla, "sample")) is same_run
+
+
+def test_a_seed_of_the_data_that_is_no_copy_is_another_recipe(mtla: DictConfig) -> None:
+    assert recipe(changed(mtla, task__data__seed=7)) != recipe(mtla)
+
+
 def test_two_pretrained_models_are_two_recipes(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    first.write_bytes(b"PK\x03\x04one")
-    second.write_bytes(b"PK\x03\x04two")
+    first, second = weights(tmp_path / "a.safetensors", "one"), weights(tmp_path / "b.safetensors", "two")
     settings = (*IMAGES, f"cache_dir={tmp_path / 'cache'}")
     a, b = (recipe(compose(*settings, f"model={path}")) for path in (first, second))
     assert a != b
-    second.write_bytes(b"PK\x03\x04one")
+    weights(second, "one")
     assert recipe(compose(*settings, f"model={second}")) == a  # the content counts, not the path
     hub = compose(*settings, "model=deit_small_patch16_224.fb_in1k")
     assert canonical(hub)["task"]["model"]["weights"] == "deit_small_patch16_224.fb_in1k"  # as written, not fetched
@@ -69,21 +95,11 @@ def test_random_starts_of_a_decomposition_follow_the_seed() -> None:
     assert recipe(older) == recipe(today) and identity.architecture(older) == identity.architecture(today)
 
 
-def test_precision_counts_and_the_device_does_not(mtla: DictConfig) -> None:
-    assert recipe(mtla) != recipe(compose("attention=mtla", "hardware.precision=bf16-mixed"))
-    assert recipe(mtla) == recipe(compose("attention=mtla", "hardware=cpu"))
-    gpus = ("hardware.accelerator=gpu", "hardware.devices=4", "hardware.precision=32-true")  # auto would be bf16-mixed
-    assert recipe(mtla) == recipe(compose("attention=mtla", *gpus))
-
-
 def test_each_bench_of_a_sweep_is_a_run() -> None:
     small, large = (compose("mode=bench", f"bench.batch={batch}") for batch in (4, 8))
     assert recipe(small) == recipe(large)
-    assert run(small, "none", device="cpu", threads=1) != run(large, "none", device="cpu", threads=1)
-    assert run(small, "none", device="cpu", threads=1) != run(small, "none", device="cpu", threads=2)
-    assert run(small, "none", device="cpu", threads=1) != run(small, "none", device="gpu", threads=1)
-    training = [compose(f"bench.batch={batch}") for batch in (4, 8)]
-    assert run(training[0], "sample") == run(training[1], "sample", device="gpu", threads=2)  # not read in training
+    machines = [(small, "cpu", 1), (large, "cpu", 1), (small, "cpu", 2), (small, "gpu", 1)]
+    assert len({run(cfg, "none", device=device, threads=threads) for cfg, device, threads in machines}) == 4
 
 
 def test_two_corpora_are_two_runs_of_one_recipe(tmp_path: Path) -> None:
@@ -93,27 +109,15 @@ def test_two_corpora_are_two_runs_of_one_recipe(tmp_path: Path) -> None:
     sample, fruits = (fingerprint.corpus(tmp_path / name, tmp_path / "cache") for name in ("sample", "fruits"))
     unset, real = compose(*IMAGES, "rank=8"), compose(*IMAGES, "rank=8", f"data_root={tmp_path / 'fruits'}")
     assert recipe(unset) == recipe(real)
-    assert run(unset, sample) != run(real, fruits)
-    assert run(unset, fruits) == run(real, fruits)
+    assert run(unset, sample) != run(real, fruits) == run(unset, fruits)
 
 
 def test_training_and_testing_one_model(tmp_path: Path, mtla: DictConfig) -> None:
-    weights = tmp_path / "averaged.safetensors"
-    weights.write_bytes(b"PK\x03\x04w")
-    other = tmp_path / "other.safetensors"
-    other.write_bytes(b"PK\x03\x04o")
+    paths = [weights(tmp_path / f"{name}.safetensors", name) for name in ("averaged", "other")]
     cache = f"cache_dir={tmp_path / 'cache'}"
-    test, again = (compose("attention=mtla", "mode=test", f"checkpoint={path}", cache) for path in (weights, other))
+    test, again = (compose("attention=mtla", "mode=test", f"checkpoint={path}", cache) for path in paths)
     assert recipe(test) == recipe(mtla) == recipe(again)
     assert len({run(test, "c"), run(mtla, "c"), run(again, "c")}) == 3
-
-
-def test_seed_and_mode_make_another_run_of_one_recipe(mtla: DictConfig) -> None:
-    seeds = [mtla, compose("attention=mtla", "seed=2")]
-    assert len({recipe(cfg) for cfg in seeds}) == 1 and len({run(cfg, "c") for cfg in seeds}) == 2
-    another = changed(mtla, task__data__seed=7)  # not a copy of the root's
-    assert recipe(another) != recipe(mtla)
-    assert run(mtla, "c") != run(compose("attention=mtla", "mode=describe"), "c")
 
 
 def test_where_and_how_fast_a_run_happens_does_not_count(mtla: DictConfig) -> None:
@@ -125,7 +129,6 @@ def test_where_and_how_fast_a_run_happens_does_not_count(mtla: DictConfig) -> No
         hardware__compile=True, hardware__loss_chunk=8, hardware__find_batch=True,
     )  # fmt: skip
     assert recipe(same) == recipe(mtla)
-    assert recipe(mtla) == recipe(compose("attention=mtla", "stride=2"))  # the value that it has
 
 
 def test_any_other_key_counts(mtla: DictConfig) -> None:
@@ -147,12 +150,11 @@ def test_any_other_key_counts(mtla: DictConfig) -> None:
 
 
 def test_a_record_has_the_identity_of_its_configuration(mtla: DictConfig, tmp_path: Path) -> None:
-    weights = tmp_path / "x.safetensors"
-    weights.write_bytes(b"PK\x03\x04w")
-    cfg = compose(*IMAGES, f"model={weights}", f"cache_dir={tmp_path / 'cache'}")
+    file = weights(tmp_path / "x.safetensors", "w")
+    cfg = compose(*IMAGES, f"model={file}", f"cache_dir={tmp_path / 'cache'}")
     stored = json.loads(json.dumps(OmegaConf.to_container(cfg)))
     contents = identity.contents(cfg)
-    weights.unlink()  # the record is read elsewhere
+    file.unlink()  # the record is read elsewhere
     assert recipe(stored, contents) == recipe(cfg, contents)
     assert run(stored, "c", contents) == run(cfg, "c", contents)
     assert recipe(json.loads(json.dumps(OmegaConf.to_container(mtla)))) == recipe(mtla)
@@ -340,48 +342,31 @@ def test_a_file_that_is_overwritten_in_place_changes_the_corpus(
 
 
 def test_what_is_unchanged_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = tmp_path / "w.safetensors"
-    weights.write_bytes(b"PK\x03\x04w")
-    (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "text.txt").write_text("a")
-    first = fingerprint.weights(str(weights), tmp_path / "cache"), fingerprint.corpus(tmp_path / "corpus", tmp_path)
-
-    def read(*_: Any) -> None:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr("hashlib.file_digest", read)
-    again = fingerprint.weights(str(weights), tmp_path / "cache"), fingerprint.corpus(tmp_path / "corpus", tmp_path)
-    assert again == first
+    file = weights(tmp_path / "w.safetensors", "w")
+    first = fingerprint.weights(str(file), tmp_path / "cache")
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("read again"))
+    assert fingerprint.weights(str(file), tmp_path / "cache") == first
 
 
 def test_a_model_folder_is_its_files(tmp_path: Path) -> None:
+    """Without hidden ones; of a compressed model alone the files that its manifest names."""
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"1")
-    first = fingerprint.weights(str(folder), tmp_path / "cache")
-    (folder / "config.json").write_text('{"a": 1}')
-    assert fingerprint.weights(str(folder), tmp_path / "cache") != first
-    (folder / "1_Dense").mkdir()
-    (folder / ".cache").mkdir()
-    (folder / "1_Dense" / "model.safetensors").write_bytes(b"2")
-    before = fingerprint.weights(str(folder), tmp_path / "cache")
-    (folder / "1_Dense" / "model.safetensors").write_bytes(b"23")
-    after = fingerprint.weights(str(folder), tmp_path / "cache")
-    (folder / ".cache" / "lock").write_text("x")
-    assert before != after == fingerprint.weights(str(folder), tmp_path / "cache")
+    changes = [
+        ("config.json", "{}", True),
+        ("config.json", '{"a": 1}', True),
+        ("1_Dense/model.safetensors", "2", True),
+        ("1_Dense/model.safetensors", "23", True),
+        (".cache/lock", "x", False),
+        ("manifest.json", "{}", True),  # of another program
+        ("notes.txt", "x", True),
+        ("weights-0.safetensors", "1", True),  # now a compressed model's
+        ("notes.txt", "xx", False),
+    ]
+    before = ""
+    for name, text, counts in changes:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        after = fingerprint.weights(str(folder), tmp_path / "cache")
+        assert (after != before) is counts, (name, text)
+        before = after
     assert fingerprint.weights("org/model@revision", tmp_path / "cache") == "org/model@revision"
-
-
-def test_only_the_manifest_of_a_compressed_model_is_taken_for_one(tmp_path: Path) -> None:
-    def digests() -> set[str]:
-        """Before and after the change of a file that no manifest names."""
-        before = fingerprint.weights(str(tmp_path), tmp_path / ".cache")
-        (tmp_path / "notes.txt").open("a").write("x")
-        return {before, fingerprint.weights(str(tmp_path), tmp_path / ".cache")}
-
-    (tmp_path / "manifest.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    assert len(digests()) == 2
-    (tmp_path / "weights-0.safetensors").write_bytes(b"1")
-    assert len(digests()) == 1

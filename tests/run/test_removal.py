@@ -1,6 +1,5 @@
 """`attnlab runs prune` removes runs, and nothing else."""
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -116,17 +115,6 @@ def test_a_run_that_changed_after_the_list_was_made_stays(root: Path) -> None:
         ledger.remove(run, root, ["failed"])
     ledger.remove(failed(run), root, ["failed"])
     assert not run.exists()
-
-
-def test_a_run_that_another_one_uses_stays(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in "abcd":
-        failed(root / name)
-    write(root / "by", config={"checkpoint": "outputs/a/checkpoints/last.ckpt", "x": [{"y": "outputs/b/"}]})
-    write(root / "far", config={"baseline": os.path.abspath("outputs/c/record.json"), "input": "~nobody/a\0"})
-    failed(root / "d", config={"resume": "outputs/d"})  # itself
-    left = [line.split(":")[:2] for line in pruned(capsys, "failed").splitlines() if "left:" in line]
-    assert left == [["outputs/a", " left"], ["outputs/b", " left"], ["outputs/c", " left"]]
-    assert not (root / "d").exists()
 
 
 def test_the_rest_is_removed_where_one_cannot_be(

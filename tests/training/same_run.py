@@ -99,17 +99,17 @@ def write_corpora(folder: Path) -> None:
 
 def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str, Any]:
     """The loss and the items of each update, and a sum over all weights and statistics after the last one."""
-    given = [*LINES[name], f"cache_dir='{corpora}/cache'", "hardware=ddp", "hardware.accelerator=cpu"]
-    given += [f"hardware.devices={processes}", "task.train.log_every=1", f"task.train.max_steps={UPDATES}"]
+    settings = [*LINES[name], f"cache_dir='{corpora}/cache'", "hardware=ddp", "hardware.accelerator=cpu"]
+    settings += [f"hardware.devices={processes}", "task.train.log_every=1", f"task.train.max_steps={UPDATES}"]
     if name == "images":
-        given += [f"model='{corpora}/start.safetensors'"]
+        settings += [f"model='{corpora}/start.safetensors'"]
     elif name != "language model":
-        given += [f"data_root='{corpora}/{'text' if name == 'translation' else 'speech'}'"]
-    cfg = compose(*given)
+        settings += [f"data_root='{corpora}/{'text' if name == 'translation' else 'speech'}'"]
+    cfg = compose(*settings)
     OmegaConf.set_readonly(cfg, False)
     OmegaConf.set_struct(cfg, False)
     cfg.hardware.precision = "64-true"
-    if "task.train.batch.split=false" in given:
+    if "task.train.batch.split=false" in settings:
         encoder = {key: value for key, value in cfg.task.model.encoder.items() if not key.endswith("n_dropout")}
         cfg.task.model.encoder = encoder | {"_target_": "attnlab.models.ConformerEncoder", "kernel": 3}
     assert process_count(cfg) == processes
@@ -119,43 +119,38 @@ def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str
     data, module = task.prepare(record, None)
     task.before_fit(record, directory, data, module)
     items: list[int] = []
-    training = fit(
-        cfg, directory, data, Watched.of(module, items), monitor=task.monitor, better=task.better, resume=None
-    )
-    found: dict[str, Any] = {"items": items}
+    training = fit(cfg, directory, data, watched(module, items), monitor=task.monitor, better=task.better, resume=None)
+    results: dict[str, Any] = {"items": items}
     if int(os.environ.get("RANK", 0)) == 0:
         with open(directory / "curves" / "metrics.csv", encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        found["loss"] = [float(row["loss"]) for row in rows if row["loss"]]
-        found["wer"] = [float(row["val_wer"]) for row in rows if row.get("val_wer")]
-        found["chosen"] = sorted(path.name for path in (directory / "checkpoints").glob("step*.ckpt"))
-        found["final_loss"] = training["final_loss"]
+        results["loss"] = [float(row["loss"]) for row in rows if row["loss"]]
+        results["wer"] = [float(row["val_wer"]) for row in rows if row.get("val_wer")]
+        results["chosen"] = sorted(path.name for path in (directory / "checkpoints").glob("step*.ckpt"))
+        results["final_loss"] = training["final_loss"]
         weights = load_file(directory / "checkpoints" / "averaged.safetensors")
-        found["weights"] = {key: float(value.double().abs().sum()) for key, value in weights.items()}
-        found["batches"] = data.batches_per_update(processes)
-    return found
+        results["weights"] = {key: float(value.double().abs().sum()) for key, value in weights.items()}
+        results["batches"] = data.batches_per_update(processes)
+    return results
 
 
-class Watched:
-    """Records the items of each update."""
+def watched(module: Module, items: list[int]) -> Module:
+    """The module, which adds the items of each update to a list."""
+    clip = module.configure_gradient_clipping
 
-    @staticmethod
-    def of(module: Module, items: list[int]) -> Module:
-        step = module.on_before_optimizer_step
+    def counted(*arguments: Any, **options: Any) -> None:
+        clip(*arguments, **options)
+        items.append(int(module.pending.sums[-1][2]))
 
-        def watched(optimizer: Any) -> None:
-            step(optimizer)
-            items.append(int(module._sums[2]))
-
-        module.on_before_optimizer_step = watched  # type: ignore[method-assign]
-        return module
+    module.configure_gradient_clipping = counted  # type: ignore[method-assign]
+    return module
 
 
 def run(corpora: Path, directory: Path, processes: int) -> None:
     markov.LINES = {"train": 120, "validation": 10, "test": 10}
-    found = {name: train(name, corpora, directory / name.replace(" ", "-"), processes) for name in LINES}
+    results = {name: train(name, corpora, directory / name.replace(" ", "-"), processes) for name in LINES}
     if int(os.environ.get("RANK", 0)) == 0:
-        (directory / "found.json").write_text(json.dumps(found))
+        (directory / "results.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

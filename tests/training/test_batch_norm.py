@@ -11,9 +11,9 @@ from attnlab.training.batch_norm import RunningStatistics, batch_norms, frozen_s
 
 def model() -> nn.Module:
     torch.manual_seed(1)
-    found = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=0.3)).double()
-    found(torch.randn(9, 3, dtype=torch.float64))
-    return found
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=0.3)).double()
+    model(torch.randn(9, 3, dtype=torch.float64))
+    return model
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (3, 2, 2), (1, 0, 1)])
@@ -31,47 +31,47 @@ def test_ranks_end_with_the_statistics_of_one_process(counts: tuple[int, ...], m
     def run(rank: int, reduce: Any) -> nn.Module:
         monkeypatch.setattr(distributed, "get_rank", lambda: rank)
         monkeypatch.setattr(distributed, "all_reduce", reduce)
-        mine = model()
-        statistics = RunningStatistics(mine)
+        copy = model()
+        statistics = RunningStatistics(copy)
         statistics.begin_update()
         for batch in batches[sum(counts[:rank]) : sum(counts[: rank + 1])]:
-            mine(batch)
+            copy(batch)
             statistics.add_batch()
-        with frozen_statistics(mine):
-            mine(batches[0])  # a batch that does not count
+        with frozen_statistics(copy):
+            copy(batches[0])  # a batch that does not count
         statistics.end_update()
-        return mine
+        return copy
 
     totals = torch.tensor(counts)
     for rank in range(len(counts)):  # first pass: what each rank contributes, given the counts of all
-        given: list[Tensor] = []
+        parts: list[Tensor] = []
 
-        def contribute(tensor: Tensor, given: list[Tensor] = given) -> None:
+        def contribute(tensor: Tensor, parts: list[Tensor] = parts) -> None:
             if tensor.dtype == torch.int64:
                 tensor.copy_(totals)
             else:
-                given.append(tensor.clone())
+                parts.append(tensor.clone())
 
         run(rank, contribute)
-        sums.append(given)
-    total = torch.stack([given[0] for given in sums]).sum(0)
+        sums.append(parts)
+    total = torch.stack([parts[0] for parts in sums]).sum(0)
 
     def reduce(tensor: Tensor) -> None:
         tensor.copy_(totals if tensor.dtype == torch.int64 else total)
 
     for rank in range(len(counts)):
-        found = run(rank, reduce).state_dict()
+        state = run(rank, reduce).state_dict()
         for name, value in alone.state_dict().items():
-            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14, msg=name)
+            torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-14, msg=name)
 
 
 def test_one_process_and_other_layers_change_nothing() -> None:
     plain = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.BatchNorm1d(4, track_running_stats=False))
     assert batch_norms(plain) == {}
-    found = model()
-    statistics = RunningStatistics(found)
-    before = {name: value.clone() for name, value in found.state_dict().items()}
+    norm = model()
+    statistics = RunningStatistics(norm)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
     statistics.begin_update()
     statistics.add_batch()
     statistics.end_update()
-    assert all(torch.equal(value, before[name]) for name, value in found.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())

@@ -30,10 +30,9 @@ QUICK = ("wikitext2-mtla",)
 
 def small(task: str, *overrides: str) -> Trains:
     words = [f"task={task}", "hardware=cpu", *overrides]
-    whole = compose(*words)
-    sizes = [f"{key}={size}" for key, size in SIZES.items() if OmegaConf.select(whole, key) is not None]
-    found: Trains = task_of(compose(*words, *sizes), Trains)
-    return found
+    cfg = compose(*words)
+    sizes = [f"{key}={size}" for key, size in SIZES.items() if OmegaConf.select(cfg, key) is not None]
+    return task_of(compose(*words, *sizes), Trains)
 
 
 def gradients(task: Trains, model: nn.Module) -> dict[str, Tensor]:
@@ -52,8 +51,8 @@ CASES = [(task, "mtla") for task in TASKS] + [("wikitext2", name) for name in ME
     [pytest.param(*x, marks=() if "-".join(x) in QUICK else pytest.mark.slow, id="-".join(x)) for x in CASES],
 )
 def test_gradients_are_the_same(name: str, attention: str) -> None:
-    own = compose(f"task={name}").get("attention") is not None
-    task = small(name, *([f"attention={attention}"] if own else []))
+    chosen = compose(f"task={name}").get("attention") is not None
+    task = small(name, *([f"attention={attention}"] if chosen else []))
     if not task.batch_key:
         with pytest.raises(ConfigError, match=f"task={name} trains nothing; leave it out"):
             compose(f"task={name}", "hardware.gradient_checkpointing=true")
@@ -80,8 +79,8 @@ def test_gradients_are_the_same(name: str, attention: str) -> None:
     inner = [next(m for m in layer.modules() if not list(m.children()) and list(m.parameters())) for layer in layers]
     for module in inner:
         module.register_forward_hook(counted)
-    want, found = gradients(task, model), gradients(task, again)
-    assert want.keys() == found.keys() and all(torch.equal(value, found[name]) for name, value in want.items())
+    want, repeated = gradients(task, model), gradients(task, again)
+    assert want.keys() == repeated.keys() and all(torch.equal(value, repeated[name]) for name, value in want.items())
     assert sum(bool(value.count_nonzero()) for value in want.values()) > len(want) // 2
     calls = runs
     with torch.no_grad():

@@ -73,12 +73,12 @@ def test_an_overflow_of_scaled_gradients_is_no_error() -> None:
     pending.losses, pending.sums = [torch.tensor(2.0)], [torch.tensor([2.0, 2.0, 1.0, float("inf")])]
     for scaler, error in ((None, True), ("a scaler", False)):
         module = Line(partial(torch.optim.SGD), "cpu", scaler)
-        module._pending = Pending(pending.batches, list(pending.losses), pending.updates, list(pending.sums))
+        module.pending = Pending(pending.batches, list(pending.losses), pending.updates, list(pending.sums))
         if error:
             with pytest.raises(TrainingError, match="norm became inf at update 1"):
                 module.read_pending()
         else:
             module.read_pending()
-            module._pending = Pending(pending.batches, [torch.tensor(float("nan"))], pending.updates, pending.sums)
+            module.pending = Pending(pending.batches, [torch.tensor(float("nan"))], pending.updates, pending.sums)
             with pytest.raises(TrainingError, match="the loss became nan"):
                 module.read_pending()

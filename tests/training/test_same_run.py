@@ -32,7 +32,7 @@ def start(corpora: Path, directory: Path, processes: int) -> dict[str, Any]:
     ]
     ended = [(process, process.communicate(timeout=400)[0]) for process in started]
     assert all(process.returncode == 0 for process, _ in ended), ended[0][1][-4000:]
-    return json.loads((directory / "found.json").read_text())
+    return json.loads((directory / "results.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +50,16 @@ def alone(corpora: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_several_processes_train_as_one(processes: int, alone: dict[str, Any], corpora: Path) -> None:
-    found = start(corpora, corpora / str(processes), processes)
+    results = start(corpora, corpora / str(processes), processes)
     for name in LINES:
-        one, several = alone[name], found[name]
-        assert len(one["items"]) == UPDATES and several["items"] == one["items"], name
-        assert several["loss"] == pytest.approx(one["loss"], rel=1e-9, abs=0), name
-        assert several["final_loss"] == pytest.approx(one["final_loss"], abs=2e-4), name  # rounded
-        assert several["weights"] == pytest.approx(one["weights"], rel=1e-7, abs=1e-12), name
-        assert (several["wer"], several["chosen"]) == (one["wer"], one["chosen"]) or name != "translation", name
-        assert one["loss"][-1] != one["loss"][0] and len(one["loss"]) == UPDATES
+        single, several = alone[name], results[name]
+        assert len(single["items"]) == UPDATES and several["items"] == single["items"], name
+        assert several["loss"] == pytest.approx(single["loss"], rel=1e-9, abs=0), name
+        assert several["final_loss"] == pytest.approx(single["final_loss"], abs=2e-4), name  # rounded
+        assert several["weights"] == pytest.approx(single["weights"], rel=1e-7, abs=1e-12), name
+        assert (several["wer"], several["chosen"]) == (single["wer"], single["chosen"]) or name != "translation", name
+        assert single["loss"][-1] != single["loss"][0] and len(single["loss"]) == UPDATES
         divided = ("translation", "one bucket")  # each batch: elsewhere the processes take batches from each other
-        assert one["batches"] > several["batches"] or name in divided, name
+        assert single["batches"] > several["batches"] or name in divided, name
     assert len(set(alone["translation"]["wer"])) > 1
     assert len(set(alone["translation"]["items"])) > 1 and len(set(alone["images"]["items"])) == 1

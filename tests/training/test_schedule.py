@@ -9,12 +9,12 @@ from attnlab.training.schedule import InverseSquareRoot, WarmupCosine
 
 
 def rates(schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[float]:
-    found = []
+    values = []
     for _ in range(steps):
-        found.append(schedule.optimizer.param_groups[0]["lr"])
+        values.append(schedule.optimizer.param_groups[0]["lr"])
         schedule.optimizer.step()
         schedule.step()
-    return found
+    return values
 
 
 def optimizer() -> torch.optim.Optimizer:
@@ -22,16 +22,16 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def test_inverse_square_root() -> None:
-    found = rates(InverseSquareRoot(optimizer(), 4), 16)
-    assert found[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
-    assert found[15] == pytest.approx(2.0 * math.sqrt(4 / 16))
+    shares = rates(InverseSquareRoot(optimizer(), 4), 16)
+    assert shares[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+    assert shares[15] == pytest.approx(2.0 * math.sqrt(4 / 16))
 
 
 def test_cosine_ends_at_its_floor() -> None:
-    found = rates(WarmupCosine(optimizer(), 2, 10, floor=0.1), 10)
-    assert found[:2] == pytest.approx([1.0, 2.0])
-    assert found[5] == pytest.approx(2 * (0.1 + 0.9 * 0.5))
-    assert found[9] == pytest.approx(0.2)
+    shares = rates(WarmupCosine(optimizer(), 2, 10, floor=0.1), 10)
+    assert shares[:2] == pytest.approx([1.0, 2.0])
+    assert shares[5] == pytest.approx(2 * (0.1 + 0.9 * 0.5))
+    assert shares[9] == pytest.approx(0.2)
 
 
 def test_a_run_made_longer_continues_with_the_longer_schedule() -> None:

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.training.trainer import build_trainer, fit, process_count
+from attnlab.training.trainer import fit, process_count
 
 
 def test_batch_norm_needs_batches_that_no_number_of_processes_changes(tmp_path: Path) -> None:
@@ -22,16 +21,6 @@ def test_batch_norm_needs_batches_that_no_number_of_processes_changes(tmp_path: 
     data.same_batches = data.divides_batches = lambda _: True
     with pytest.raises(ConfigError, match=r"0 is a BatchNorm1d, which has statistics of one process alone"):
         fit(cfg, tmp_path, data, module, monitor="val_loss", better="min", resume=None)
-
-
-def test_processes_share_statistics_themselves(tmp_path: Path) -> None:
-    """DDP must not copy rank zero's buffers to the others in the middle of an update."""
-    cfg = compose("task=mustc", "hardware=ddp", "hardware.accelerator=cpu", "task.train.validate_every=3")
-    assert process_count(cfg) == 2
-    trainer = build_trainer(cfg, tmp_path, [], 2, 4)
-    assert isinstance(trainer.strategy, DDPStrategy)
-    assert trainer.strategy._ddp_kwargs["broadcast_buffers"] is False
-    assert (trainer.accumulate_grad_batches, trainer.val_check_interval) == (4, 12)
 
 
 def test_the_number_of_processes() -> None:

@@ -10,9 +10,6 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
-from lightning.pytorch.callbacks.progress.rich_progress import ProcessingSpeedColumn
-from rich.progress import BarColumn, ProgressColumn
-from rich.table import Column
 
 from attnlab.callbacks.quality import Quality
 from attnlab.config.batch import counted
@@ -22,7 +19,6 @@ log = logging.getLogger(__name__)
 WORDS = {"loss": "training loss", "val_loss": "validation loss", "val_accuracy": "accuracy"}
 EVERY = 30.0  # seconds between two lines where there is no terminal
 MEASURED = 20  # updates, without the first, from which the time of the whole training is estimated
-WIDE = 140  # columns of a terminal with room for the whole progress bar
 LONG = 600.0  # seconds of training about which a run warns
 LIMITS = "task.train.max_minutes, max_epochs or max_steps"
 
@@ -87,36 +83,13 @@ def duration(seconds: float) -> str:
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar with the last point of the loss curve: the loss of each batch would make the host wait for it.
-
-    It stays on one line: a terminal of fewer than `WIDE` columns gets a smaller bar and less beside it.
-    """
-
-    def _init_progress(self, trainer: Trainer) -> None:
-        super()._init_progress(trainer)
-        if self._metric_component is not None:
-            self._metric_component._table_column = Column(no_wrap=True)
-
-    def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
-        columns: list[ProgressColumn] = super().configure_columns(trainer)
-        if self._narrow():
-            columns = [column for column in columns if not isinstance(column, ProcessingSpeedColumn)]
-        for column in columns:
-            if isinstance(column, BarColumn):
-                column.bar_width = None if self._narrow() else column.bar_width  # None: what the others leave
-            else:
-                column._table_column = Column(no_wrap=True)
-        return columns
-
-    def _narrow(self) -> bool:
-        return self._console is not None and self._console.width < WIDE
+    """Lightning's bar with the last point of the loss curve: the loss of each batch would make the host wait for it."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         mean_loss: Any = getattr(pl_module, "mean_loss", math.nan)
         loss = {"loss": round(mean_loss, 3)} if math.isfinite(mean_loss) else {}  # NaN: no point of the curve yet
         metrics = loss | super().get_metrics(trainer, pl_module)
-        left_out = {"v_num"} | ({"val_accuracy", "val_intent_accuracy"} if self._narrow() else set())
-        return {name: value for name, value in metrics.items() if name not in left_out}  # v_num: the curves' folder
+        return {name: value for name, value in metrics.items() if name != "v_num"}  # the folder of the curves
 
     @property
     def test_description(self) -> str:

@@ -198,8 +198,8 @@ def missing(words: Request) -> None:
 def prune(words: Request) -> None:
     """Show the runs that would be removed; remove them with --yes. What is left and why is printed to stderr.
 
-    Only run directories below the folder are removed, none that is in progress, reached through a link, holds anything
-    that no run has written, or was used by another run of the folder.
+    Only run directories below the folder are removed, none that is in progress, reached through a link, or holds
+    anything that no run has written.
     """
     what = [name for name in words.names if name in PRUNED]
     rest = [name for name in words.names if name not in PRUNED]
@@ -212,15 +212,12 @@ def prune(words: Request) -> None:
     runs = [run for run in _chosen(ledger, words.filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
     gone |= dict.fromkeys(ledger.unrecorded, "without a record") if UNRECORDED in what else {}
-    used = ledgers.users(gone, ledger.runs(), ledger.root) if gone else {}
     count = failed = 0
     for path, why in gone.items():
         try:
             refuse_live(path)
             if reason := ledgers.refusal(path, ledger.root):
                 raise DataError(reason)
-            if path in used:
-                raise DataError(f"{used[path]} uses it: its configuration names it")
             size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
             if words.yes:
                 ledgers.remove(path, ledger.root, what)

@@ -68,7 +68,6 @@ def weights(source: str, cache_dir: Path) -> str:
 
     Args:
         source: a local file or folder, or the name of a model on a hub with its revision.
-        cache_dir: where digests are stored between runs.
 
     Raises:
         DataError: the file or folder cannot be read.
@@ -98,9 +97,6 @@ def corpus(root: Path, cache_dir: Path) -> str:
 
     Where the corpus lies does not count. Hidden files do not either. The sizes are read each time, as a file that
     is overwritten in place leaves its folder's time of change as it was; contents are read when a text has changed.
-
-    Args:
-        cache_dir: where digests are stored between runs.
 
     Returns:
         "sha256:" and 64 hexadecimal digits.

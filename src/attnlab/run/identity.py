@@ -5,8 +5,6 @@ with its seed, its corpus, its mode and what that mode reads. Neither imports to
 """
 
 import copy
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ from attnlab.config.renames import RENAMES
 from attnlab.config.schema import definition, definitions
 from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
+from attnlab.run.cache import digest
 
 DOTTED = re.compile(r"attnlab(\.[A-Za-z_]\w*)+")  # a class or function of this package, by its path
 MISSING = object()
@@ -51,7 +50,7 @@ Config = DictConfig | Mapping[str, Any]
 
 def recipe(cfg: Config, weights: Mapping[str, str] | None = None) -> str:
     """The SHA-256 of :func:`canonical`, 64 hexadecimal digits. Two runs of one recipe differ in seed or corpus."""
-    return _digest(canonical(cfg, weights))
+    return digest(canonical(cfg, weights))
 
 
 def run(
@@ -64,7 +63,6 @@ def run(
     """The SHA-256 of what makes this run itself: recipe, seed, corpus, mode, and what the mode reads.
 
     Args:
-        cfg: a resolved configuration, or the `config` of a record.
         corpus: the corpus' fingerprint (:func:`attnlab.run.fingerprint.corpus`), or NOTHING_READ.
         weights: see :func:`canonical`.
         device: what mode=bench measured on. Other modes ignore it.
@@ -79,7 +77,7 @@ def run(
         about["bench"] = _normal(plain["bench"]) | {"published": "of"}  # a key of older runs, always with this value
     if mode == "bench":
         about |= {"device": device, "threads": threads}
-    return _digest(about)
+    return digest(about)
 
 
 def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -280,7 +278,3 @@ def _set(plain: dict[str, Any], key: str, value: Any) -> None:
     for part in path:
         plain = plain.setdefault(part, {})
     plain[last] = value
-
-
-def _digest(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

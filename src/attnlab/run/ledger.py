@@ -13,12 +13,11 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnlab.config.build import leaves
 from attnlab.errors import AttnlabError, DataError, WriteError
 from attnlab.run import identity
 from attnlab.run import record as records
@@ -109,7 +108,11 @@ class Ledger:
         return sorted(runs, key=lambda entry: (entry.started, entry.directory))
 
     def alike(self, key: str, mode: str, seed: int, task: str) -> list[LedgerEntry]:
-        """The runs of a job, whatever corpus they read; the oldest first. `key`: see :func:`key_of`."""
+        """The runs of a job, whatever corpus they read; the oldest first.
+
+        Args:
+            key: :func:`attnlab.run.identity.run` of the job's configuration with the corpus "".
+        """
         runs = [run for run in self.runs() if (run.mode, run.seed, run.task) == (mode, seed, task)]
         return [run for run in runs if _key(run) == key]
 
@@ -158,23 +161,13 @@ class Ledger:
             log.warning("%s; every record is read each time", error)
 
 
-def key_of(
-    config: identity.Config,
-    weights: Mapping[str, str] | None = None,
-    device: str | None = None,
-    threads: int | None = None,
-) -> str:
-    """What a job is, from its configuration alone: :func:`attnlab.run.identity.run` but for the corpus."""
-    return identity.run(config, "", weights, device, threads)
-
-
 @functools.cache
 def _key(run: LedgerEntry) -> str:
     """The key of a recorded run; empty where its record does not say what it was."""
     try:
         record = records.read(run.directory)
         weights, where = record["identity"]["weights"], record["environment"]
-        return key_of(record["config"], weights, where.get("device"), where.get("threads"))
+        return identity.run(record["config"], "", weights, where.get("device"), where.get("threads"))
     except (OSError, *records.UNREADABLE, AttnlabError) as error:
         log.debug("%s: no key: %s", run.directory, error)
         return ""
@@ -253,24 +246,3 @@ def remove(directory: Path, root: Path, what: Collection[str]) -> None:
             (directory / name).unlink(missing_ok=True)
     if not os.listdir(directory):  # else another run has just taken the name
         directory.rmdir()
-
-
-def users(directories: Iterable[Path], runs: Iterable[LedgerEntry], root: Path) -> dict[Path, Path]:
-    """Which of these run directories the configurations of other runs name, with the first such run.
-
-    Relative paths in configurations count from the working directory and from the folder above `root`.
-    """
-    wanted = {os.path.realpath(path): path for path in directories}
-    users: dict[Path, Path] = {}
-    for run in runs:
-        try:
-            texts = [text for _, text in leaves(records.read(run.directory)["config"]) if isinstance(text, str)]
-        except (OSError, *records.UNREADABLE):
-            continue
-        for text in (text for text in texts if "/" in text and "\0" not in text):
-            for base in (Path.cwd(), root.absolute().parent):
-                path = Path(os.path.realpath(base / os.path.expanduser(text)))
-                for used in wanted.keys() & set(map(str, (path, *path.parents))):
-                    if wanted[used] != run.directory:
-                        users.setdefault(wanted[used], run.directory)
-    return users

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Thread
 from typing import TypeVar
 
@@ -57,20 +57,15 @@ _shown: list[Progress] = []  # at most one bar: two on one terminal would overwr
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Pass]:
     """Yield a :class:`Pass`. Inside another pass, a line is added to the bar that is shown."""
-    if _shown or not sys.stderr.isatty():
-        nested = Pass(_shown[0] if _shown else None, what, total)
-        try:
-            yield nested
-        finally:
-            nested.close()
-        return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, Remaining(), console=Console(stderr=True), transient=True) as bar:
-        _shown.append(bar)
-        try:
-            yield Pass(bar, what, total)
-        finally:
-            _shown.clear()
+    with ExitStack() as stack:
+        if not _shown and sys.stderr.isatty():
+            bar = Progress(*columns, Remaining(), console=Console(stderr=True), transient=True)
+            _shown.append(stack.enter_context(bar))
+            stack.callback(_shown.clear)
+        current = Pass(_shown[0] if _shown else None, what, total)
+        stack.callback(current.close)
+        yield current
 
 
 def each(what: str, rows: Iterable[Value]) -> Iterator[Value]:

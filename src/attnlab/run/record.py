@@ -82,8 +82,7 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
     `stride` and `rank` are the values in use; null: the mechanism has no such option.
 
     Args:
-        cfg: the resolved configuration.
-        command: the command that repeats the run.
+        command: what repeats the run.
         weights: the content of the pretrained weights, see :func:`attnlab.run.identity.contents`. None: computed.
 
     Raises:

@@ -11,7 +11,6 @@ import functools
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from attnlab.run import fingerprint, identity, processes
 from attnlab.run import record as records
 from attnlab.run.directory import holder_of, locked
 from attnlab.run.files import write_text, writing
-from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry, key_of
+from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry
 from attnlab.run.loading import is_free
 from attnlab.run.record import RECORD
 
@@ -158,7 +157,7 @@ def earlier_runs(cfg: DictConfig, sweep: Path) -> list[LedgerEntry]:
     """The recorded runs in outputs/ and in the sweep's directory that are this job, the oldest first."""
     folders = [OUTPUTS] if sweep.resolve().is_relative_to(OUTPUTS.resolve()) else [OUTPUTS, sweep]
     device, threads = machine(cfg.hardware.accelerator) if cfg.mode == "bench" else (None, None)
-    key = key_of(cfg, None, device, threads)
+    key = identity.run(cfg, "", None, device, threads)
     runs = [run for folder in folders for run in Ledger(folder).alike(key, cfg.mode, cfg.seed, cfg.task.name)]
     return sorted((run for run in runs if _same_corpus(cfg, run)), key=lambda run: run.started)
 
@@ -210,11 +209,9 @@ def _near(path: Path) -> Path:
 
 
 def _near_with_commit(run: LedgerEntry) -> str:
-    """A run's directory, and its commit if another one made the record."""
-    if run.commit == (now := current_commit()):
-        return str(_near(run.directory))
-    made, this = (re.sub(r"^(\w{10})\w+", r"\1", commit) for commit in (run.commit, now))
-    return f"{_near(run.directory)} (made by commit {made}, this is {this}; rerun=true repeats it)"
+    """A run's directory, and its commit if that is not the present one."""
+    other = f" (made by commit {run.commit[:10]}; rerun=true repeats it)"
+    return f"{_near(run.directory)}{other * (run.commit != current_commit())}"
 
 
 def _ending(run: LedgerEntry) -> str:

@@ -1,7 +1,10 @@
 """BatchNorm on several processes: the running statistics that one process would have."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed, nn
@@ -10,6 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from attnlab.errors import ConfigError
 from attnlab.models.conformer import MaskedBatchNorm
 
+if TYPE_CHECKING:
+    from attnlab.data.base import Data
+
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """The BatchNorm layers of a model that keep running statistics, by name."""
@@ -17,16 +23,20 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {name: m for name, m in norms.items() if m.track_running_stats and m.momentum is not None}
 
 
-def share_batches(model: nn.Module) -> None:
-    """Each process has a part of every batch: from now on the statistics are those of the whole batch.
-
-    Args:
-        model: changed in place.
+def share_statistics(model: nn.Module, data: Data, processes: int) -> None:
+    """Where each process has a part of every batch, the model's statistics are from now on those of all parts.
 
     Raises:
-        ConfigError: a BatchNorm of another class, which knows its own part alone.
+        ConfigError: the statistics would depend on the number of processes.
     """
-    for name, norm in batch_norms(model).items():
+    norms = batch_norms(model)
+    if norms and not data.same_batches(processes):
+        raise ConfigError(
+            f"the model has BatchNorm ({next(iter(norms))}), whose statistics would depend on the number of processes: "
+            "set task.train.batch.split=false where the task has it, or take hardware.devices=1 and a task.data limit "
+            "that holds a whole update"
+        )
+    for name, norm in norms.items() if data.divides_batches(processes) else ():
         if not isinstance(norm, MaskedBatchNorm):
             raise ConfigError(
                 f"task.train.batch: the update is one bucket, which several processes divide, and {name} is a "
@@ -64,10 +74,7 @@ class RunningStatistics:
     value before an update, and its own n batches, rank k gets (1 - m)^n r_0 + c_k.  The value after all N batches is
     then (1 - m)^N r_0 + the sum over k of (1 - m)^(batches of later ranks) c_k.
 
-    Shared statistics are the same on every rank already.
-
-    Args:
-        model: the model; without BatchNorm nothing happens.
+    Shared statistics are the same on every rank already. A model without BatchNorm stays as it is.
     """
 
     def __init__(self, model: nn.Module) -> None:

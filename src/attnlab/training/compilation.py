@@ -43,7 +43,7 @@ class Compiled:
 
     def __init__(self, on: bool, dynamic: bool | None = None) -> None:
         self.on, self.dynamic = on, dynamic
-        self._found: dict[tuple[int, str], tuple[Any, Callable[..., Any]]] = {}
+        self.methods: dict[tuple[int, str], tuple[Any, Callable[..., Any]]] = {}
 
     def __bool__(self) -> bool:
         """Whether anything is compiled."""
@@ -55,9 +55,9 @@ class Compiled:
             return method
         owner: Any = method.__self__  # type: ignore[attr-defined]
         key = id(owner), method.__name__
-        if key not in self._found:  # with its owner, so that no other one gets the number
-            self._found[key] = owner, torch.compile(method, dynamic=self.dynamic, **_alone())
-        return cast(Function, self._found[key][1])
+        if key not in self.methods:  # with its owner, so that no other one gets the number
+            self.methods[key] = owner, torch.compile(method, dynamic=self.dynamic, **_alone())
+        return cast(Function, self.methods[key][1])
 
     def seconds(self) -> float:
         """For how long this process has compiled since the first call: what timings of decoding leave out; 0 if off."""

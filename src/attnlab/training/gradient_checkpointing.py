@@ -19,9 +19,6 @@ def checkpoint_layers(model: nn.Module) -> int:
     Layers are the members of each `nn.ModuleList` named `layers` in attnlab's models; timm's models have their own
     switch.
 
-    Args:
-        model: changed in place.
-
     Returns:
         The number of layers; 0 for a model that has its own switch.
 

@@ -57,6 +57,7 @@ class Module(LightningModule):
         clip: the largest norm of the gradient; 0: not clipped.
 
     Attributes:
+        pending: what the host has not read yet.
         decoded_validation: what the record says of the items that each validation decodes; None: it decodes none.
     """
 
@@ -83,7 +84,7 @@ class Module(LightningModule):
         self.last_loss = math.nan  # of the last update, per item, without smoothing; likewise
         self.mean_loss = math.nan  # the last point of the curve
         self._sums = torch.zeros(3)  # of the update so far: training loss, reported loss, items
-        self._pending = Pending()
+        self.pending = Pending()
         self._curve = [0.0, 0.0]  # training loss and items of the updates since the last point
         self._tallies: dict[bool, dict[str, Tensor]] = {True: {}, False: {}}  # by `training`: total and count by name
         self._statistics: RunningStatistics | None = None
@@ -150,8 +151,8 @@ class Module(LightningModule):
                 return 0.0 * self.losses(batch)[0]
         loss, plain, _, count = self.losses(batch)
         place = self.global_step + 1, self.current_epoch, batch_idx
-        self._pending.batches.append((*place, self.first_of(batch)))
-        self._pending.losses.append(loss.detach())
+        self.pending.batches.append((*place, self.first_of(batch)))
+        self.pending.losses.append(loss.detach())
         self._sums = self._sums + torch.stack([loss.detach(), plain.detach(), count.to(loss)]).to(self._sums)
         if self._statistics is not None:
             self._statistics.add_batch()
@@ -169,12 +170,12 @@ class Module(LightningModule):
     def configure_gradient_clipping(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         norm = nn.utils.clip_grad_norm_(self.parameters(), self.clip if self.clip > 0 else float("inf"))
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        self._pending.updates.append((self.global_step + 1, self.current_epoch))
-        self._pending.sums.append(torch.cat([self._sums, norm.to(self._sums).reshape(1)]))
+        self.pending.updates.append((self.global_step + 1, self.current_epoch))
+        self.pending.sums.append(torch.cat([self._sums, norm.to(self._sums).reshape(1)]))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         log_every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # of a mixin
-        if self._pending.updates and self.global_step % log_every == 0:
+        if self.pending.updates and self.global_step % log_every == 0:
             self._log_point()
 
     def on_train_end(self) -> None:
@@ -216,7 +217,7 @@ class Module(LightningModule):
 
     def _read(self, others: list[Tensor]) -> list[list[float]]:
         """`read_pending`, and the values of `others`, pairs of numbers, in the same read."""
-        pending, self._pending = self._pending, Pending()
+        pending, self.pending = self.pending, Pending()
         parts = [*(loss.reshape(1) for loss in pending.losses), *pending.sums, *others]
         values = torch.cat([part.to(self.device) for part in parts]).tolist() if parts else []
         losses, rest = values[: len(pending.losses)], values[len(pending.losses) :]

@@ -1,6 +1,7 @@
 """Learning-rate schedules that torch does not have."""
 
 import math
+from abc import abstractmethod
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
@@ -13,11 +14,23 @@ Updates = Annotated[int, Ge(1)]
 Share = Annotated[float, Ge(0), Le(1)]
 
 
-class _OwnSettings(LambdaLR):
-    """A schedule that restores the number of updates from a checkpoint, but keeps the settings of the resumed run.
+class _Warmup(LambdaLR):
+    """Linear warm-up to the optimizer's rate over `warmup_steps` updates, then :meth:`after`.
 
-    The resumed run may be longer than the first one, or have another rate.
+    It restores the number of updates from a checkpoint, but keeps the settings of the resumed run, which may be longer
+    than the first one or have another rate.
     """
+
+    warmup_steps: int
+
+    def factor(self, step: int) -> float:
+        """The share of the highest rate after `step` updates."""
+        at = step + 1
+        return at / self.warmup_steps if at <= self.warmup_steps else self.after(at)
+
+    @abstractmethod
+    def after(self, at: int) -> float:
+        """The share of the highest rate at update `at`, counted from 1, when the warm-up is over."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         settings = ("warmup_steps", "total_steps", "floor", "base_lrs")
@@ -27,13 +40,11 @@ class _OwnSettings(LambdaLR):
 
 
 @bounded
-class InverseSquareRoot(_OwnSettings):
+class InverseSquareRoot(_Warmup):
     """Linear warm-up to the optimizer's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step).
 
     Args:
-        optimizer: its rate is the highest.
-        warmup_steps: updates.
-        total_steps: not used; every schedule is given it.
+        total_steps: not used; every schedule gets it.
         floor: the lowest rate after the warm-up as a share of the highest.
     """
 
@@ -43,22 +54,16 @@ class InverseSquareRoot(_OwnSettings):
         self.warmup_steps, self.floor = warmup_steps, floor
         super().__init__(optimizer, self.factor)
 
-    def factor(self, step: int) -> float:
-        """The share of the highest rate after `step` updates."""
-        at = step + 1
-        if at <= self.warmup_steps:
-            return at / self.warmup_steps
+    def after(self, at: int) -> float:
         return max(self.floor, (self.warmup_steps / at) ** 0.5)
 
 
 @bounded
-class WarmupCosine(_OwnSettings):
+class WarmupCosine(_Warmup):
     """Linear warm-up to the optimizer's rate, then half a cosine down to `floor` times it at `total_steps`.
 
     Args:
-        optimizer: its rate is the highest.
-        warmup_steps: updates.
-        total_steps: updates of the whole run.
+        total_steps: updates of the training.
         floor: the lowest rate as a share of the highest.
 
     Raises:
@@ -66,21 +71,13 @@ class WarmupCosine(_OwnSettings):
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        warmup_steps: Updates,
-        total_steps: int | None = None,
-        floor: Share = 0.0,
+        self, optimizer: Optimizer, warmup_steps: Updates, total_steps: int | None = None, floor: Share = 0.0
     ) -> None:
         if total_steps is None or total_steps <= 0:
             raise ValueError("a cosine schedule needs a run of known length: set task.train.max_steps or max_epochs")
         self.warmup_steps, self.total_steps, self.floor = warmup_steps, total_steps, floor
         super().__init__(optimizer, self.factor)
 
-    def factor(self, step: int) -> float:
-        """The share of the highest rate after `step` updates."""
-        at = step + 1
-        if at <= self.warmup_steps:
-            return at / self.warmup_steps
+    def after(self, at: int) -> float:
         done = min(1.0, (at - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))

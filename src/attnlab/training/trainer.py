@@ -20,7 +20,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, Simpl
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
-from torch import distributed, nn
+from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast, Resume
@@ -39,7 +39,7 @@ from attnlab.run.device import scoring_dtype
 from attnlab.run.loggers import open_loggers
 from attnlab.run.processes import in_submitit
 from attnlab.run.record import NOT_RUN, first_process
-from attnlab.training.batch_norm import batch_norms, share_batches
+from attnlab.training.batch_norm import share_statistics
 from attnlab.training.checkpoints import average, write_weights
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 from attnlab.training.module import Module
@@ -80,8 +80,7 @@ def fit(
 
     Args:
         directory: the run directory; gets checkpoints/ and curves/.
-        module: the module to train; afterwards its model holds the averaged weights (under hardware=fsdp on rank zero
-            alone).
+        module: afterwards its model has the averaged weights, under hardware=fsdp on rank zero alone.
         monitor: the validation metric by which checkpoints are chosen.
         better: which values of `monitor` are better.
         resume: the checkpoint to continue, or None.
@@ -89,6 +88,9 @@ def fit(
     Returns:
         The record's `training` section.
     """
+    processes = process_count(cfg)
+    accumulate = data.batches_per_update(processes)
+    share_statistics(module.model, data, processes)
     best = BestAndLast(
         directory / "checkpoints",
         filename=f"step{{step:06d}}-{monitor}{{{monitor}:.4f}}",
@@ -98,20 +100,8 @@ def fit(
         save_top_k=cfg.task.train.keep_best,
         enable_version_counter=False,
     )
-    model = copy.deepcopy(module.model) if cfg.hardware.strategy == "fsdp" else module.model
-    processes = process_count(cfg)
-    accumulate = data.batches_per_update(processes)
-    if (norms := batch_norms(module.model)) and not data.same_batches(processes):
-        raise ConfigError(
-            f"the model has BatchNorm ({next(iter(norms))}), whose statistics would depend on the number of processes: "
-            "set task.train.batch.split=false where the task has it, or take hardware.devices=1 and a task.data limit "
-            "that holds a whole update"
-        )
-    if data.divides_batches(processes):
-        share_batches(module.model)
+    unit, resumed = "images" if "images" in cfg.task.train.batch else "tokens", Resume(data)
     configured = configured_callbacks(cfg, monitor, better)
-    resumed = Resume(data)
-    unit = "images" if "images" in cfg.task.train.batch else "tokens"
     callbacks = [best, resumed, Memory(), TrainingSpeed(unit), *configured, *progress(), EndAfterUpdate(best)]
     if not any(isinstance(callback, LearningRateMonitor) for callback in configured):
         callbacks.append(LearningRateMonitor())
@@ -123,12 +113,7 @@ def fit(
     decay = _ema_decay(cfg)
     if decay is not None:
         log.info("EMA weights (decay %g) are validated and scored", decay)
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    if model is not module.model:  # no process could decode alone with the part that it has
-        weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        if trainer.is_global_zero:  # the other ranks may lack the memory
-            model.load_state_dict(weights)
-            module.model = model.to(module.device)
+    _train(trainer, module, data, resume)
     idle = resume is not None and trainer.global_step == resumed.begun  # the run had ended while it was scored
     epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg)
     if stopped:
@@ -142,18 +127,7 @@ def fit(
             trainer.global_step,
         )
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
-    averaged = directory / "checkpoints" / "averaged.safetensors"
-    if trainer.is_global_zero:
-        if paths:
-            fill(module.model, averaged, average(paths))
-            several = len(paths) > 1
-            action = f"averaged {counted(len(paths), 'checkpoint')}" if several else "kept the best checkpoint"
-            log.info("%s: %s", action, averaged)
-        else:
-            log.warning("training ended before the first validation: the last weights are used as they are")
-        write_weights(averaged, module.model.state_dict(), module.identity)
-    if cfg.hardware.strategy != "fsdp":
-        _broadcast(module.model, trainer)
+    _average(trainer, module, paths, directory / "checkpoints" / "averaged.safetensors")
     return {
         "steps": trainer.global_step,
         "epochs": epochs,
@@ -170,6 +144,36 @@ def fit(
     }
 
 
+def _train(trainer: L.Trainer, module: Module, data: Data, resume: Path | None) -> None:
+    """Train; under hardware=fsdp rank zero then has the model with all its weights."""
+    sharded = isinstance(trainer.strategy, ModelParallelStrategy)
+    model = copy.deepcopy(module.model) if sharded else module.model
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    if sharded:
+        weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if trainer.is_global_zero:  # the other ranks may lack the memory
+            model.load_state_dict(weights)
+            module.model = model.to(module.device)
+
+
+def _average(trainer: L.Trainer, module: Module, paths: list[Path], averaged: Path) -> None:
+    """Give the model the mean of the checkpoints `paths`, and write it to `averaged`. Without any it stays as it is."""
+    if trainer.is_global_zero:
+        if paths:
+            fill(module.model, averaged, average(paths))
+            several = len(paths) > 1
+            action = f"averaged {counted(len(paths), 'checkpoint')}" if several else "kept the best checkpoint"
+            log.info("%s: %s", action, averaged)
+        else:
+            log.warning("training ended before the first validation: the last weights are used as they are")
+        write_weights(averaged, module.model.state_dict(), module.identity)
+    if trainer.world_size > 1 and not isinstance(trainer.strategy, ModelParallelStrategy):
+        for value in module.model.state_dict().values():
+            sent = value.to(trainer.strategy.root_device)
+            distributed.broadcast(sent, 0)
+            value.copy_(sent)
+
+
 def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
     """Epochs of the training; a fraction where it ended inside one, which Lightning counts as a whole one.
 
@@ -183,10 +187,8 @@ def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
 
 def _stopped_by(trainer: L.Trainer, cfg: DictConfig) -> str | None:
     """What ended a training before its updates or epochs were done; None where nothing did."""
-    if not trainer.should_stop:
-        return None
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
-    for callback in callbacks:
+    for callback in callbacks if trainer.should_stop else ():
         if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
             return f"early stopping ({callback.stopping_reason.name.lower().replace('_', ' ')})"
         if isinstance(callback, Timer) and (callback.time_remaining() or 0) <= 0:
@@ -237,16 +239,6 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
     )
     trainer.test(module, datamodule=data, verbose=False)
     return True
-
-
-def _broadcast(model: nn.Module, trainer: L.Trainer) -> None:
-    """Give the other processes rank zero's weights."""
-    if trainer.world_size == 1:
-        return
-    for value in model.state_dict().values():
-        sent = value.to(trainer.strategy.root_device)
-        distributed.broadcast(sent, 0)
-        value.copy_(sent)
 
 
 def process_count(cfg: DictConfig) -> int:
@@ -338,12 +330,7 @@ def build_trainer(
 
 
 def configured_callbacks(cfg: DictConfig, monitor: str, better: Literal["min", "max"]) -> list[Callback]:
-    """The callbacks of the node `callbacks`; those that watch a metric get the task's unless they have their own.
-
-    Args:
-        monitor: the validation metric by which checkpoints are chosen.
-        better: which values of `monitor` are better.
-    """
+    """The callbacks of the node `callbacks`; those that watch a metric get the task's unless they name another."""
     callbacks = []
     for name, node in cfg.callbacks.items():
         made = instantiate(node, path=f"callbacks.{name}")
