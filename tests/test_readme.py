@@ -153,7 +153,7 @@ def test_the_mechanism_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     node = yaml.safe_load(text)
     assert node.pop("_target_") == "attnlab.attention.sharp.SharpMHA"
     found = signature("lifted.sharp.SharpMHA")
-    assert found is not None and set(node) == set(found.parameters)
+    assert set(node) == set(found.parameters)
 
 
 def test_loading_a_compressed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,5 +111,5 @@ def test_refusals() -> None:
 
 
 def test_a_list_of_methods_names_the_file() -> None:
-    with pytest.raises(ConfigError, match=r"^compress=\[laser_mlp,tensorllm\]: several methods are one file"):
+    with pytest.raises(ConfigError, match=r"^compress=\[laser_mlp,tensorllm\]: .* nearest: laser_tensorllm"):
         compose("task=imagenet", "compress=[laser_mlp,tensorllm]")

@@ -12,10 +12,9 @@ from timm.optim import list_optimizers
 from attnlab.config.build import CONF
 from attnlab.config.check import check, check_present
 from attnlab.config.model import check_optimizer
-from attnlab.config.schema import constant, names_in
+from attnlab.config.schema import constant
 from attnlab.data.images.layout import IMAGES
 from attnlab.errors import ConfigError
-from attnlab.metrics import text_metrics
 from attnlab.run.loading import load
 
 TASKS = [f"task={path.stem}" for path in sorted((CONF / "task").glob("*.yaml"))]
@@ -145,6 +144,5 @@ def test_a_command_that_is_refused_late_leaves_no_new_directory(there: bool, tmp
 def test_what_is_read_as_source_is_what_the_libraries_have() -> None:
     for name in [*map(str, list_optimizers()), "lookahead_adamw"]:
         check_optimizer(name)
-    assert set(names_in("attnlab.metrics")) == set(text_metrics())
     assert set(get_img_extensions()) == set(IMAGES)
     assert constant("attnlab.modes.train.READS_CORPUS") is True

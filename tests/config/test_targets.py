@@ -2,21 +2,19 @@
 
 import copy
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import CONF, instantiate
-from attnlab.config.check import check, check_fixed, compose
+from attnlab.config.check import check, check_fixed, check_hydra, compose
 from attnlab.config.compose import Composer
-from attnlab.config.targets import PLACES, check_hydra, check_target, nodes, place_of
+from attnlab.config.nodes import check_target
 from attnlab.errors import ConfigError
 
 ATTENTION = "expected a class derived from attnlab.attention.Attention"
@@ -65,7 +63,7 @@ HOSTILE = {  # key: node, what the refusal says
     "another factory of timm": ("task.optimizer", call("timm.create_model", model_name="x"), "create_optimizer_v2"),
     "a factory in another place": ("attention", call("timm.optim.create_optimizer_v2"), ATTENTION),
     "a corpus": ("task.data.corpus", call("pathlib.Path"), "derived from attnlab.data.text.corpora.TextCorpus"),
-    "a vocabulary": ("task.data.vocabulary", call("subprocess.run", args="x"), "attnlab.data.text.vocabulary.Words"),
+    "a vocabulary": ("task.data.vocabulary", call("subprocess.run", args="x"), "attnlab.data.Words"),
     "a callback": ("callbacks.mine", call("os.system"), "derived from lightning.pytorch.callbacks.Callback"),
     "a function inside a callback": (
         "callbacks.mine",
@@ -82,9 +80,9 @@ HOSTILE = {  # key: node, what the refusal says
     "a name that is code": ("attention", call("os.system('x')"), "expected the dotted name of a class"),
     "a name with a colon": ("attention", call("os:system"), "expected the dotted name of a class"),
     "no text": ("attention", {"_target_": ["os", "system"]}, "expected the dotted name of a class"),
-    "a builtin without a module": ("attention", call("eval"), "no such class"),
+    "a builtin without a module": ("attention", call("eval"), ATTENTION),
     "what a reference hides": ("attention", call("${hide:}"), "expected the dotted name of a class"),
-    "a program": ("attention", call("pip.__main__.Attention"), "a class is written as"),
+    "a program": ("attention", call("pip.__main__.Attention"), ATTENTION),
     "scores": ("task.score", call("os.getcwd"), "attnlab.tasks.language_modelling.score.LanguageScore"),
     "an evaluation": ("task.evaluation", call("runpy.run_path", path_name="x"), "attnlab.tasks.harness.Harness"),
     "sampling": ("task.sampling", call("attnlab.decoding.BeamSearch"), "derived from attnlab.decoding.Sampling"),
@@ -106,48 +104,17 @@ def test_a_hostile_configuration_is_refused_before_anything_is_imported(name: st
 @pytest.mark.parametrize(
     ("path", "node"),
     [
-        ("attention", call("os.system", command="exit 3")),
         ("attention", call("subprocess.Popen", args=["false"])),
         ("task.optimizer", call("os.system", _partial_=True)),
         ("task.decode", call("attnlab.errors.ConfigError")),
         ("elsewhere", call("os.getcwd")),
-        ("elsewhere", call(f"{__name__}.Outer", thing=call("pathlib.Path"))),
-        ("elsewhere", call(f"{__name__}.Outer", inner=call("pathlib.Path"))),
-        ("elsewhere", call(f"{__name__}.Outer", thing="${oc.create:{_target_: pathlib.Path}}")),
+        ("task.data", call("attnlab.data.recall.data.RecallData", task="${oc.create:{_target_: pathlib.Path}}")),
         ("bench", "${oc.create:{_target_: os.getcwd}}"),
     ],
 )
-def test_the_object_itself_is_asked_where_it_is_built(path: str, node: Any) -> None:
-    """What a reference has hidden from the check is found here."""
-    with pytest.raises(ConfigError, match="expected"):
+def test_what_a_reference_has_hidden_is_refused_where_it_is_built(path: str, node: Any) -> None:
+    with pytest.raises(ConfigError, match=r"_target_=.*: (expected|nothing)"):
         instantiate(OmegaConf.create({"node": node}).node, path=path)
-
-
-class Inner: ...
-
-
-class Outer:
-    def __init__(self, inner: Inner | None = None, thing: Any = None) -> None: ...
-
-
-def test_the_annotation_of_the_outer_class_says_what_stands_inside() -> None:
-    assert isinstance(instantiate(OmegaConf.create(call(f"{__name__}.Outer", inner=call(f"{__name__}.Inner")))), Outer)
-
-
-@pytest.mark.parametrize(
-    ("key", "target"),
-    [
-        ("task.data.reader", "tarfile.TarFile"),
-        ("task.data.features", "subprocess.Popen"),
-        ("task.data.augment", "os.system"),
-        ("task.model.encoder", "os.system"),
-        ("task.model.decoder", "torch.hub.load"),
-        ("task.decode", "os.system"),
-    ],
-)
-def test_nested_nodes_of_a_speech_task(key: str, target: str, speech: DictConfig) -> None:
-    with pytest.raises(ConfigError, match=f"{key}._target_={target}: expected a class derived from"):
-        check_fixed(changed(speech, key, {"_target_": target, "_partial_": True}))
 
 
 def test_a_function_in_a_private_folder_is_refused_without_its_import(
@@ -180,43 +147,34 @@ def test_one_s_own_classes_pass_wherever_they_lie(
     right |= {"callbacks.x": ("loud.Watch",), "task.optimizer": ("loud.Slow",)}
     for key, names in right.items():
         for name in names:
-            check_target(f"theirs.{name}", key, place_of(key))
+            check_target(f"theirs.{name}", key)
     with pytest.raises(ConfigError, match="expected a class derived from torch.optim.Optimizer"):
-        check_target("theirs.loud.Net", "task.optimizer", place_of("task.optimizer"))
+        check_target("theirs.loud.Net", "task.optimizer")
     assert "theirs" not in sys.modules
 
 
-def test_every_target_of_the_project_has_its_place(speech: DictConfig) -> None:
-    """Files with `_target_`s are composed by other tests; here: no listed place is left that no file fills."""
-    files = [yaml.safe_load(path.read_text()) for path in CONF.rglob("*.yaml")]
-    assert any("_target_" in (file or {}) for file in files)
-    for path, _, place in nodes(OmegaConf.to_container(speech)):
-        assert place is not None, path
-    assert all(place.bases for place in PLACES.values())
-
-
-HYDRA: dict[str, tuple[str, Any, str]] = {  # key, value, what the refusal names
-    "launcher": ("launcher", call("os.system"), "hydra.launcher._target_=os.system: expected a class derived from"),
-    "a launcher of one's own": ("launcher", call("tests.mine.Launcher"), "of a plugin of Hydra"),
-    "sweeper": ("sweeper", call("subprocess.Popen", args="x"), "hydra.plugins.sweeper.Sweeper"),
-    "a class inside": ("launcher.x", call("os.system"), "hydra.launcher.x._target_=os.system: expected no _target_"),
-    "another of Hydra's functions": ("launcher", call("hydra.utils.call"), "hydra.plugins.launcher.Launcher"),
-    "by way of Hydra": ("launcher", call("hydra.main.os.system"), "expected a class"),
-    "a reference to a node": ("launcher.x", "${task.evil}", "hydra.launcher.x.x._target_=os.system"),
-    "a made node": ("sweeper.x", "${oc.create:'{_target_: os.system}'}", "hydra.sweeper.x._target_=os.system"),
-    "a reference that only a job resolves": ("launcher.x", "${task.nothing}", "expected plain values"),
-    "callback": ("callbacks", {"x": call("os.system")}, "hydra.callbacks: not supported"),
-    "all callbacks": ("callbacks", "${task.evil}", "hydra.callbacks: not supported"),
-    "a factory of a handler": ("job_logging.handlers.x", {"()": "os.system"}, "hydra.job_logging: cannot be changed"),
-    "an object of a module": ("job_logging.handlers.console.stream", "ext://os.system", "hydra.job_logging: cannot"),
-    "a file elsewhere": ("job_logging.handlers.file.filename", "/root/.bashrc", "hydra.job_logging: cannot be changed"),
-    "all of the logging": ("hydra_logging", "${task.evil}", "hydra.hydra_logging: cannot be changed"),
-    "another file of logging": ("runtime.choices", {"hydra/job_logging": "../../x"}, "hydra.job_logging: cannot be"),
-    "the environment": ("job.env_set", {"LD_PRELOAD": "/evil.so"}, "no env_set"),
-    "the log's name": ("job.name", "../../evil", "expected a plain name"),
-    "a function of the search": ("sweeper.custom_search_space", "os.system", "hydra.sweeper: a search space"),
-    "a search of Hydra's own keys": ("sweeper.params", {"hydra/job_logging": "evil"}, "hydra.sweeper: a search space"),
-    "a command of the cluster": ("launcher.setup", ["touch x"], "hydra.launcher.setup: a file cannot bring commands"),
+HYDRA: dict[str, tuple[str, Any]] = {  # key below hydra, value
+    "launcher": ("launcher", call("os.system")),
+    "a launcher of another package": ("launcher", call("tests.mine.Launcher")),
+    "sweeper": ("sweeper", call("subprocess.Popen", args="x")),
+    "a class inside": ("launcher.x", call("os.system")),
+    "another of Hydra's functions": ("launcher", call("hydra.utils.call")),
+    "by way of Hydra": ("launcher", call("hydra.main.os.system")),
+    "a reference to a node": ("launcher.x", "${task.evil}"),
+    "a made node": ("sweeper.x", "${oc.create:'{_target_: os.system}'}"),
+    "a reference that only a job resolves": ("launcher.x", "${task.nothing}"),
+    "callback": ("callbacks", {"x": call("os.system")}),
+    "all callbacks": ("callbacks", "${task.evil}"),
+    "a factory of a handler": ("job_logging.handlers.x", {"()": "os.system"}),
+    "an object of a module": ("job_logging.handlers.console.stream", "ext://os.system"),
+    "a file elsewhere": ("job_logging.handlers.file.filename", "/root/.bashrc"),
+    "all of the logging": ("hydra_logging", "${task.evil}"),
+    "the environment": ("job.env_set", {"LD_PRELOAD": "/evil.so"}),
+    "the log's name": ("job.name", "../../evil"),
+    "a function of the search": ("sweeper.custom_search_space", "os.system"),
+    "a search of Hydra's own keys": ("sweeper.params", {"hydra/job_logging": "evil"}),
+    "a command of the cluster": ("launcher.setup", ["touch x"]),
+    "another search path": ("searchpath", ["file:///evil"]),
 }
 
 
@@ -226,27 +184,26 @@ def composed() -> DictConfig:
         return Composer().compose(["attention=mha"])
 
 
-def with_hydra(composed: DictConfig, key: str, value: Any) -> DictConfig:
+def hydra(composed: DictConfig, key: str, value: Any) -> DictConfig:
+    """Hydra's node with another value."""
     cfg = copy.deepcopy(composed)
     OmegaConf.set_struct(cfg, False)
     cfg.task.evil = {"x": call("os.system")}
     cfg.hydra = OmegaConf.create(OmegaConf.to_container(cfg.hydra))  # without Hydra's own types
-    merge = key == "runtime.choices"
-    OmegaConf.update(cfg.hydra, key, value, merge=merge, force_add=True)
-    return cfg
+    OmegaConf.update(cfg.hydra, key, value, merge=False, force_add=True)
+    return cfg.hydra
 
 
 @pytest.mark.parametrize("name", HYDRA)
 def test_hydras_own_node(name: str, composed: DictConfig) -> None:
-    key, value, told = HYDRA[name]
-    with pytest.raises(ConfigError, match=re.escape(told)) as caught:
-        check_hydra(with_hydra(composed, key, value), [])
-    assert str(caught.value).startswith("hydra.")
+    key, value = HYDRA[name]
+    with pytest.raises(ConfigError, match=rf"^hydra\.{key.partition('.')[0]}"):
+        check_hydra(hydra(composed, key, value), composed.hydra, [])
 
 
 def test_what_a_person_writes_on_the_command_line_of_a_cluster(composed: DictConfig) -> None:
-    check_hydra(composed, [])
-    check_hydra(with_hydra(composed, "launcher.setup", ["module load cuda"]), ["hydra.launcher.setup"])
+    check_hydra(composed.hydra, composed.hydra, [])
+    check_hydra(hydra(composed, "launcher.setup", ["module load cuda"]), composed.hydra, ["hydra.launcher.setup"])
 
 
 def own(folder: Path, name: str, text: str) -> str:
@@ -261,7 +218,7 @@ def test_files_of_a_directory(tmp_path: Path) -> None:
     flag = own(
         tmp_path, "experiment/evil", "# @package _global_\nhydra:\n  callbacks:\n    x: {_target_: os.system, a: 1}\n"
     )
-    with pytest.raises(ConfigError, match=r"hydra\.callbacks: not supported"):
+    with pytest.raises(ConfigError, match=r"^hydra\.callbacks: "):
         check([flag, "experiment=evil"])
 
 

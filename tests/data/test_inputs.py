@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.config.check import compose
 from attnlab.data.inputs import InputKind, Inputs
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import DataError
 
 TEXT = InputKind("text", (), ("text", "source"))
 
@@ -84,15 +83,6 @@ def test_wrong_inputs(tmp_path: Path, name: str, content: bytes | None, kind: In
     with pytest.raises(DataError, match=told) as caught:
         Inputs(str(tmp_path / name), kind)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("content", "told"), [("a\n\nb\n", "line 2: empty"), (None, "no such file")])
-def test_a_file_of_texts_is_checked_with_the_command_line(tmp_path: Path, content: str | None, told: str) -> None:
-    """Before libraries and weights are loaded."""
-    if content is not None:
-        (tmp_path / "x.txt").write_text(content)
-    with pytest.raises((ConfigError, DataError), match=f"x.txt.*{told}"):
-        compose("task=wikitext2", "mode=predict", f"input={tmp_path / 'x.txt'}", f"checkpoint={tmp_path}")
 
 
 def test_nothing() -> None:

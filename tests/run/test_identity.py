@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.config import schema
 from attnlab.config.check import compose
-from attnlab.config.renames import RENAMES, Renames, advice
+from attnlab.config.renames import RENAMES, Renames
 from attnlab.errors import ConfigError, DataError
 from attnlab.run import fingerprint, identity
 from attnlab.run.identity import LEFT_OUT, canonical, recipe, run
@@ -275,10 +275,8 @@ def test_an_old_key_is_refused_with_its_new_name() -> None:
         compose("bench.prompt=3")
     with pytest.raises(ConfigError, match=r"^attention\.reads_prompt was renamed: write attention\.reads_prefix$"):
         compose("attention=multilinear", "attention.reads_prompt=true")
-    table = Renames(keys={"a.b": "c"}, removed={"d": "it follows from e"})
-    assert advice("a.b.x", renames=table) == "a.b.x was renamed: write c.x"
-    assert advice("d.x", renames=table) == "d.x was removed: it follows from e"
-    assert advice("a.c", renames=table) is None
+    with pytest.raises(ConfigError, match=r"^bench\.published was removed: "):
+        compose("bench.published=own")
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------

@@ -191,11 +191,7 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
         if name not in names:
-            kinds = ("published", "compiled")
-            if name.partition("_")[0] in kinds:
-                raise ConfigError(f"bench.references: {name}: published and compiled cannot be combined")
-            known = [*names, *kinds, *(f"{kind}_{other}" for kind in kinds for other in names)]
-            raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, known)}")
+            raise ConfigError(f"bench.references: {name} is no mechanism{nearest(name, names)}")
         node = written(compose(f"attention/{name}"))
         if parts := mechanisms_of(node["attention"].get("pattern"), names):
             node["attention"]["mechanisms"] = {

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config.hardware import settle
-from attnlab.config.targets import require_target
+from attnlab.config.nodes import bases_of, check_target
 from attnlab.errors import ConfigError
 
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link in a checkout, a folder in the wheel
@@ -147,31 +147,35 @@ def knob_paths(cfg: DictConfig, knob: str) -> list[str]:
 def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:
     """Build what a node's `_target_` names, and first the nodes in it; `kwargs` join or replace its own keys.
 
-    `path` says where the node stands, if it was taken out of its configuration. A node with `_partial_: true` gives a
-    callable that waits for the other arguments. Lists and mappings arrive plain.
+    A node with `_partial_: true` gives a callable that waits for the other arguments. Lists and mappings arrive plain.
     ConfigError names the path of the node whose target does not exist or refuses what it is given (TypeError,
     ValueError: kept as the cause). Anything else that a constructor raises passes unchanged.
 
     Args:
+        path: where the node stands, if it was taken out of its configuration.
         kwargs: more arguments.
     """
-    return _build(node, path or str(node._get_full_key(None)), kwargs)
+    path = path or str(node._get_full_key(None))
+    if "_target_" not in node and bases_of(path):
+        raise ConfigError(f"{path}: expected a _target_, the class that is built; the file that sets it has none")
+    return _build(node, path, kwargs)
 
 
-def _build(node: Any, path: str, more: Mapping[str, Any], outer: tuple[str, str] = ("", "")) -> Any:
-    """`outer`: the `_target_` around this node, and its parameter in which the node lies."""
+def _build(node: Any, path: str, more: Mapping[str, Any]) -> Any:
     if isinstance(node, ListConfig):
-        return [_build(item, f"{path}.{i}", {}, outer) for i, item in enumerate(node)]
+        return [_build(item, f"{path}.{i}", {}) for i, item in enumerate(node)]
     if not isinstance(node, DictConfig):
         return node
-    target = str(node["_target_"]) if "_target_" in node else ""
     keys = [str(key) for key in node if key not in ("_target_", "_partial_") and key not in more]
-    inside = {key: (target, key) if target else outer for key in keys}
-    arguments = {key: _build(node[key], f"{path}.{key}", {}, inside[key]) for key in keys} | dict(more)
+    arguments = {key: _build(node[key], f"{path}.{key}", {}) for key in keys} | dict(more)
     if "_target_" not in node:
         return arguments
-    function = _locate(target, path)
-    require_target(function, target, path, outer)
+    target = node["_target_"]
+    check_target(target, path)  # again: a reference may have hidden it
+    try:
+        function = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{path}._target_={target}: cannot be imported: {error}") from error
     call = _Call(function, **arguments)
     call.path = path
     return call if node.get("_partial_") else call()
@@ -187,10 +191,3 @@ class _Call(functools.partial[Any]):
             return super().__call__(*args, **kwargs)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{self.path}: {error}") from error
-
-
-def _locate(target: str, path: str) -> Any:
-    try:
-        return pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{path}._target_={target}: cannot be imported: {error}") from error

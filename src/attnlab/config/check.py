@@ -8,46 +8,51 @@ import os
 import pkgutil
 import re
 import shutil
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.annotation import File, literals, marks
 from attnlab.config.batch import check_batch
+from attnlab.config.bounds import literals, marks
 from attnlab.config.command_line import CommandLine, parse, parse_flags
-from attnlab.config.compose import Composer, keys, walk
+from attnlab.config.compose import Composer
 from attnlab.config.hardware import check_device
 from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
-from attnlab.config.nodes import check_nodes, declared, parameters
+from attnlab.config.nodes import check_nodes, declared, targets
 from attnlab.config.rules import check_relations
-from attnlab.config.schema import constant, definition
-from attnlab.config.settings import ARGUMENTS, MODES, ReadBy, modes_of_every_task, owner, read_by
-from attnlab.config.targets import check_hydra
+from attnlab.config.schema import File, constant, definition
+from attnlab.config.settings import MODES
 from attnlab.errors import ConfigError, DataError
 
-FILES_OF_INPUTS = (".txt", ".jsonl", ".ndjson", ".wav", ".flac", ".png", ".jpg", ".jpeg")
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
-NOT_FILES = ("prompt", "format", "input", "output")  # of the keys that only some modes read: they need not exist
-PATHS = (
-    *("data_root", "DATA_ROOT", "model", "checkpoint", "resume", "baseline", "output", "cache_dir", "hydra.run.dir"),
-    *("hydra.sweep.dir", "task.encoder_checkpoint", "task.text.file", FOLDER),
-)
+READ_BY = {  # root keys that only some modes read
+    "checkpoint": ("test", "predict", "generate", "evaluate", "describe", "export"),
+    "prompt": ("generate",),
+    "format": ("export",),
+    "input": ("predict",),
+    "output": ("predict",),
+    "resume": ("train",),
+    "baseline": ("train", "test", "compress"),
+}
+NEED_WEIGHTS = ("test", "predict", "generate", "evaluate")
 DECODERS = "base/language_modelling"  # in the files of tasks that can begin with a pretrained decoder
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
 USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
-
-
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
-SUBDIR = f"{NUMBERED}_${{hydra.runtime.choices.task}}"  # of several mechanisms
+PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.", "optuna.samplers.")  # what Hydra builds
+RESERVED = (  # of Hydra's node: what runs code or commands, or names files; --config-dir cannot set it
+    *("searchpath", "callbacks", "job.env_set", "job.name", "job_logging", "hydra_logging"),
+    *(f"launcher.{name}" for name in ("setup", "srun_args", "python", "additional_parameters")),
+    *("sweeper.params", "sweeper.custom_search_space"),
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,6 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
     composer = Composer(flags.config_dir, flags.config_name)
     with composer.hydra():
         line = parse(words, flags, composer)
-        _check_names(line.settings)
         settings = line.jobs()
         loaded = [load(composer, job) if load else None for job in settings]
         of_hydra = [str(setting.input_line) for setting in line.settings if setting.key_or_group.startswith("hydra.")]
@@ -115,16 +119,20 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             composer.compose(of_hydra) if run else _complete(composer.job(job), job, read_models)
             for run, job in zip(loaded, settings, strict=True)
         ]
-        _check_cluster(composed, line.multirun)
+        check_cluster(composed, line.multirun)
         if flags.config_dir is not None:
+            builtin = Composer().compose([]).hydra
             fixed = [setting for setting in line.settings if setting not in line.swept]  # Hydra composes these first
             for cfg in [*composed, *([composer.job(_of_groups(fixed, composer))] if line.swept else [])]:
-                check_hydra(cfg, line.keys)
+                check_hydra(cfg.hydra, builtin, line.keys)
         jobs = [run.cfg if run else _fix(cfg, composer) for run, cfg in zip(loaded, composed, strict=True)]
         for job, cfg in zip(jobs, composed, strict=True):
             _check_folder(job, cfg, line.keys)
         run = loaded[0]
-        _check_flags(flags, line.multirun, jobs, run)
+        if line.multirun and any(job.resume is not None for job in jobs):
+            raise ConfigError("resume= continues one run: leave -m out")
+        if (flags.cfg or flags.info) and run:
+            raise ConfigError("--cfg and --info show what is composed; a run that is loaded has its config.yaml")
         hydra = composed[0].hydra
         directory = Path(hydra.sweep.dir if line.multirun else hydra.run.dir)
         if run and not line.multirun and "hydra.run.dir" not in line.keys:
@@ -160,60 +168,55 @@ def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) 
     return completed
 
 
-def _check_flags(flags: Namespace, multirun: bool, jobs: Sequence[DictConfig], run: Job | None) -> None:
-    if multirun and any(job.resume is not None for job in jobs):
-        raise ConfigError("resume= continues one run: leave -m out")
-    if (flags.cfg or flags.info) and run:
-        flag = "--cfg" if flags.cfg else "--info"
-        raise ConfigError(f"{flag} shows what is composed; a run that is loaded has its config.yaml")
-
-
-def _names_of_directories(loaded: Sequence[Job | None], overrides: Sequence[str]) -> list[str]:
+def _names_of_directories(loaded: Sequence[Job | None], keys: Sequence[str]) -> list[str]:
     """Options of the runs that a multirun's jobs use, for the names of the jobs' directories."""
     first = loaded[0].choices if loaded[0] else []
     shared = [text for text in first if all(run is not None and text in run.choices for run in loaded)]
-    chosen = [text for text in shared if text.partition("=")[0] not in overrides]
-    if first and "hydra.sweep.subdir" not in overrides and any(run and run.choices != first for run in loaded):
-        chosen.append(SUBDIR if any(text.startswith("task=") for text in chosen) else NUMBERED)
+    chosen = [text for text in shared if text.partition("=")[0] not in keys]
+    if first and "hydra.sweep.subdir" not in keys and any(run and run.choices != first for run in loaded):
+        one_task = any(text.startswith("task=") for text in chosen)
+        chosen.append(NUMBERED + "_${hydra.runtime.choices.task}" * one_task)
     return chosen
 
 
-def _check_names(overrides: Sequence[Override]) -> None:
-    """Refuse a path that cannot exist, such as one that is too long for the file system."""
-    names = [(setting.key_or_group, setting.value()) for setting in overrides if not setting.is_sweep_override()]
-    for key, value in [*names, ("DATA_ROOT", os.environ.get("DATA_ROOT"))]:
-        if isinstance(value, str | QuotedString) and key in PATHS:
-            text = str(getattr(value, "text", value))
-            try:
-                Path(text).expanduser().exists()
-            except (OSError, ValueError, RuntimeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                shown = f"{text[:60]}{'...' * (len(text) > 60)}"
-                raise ConfigError(f"{key}={shown}: not the path of a file or folder ({reason})") from error
-
-
-def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
+def check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
     """Refuse SLURM's launcher where it could not submit the jobs. Inside a job, which it has started, all is well."""
-    hydra, inside = jobs[0].hydra, "SUBMITIT_EXECUTOR" in os.environ
-    if hydra.launcher._target_ != SLURM or inside:
+    if jobs[0].hydra.launcher._target_ != SLURM or "SUBMITIT_EXECUTOR" in os.environ:
         return
-    choices = hydra.runtime.choices
-    key = "hardware=slurm" if choices.hardware == "slurm" else f"hydra/launcher={choices['hydra/launcher']}"
     if not multirun:
-        raise ConfigError(f"{key}: jobs are submitted by -m, a single one too; a run on this machine: hardware=gpu")
-    plugins = find_spec("hydra_plugins")  # a namespace that the first plugin makes
-    if plugins is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
-        raise ConfigError(f"{key}: needs hydra-submitit-launcher; pip install 'attnlab[launch]'")
+        raise ConfigError("hardware=slurm: jobs are submitted by -m, a single one too; on this machine: hardware=gpu")
     if shutil.which("sbatch") is None:
         raise ConfigError(
-            f"{key}: this machine has no sbatch; start the command on a login node of the cluster, or take hardware=gpu"
+            "hardware=slurm: this machine has no sbatch; start the command on a login node of the cluster"
         )
     for name in ("devices", "num_nodes"):
         if len(values := {str(job.hardware[name]): None for job in jobs}) > 1:
             numbers = " and ".join(values)
             raise ConfigError(f"hardware.{name}={numbers}: expected one value for all jobs of a multirun on SLURM")
-    if not isinstance(hydra.launcher.gpus_per_node, int | None):
-        raise ConfigError(f"hardware.devices={jobs[0].hardware.devices}: SLURM is told a number, that of a node's GPUs")
+
+
+def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> None:
+    """Check what files of --config-dir make of Hydra's own node, of which Hydra builds objects and runs commands.
+
+    Args:
+        builtin: the node without these files.
+        keys: those that the command line sets.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    for name in RESERVED:
+        value, expected = (config.written(OmegaConf.select(node, name)) for node in (hydra, builtin))
+        if value and value != expected and not any(f"hydra.{name}".startswith(key) for key in keys):
+            raise ConfigError(f"hydra.{name}: a file of --config-dir cannot set it; give it on the command line")
+    for name in ("launcher", "sweeper"):
+        try:  # what a reference hides is checked too
+            node = OmegaConf.to_container(hydra[name], resolve=True)
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ConfigError(f"hydra.{name}: {str(error).splitlines()[0]}; expected plain values") from error
+        for path, target in targets(node, f"hydra.{name}"):
+            if not str(target).startswith(PLUGINS):
+                raise ConfigError(f"{path}._target_={target}: expected a class of Hydra or of a plugin of Hydra")
 
 
 def _check_folder(job: DictConfig, composed: DictConfig, overrides: Sequence[str]) -> None:
@@ -242,28 +245,13 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
-    _check_keys(cfg, composer)
     check_mode(cfg, choices.task)
     _check_task(cfg, composer)
     _check_references(cfg, composer)
     _check_knobs(cfg, composer)
-    _check_classes(cfg)
     fixed = config.freeze(cfg, choices)
     check_fixed(fixed)
     return fixed
-
-
-def _check_keys(cfg: DictConfig, composer: Composer) -> None:
-    """Refuse keys that a recipe or an experiment adds where no class declares the keys: those of the task's files."""
-    plain = {str(key): config.written(cfg._get_node(key)) for key in cfg if key != "hydra"}
-    files = [{"task": content} for _, _, content in composer.files("task", cfg.hydra.runtime.choices.task)]
-    groups: dict[str, Any] = {name: {} for name in (*config.GROUPS, *ARGUMENTS)}
-    for key in keys(dict.fromkeys(plain) | {"task": plain["task"]}):
-        parent, path, _ = walk(plain, key.rpartition(".")[0]) if "." in key else (plain, "", [])
-        name = key.rpartition(".")[2]
-        is_open = isinstance(parent, dict) and (path == "task" or not owner(parent, path) or not path)
-        if is_open and not declared(parent, path, name) and all(walk(known, key)[2] for known in [*files, groups]):
-            raise ConfigError(f"{key}: no such key{nearest(name, [*parameters(owner(parent, path)), *groups])}")
 
 
 def check_fixed(cfg: DictConfig) -> None:
@@ -271,23 +259,6 @@ def check_fixed(cfg: DictConfig) -> None:
     check_nodes(config.written(cfg))
     check_relations(cfg)
     check_batch(cfg)
-
-
-def check_lines(path: Path) -> None:
-    """Refuse a file of `input=` with an empty line: results would not stand in the lines of their inputs.
-
-    Raises:
-        DataError: names the line.
-    """
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    raise DataError(f"{path} line {number}: empty; expected a text in every line")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def check_mode(cfg: DictConfig, task: str) -> None:
@@ -298,21 +269,20 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     """
     if cfg.mode not in MODES:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
-    modes = list(dict.fromkeys([*cfg.task.modes, *modes_of_every_task()]))
-    if cfg.mode not in modes:
-        has = ", ".join(modes)
-        raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {has}")
-    readers = read_by()
-    for key, reading in readers.items():
-        value = cfg[key]
-        if value is not None and cfg.mode not in reading.modes:
-            raise ConfigError(f"{key}= is read by mode={' and mode='.join(reading.modes)}, not by mode={cfg.mode}")
-        if value is not None and key not in NOT_FILES and not Path(value).expanduser().exists():
-            raise ConfigError(f"{key}={value}: no such file or directory")
+    every_task = [mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True]
+    if cfg.mode not in (modes := list(dict.fromkeys([*cfg.task.modes, *every_task]))):
+        raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {', '.join(modes)}")
+    for key, readers in READ_BY.items():
+        if cfg[key] is not None and cfg.mode not in readers:
+            raise ConfigError(f"{key}= is read by mode={' and mode='.join(readers)}, not by mode={cfg.mode}")
+    for key in ("checkpoint", "resume", "baseline"):
+        if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
+            raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
     if Path(cfg.cache_dir).expanduser().is_file():
         raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
-    _check_input(cfg)
-    _check_weights(cfg, readers["checkpoint"])
+    if cfg.mode == "predict" and cfg.input is None:
+        raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
+    _check_weights(cfg)
     if cfg.data_root == "":
         raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
     if cfg.data_root is not None and "root" not in cfg.task.data:
@@ -324,46 +294,29 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         _check_checkpoint(str(cfg.checkpoint))
 
 
-def _check_input(cfg: DictConfig) -> None:
-    """Refuse mode=predict without an input, or with a file that is not there."""
-    if cfg.mode == "predict" and cfg.input is None:
-        raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
-    if cfg.mode == "predict" and cfg.input.endswith(FILES_OF_INPUTS) and not cfg.input.split()[1:]:
-        if not (file := Path(cfg.input).expanduser()).exists():
-            raise ConfigError(f"input={cfg.input}: no such file")
-        if file.suffix == ".txt":
-            check_lines(file)
-
-
-def _check_weights(cfg: DictConfig, reading: ReadBy) -> None:
-    """Refuse a mode without the weights that it needs; `reading`: the modes that read `checkpoint=`."""
-    as_it_is = (  # the pretrained model is scored
-        cfg.mode == "test"
-        and cfg.checkpoint is None
-        and OmegaConf.select(cfg, "task.model._target_") == TIMM
-        and cfg.task.model.weights is not None
-        and cfg.hydra.runtime.choices.compress == "none"
-    )
-    if cfg.mode in set(reading.modes) - set(reading.optional) and not as_it_is:
-        untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
-        pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
-        if cfg.checkpoint is None and not ((untrained or pretrained) and cfg.model is not None):
-            also = ", or model=<a run, a folder or a name of the hub>" * untrained
-            raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>{also}")
-        if cfg.checkpoint is None and pretrained and cfg.hydra.runtime.choices.convert != "none":
-            convert = f"convert={cfg.hydra.runtime.choices.convert}"
-            raise ConfigError(
-                f"mode={cfg.mode} with {convert}: a model is converted by mode=convert, or by training; give "
-                f"checkpoint=<that run>, or leave {convert} out to use model={cfg.model} as it is"
-            )
-        if untrained and cfg.checkpoint is not None and cfg.model is not None:
-            raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
-    if cfg.mode == "export" and cfg.checkpoint is None and cfg.model is None:
-        raise ConfigError("mode=export needs checkpoint=<a trained run> or model=<a run of mode=compress>")
-    if cfg.mode == "export" and cfg.checkpoint is None and cfg.task.get("weights") is not None:
+def _check_weights(cfg: DictConfig) -> None:
+    """Refuse a mode without the weights that it needs."""
+    untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
+    pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
+    if untrained and cfg.checkpoint is not None and cfg.model is not None:
+        raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
+    if cfg.checkpoint is not None:
+        return
+    if cfg.mode == "export" and (cfg.model is None or pretrained):
+        raise ConfigError("mode=export needs checkpoint=<a trained run>, or model=<a run of mode=compress>")
+    if cfg.mode not in NEED_WEIGHTS:
+        return
+    choices = cfg.hydra.runtime.choices
+    pretrained_images = OmegaConf.select(cfg, "task.model._target_") == TIMM and cfg.task.model.weights is not None
+    if cfg.mode == "test" and pretrained_images and choices.compress == "none":
+        return  # it is scored as it is
+    if not ((untrained or pretrained) and cfg.model is not None):
+        also = ", or model=<a run, a folder or a name of the hub>" * untrained
+        raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>{also}")
+    if pretrained and choices.convert != "none":
         raise ConfigError(
-            f"mode=export: model={cfg.model} is what transformers reads already; give checkpoint=<a run that has "
-            "converted or trained it>"
+            f"mode={cfg.mode} with convert={choices.convert}: a model is converted by mode=convert, or by training; "
+            "give checkpoint=<that run>, or leave convert= out"
         )
 
 
@@ -411,33 +364,14 @@ def _check_references(cfg: DictConfig, composer: Composer) -> None:
     if cfg.mode != "bench" or cfg.hydra.runtime.choices.attention is None:
         return
     known = ["published", "compiled", *composer.options("attention")]
-    names = [str(name).partition(".")[0] for name in cfg.bench.references or ()]
+    names = {str(name).partition(".")[0]: "" for name in cfg.bench.references or ()}
     plain = [re.sub("^(published|compiled)_", "", name) for name in names]
     for name, mechanism in zip(names, plain, strict=True):
         if mechanism not in known:
             raise ConfigError(f"bench.references: {name} is no mechanism{nearest(mechanism, known)}")
-    for override in cfg.bench.overrides or ():
-        if "=" not in str(override) or str(override).partition(".")[0] not in plain:
-            raise ConfigError(
-                f"bench.overrides: {override}: expected REFERENCE.KEY=VALUE, with a name of bench.references without "
-                "published_ or compiled_"
-            )
-
-
-def _check_classes(cfg: DictConfig) -> None:
-    """Refuse a file of a group that names no class."""
-    plain: dict[str, Any] = {str(key): config.written(cfg._get_node(key)) for key in cfg if key != "hydra"}
-    choices = cfg.hydra.runtime.choices
-    nodes = {f"{group}.{name}": node for group in config.LISTS for name, node in plain[group].items()}
-    nodes |= {f"task.{name}": plain["task"].get(name, {}) for name in ("kind", "data", "model")}
-    if choices.attention is not None and "pattern" not in plain["attention"]:
-        nodes[f"attention={choices.attention}"] = plain["attention"]
-    for group in ("compress", "convert"):
-        if choices[group] != "none":
-            nodes[f"{group}={choices[group]}"] = plain[group]
-    for key, node in nodes.items():
-        if not isinstance(node, dict) or "_target_" not in node:
-            raise ConfigError(f"{key}: expected a _target_, the class that is built; the file that sets it has none")
+    for override in map(str, cfg.bench.overrides or ()):
+        if "=" not in override or override.partition(".")[0] not in plain:
+            raise ConfigError(f"bench.overrides: {override}: expected REFERENCE.KEY=VALUE, of one in bench.references")
 
 
 def _check_knobs(cfg: DictConfig, composer: Composer) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra import conf as hydra_files
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
@@ -24,15 +25,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.annotation import annotation_of, surely_fits
+from attnlab.config.bounds import annotation_of, surely_fits
 from attnlab.config.nearest import matches, nearest
-from attnlab.config.nodes import declared, parameters, require
+from attnlab.config.nodes import declared, owner, parameters, require
 from attnlab.config.renames import RENAMES, advice
-from attnlab.config.settings import ARGUMENTS, owner
-from attnlab.config.targets import BUILT_IN
+from attnlab.config.settings import ARGUMENTS
 from attnlab.errors import ConfigError, printable
 
-EXAMPLES = {"trainer": "limit_train_batches=10"}  # of nodes that are empty unless the command line fills them
 QUOTES = """quote text with special signs, within the shell's quotes too: 'bench.references=[mha,"mtla.stride=4"]'"""
 
 
@@ -65,8 +64,7 @@ class Composer:
         if self.home is None:
             places = " or ".join(map(str, self.directories))
             raise ConfigError(f"--config-name={name}: no such file in {places}; --config-dir adds a directory")
-        for folder in self.directories[1:]:
-            _refuse_names_of_built_in_files(folder, self.home / f"{self.name}.yaml")
+        self.texts = tuple(self._checked(file) for file in sorted(self.directories[-1].rglob("*.yaml")) if directory)
         self.groups = sorted(
             {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
         )
@@ -91,30 +89,27 @@ class Composer:
         }
         return sorted(name for name in names if not name.startswith("base/"))
 
-    def files(self, group: str, option: str, seen: tuple[str, ...] = ()) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """A group's file and those of its group that it builds on: the option, the text, and its keys and values.
-
-        ConfigError: a file is no YAML of keys and values, or builds on itself by way of the files `seen`.
-        """
-        places = [directory / group / f"{option}.yaml" for directory in self.directories]
-        file = next((place for place in places if place.is_file()), None)
-        if file is None:
-            return
-        if option in seen:
-            raise ConfigError(f"{file}: builds on itself ({' -> '.join([*seen, option])}); remove it from its defaults")
-        text, content = _read(file)
-        if not content and self.directories[0] not in file.parents:
-            raise ConfigError(f"{file}: an empty file; expected keys and values, as a file of conf/{group} has them")
-        yield option, text, content
-        listed = content.get("defaults") or []
-        if not isinstance(listed, list):
-            raise ConfigError(f"{file}: defaults: expected a list, found {type(listed).__name__}")
-        for base in (name for entry in listed for name in _of_this_group(entry, group)):
-            yield from self.files(group, base, (*seen, option))
+    def _checked(self, file: Path) -> str:
+        """The text of a file of --config-dir. ConfigError: it has a built-in one's name, or is no YAML."""
+        place = file.relative_to(self.directories[-1])
+        if any((folder / place).is_file() for folder in (config.CONF, Path(hydra_files.__file__).parent)):
+            raise ConfigError(f"{file}: {place} is a built-in file, which would be taken instead; rename yours")
+        try:
+            text = file.read_text(encoding="utf-8")
+            content = yaml.safe_load(text)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            raise ConfigError(f"{file}: not YAML in UTF-8 ({one_line(error)})") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{file}: expected keys and values, found {type(content).__name__}")
+        return text
 
     def text(self, group: str, option: str) -> str:
         """An option's file as it is written, with the files of other options that it builds on."""
-        return "".join(text for name, text, _ in self.files(group, option) if not name.startswith("base/"))
+        places = [directory / group / f"{option}.yaml" for directory in self.directories]
+        text = next((place.read_text(encoding="utf-8") for place in places if place.is_file()), "")
+        entries = yaml.safe_load(text).get("defaults", []) if "\ndefaults:" in f"\n{text}" else []
+        bases = [entry.partition("@")[0] for entry in entries if isinstance(entry, str)]
+        return text + "".join(self.text(group, name) for name in bases if not name.startswith(("_", "base/")))
 
     def scales(self, task: str) -> list[str]:
         """The scales for which a task has a recipe: its own, or that of the file that it builds on."""
@@ -140,39 +135,31 @@ class Composer:
             meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
             raise ConfigError(f"cannot read {text!r}: settings are written key=value{meant}") from error
 
-    def _newest(self) -> int:
-        """The latest modification time of the files."""
-        return max(file.stat().st_mtime_ns for folder in self.directories for file in folder.rglob("*.yaml"))
-
     def compose(self, settings: Sequence[str], file: str = "") -> DictConfig:
         """The composed configuration of the root file with Hydra's own node, or of another file.
 
         It is cached: do not modify it.
         """
         try:
-            return _composed(self._newest(), tuple(self.directories), file or self.name, *settings)
+            return _composed(self.texts, tuple(self.directories), file or self.name, *settings)
         except MissingConfigException as error:
             group, _, name = (error.missing_cfg_file or "").partition("/")
             options = self.options(group) if group in self.groups else error.options or []
             if group == "hydra":
                 group, _, name = (error.missing_cfg_file or "").rpartition("/")
             raise ConfigError(f"{group}={name}: no such {group}{nearest(name, options)}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{' '.join(settings)}: a file builds on itself; remove it from its defaults") from error
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(one_line(error.__cause__ or error)) from error
 
     def job(self, settings: Sequence[Override]) -> DictConfig:
         """Compose the options that the settings of a job choose; then check and set its keys (else ConfigError)."""
-        options, values = [], []
         for setting in settings:
             self.check_form(setting)
-            if "/" in setting.key_or_group or setting.key_or_group in self.groups:
-                options.append(str(setting.input_line))
-                chosen = setting.value()
-                for name in chosen if isinstance(chosen, list) else [chosen]:
-                    self.text(setting.key_or_group, str(name))
-            else:
-                values.append(setting)
-        cfg = copy.deepcopy(self.compose([*implied_options(settings), *options]))
+        options = [s for s in settings if "/" in s.key_or_group or s.key_or_group in self.groups]
+        values = [setting for setting in settings if setting not in options]
+        cfg = copy.deepcopy(self.compose([*implied_options(settings), *(str(s.input_line) for s in options)]))
         patterns = [setting.value() for setting in values if setting.key_or_group == config.PATTERN]
         self._add_mechanisms(cfg, patterns[-1] if patterns else None)
         plain = config.written(cfg)
@@ -199,26 +186,17 @@ class Composer:
     def check_form(self, override: Override) -> None:
         """Refuse a form of override that the project does not take, and an option that a group does not have."""
         text, key, value = override.input_line, override.key_or_group, override.value()
-        if override.is_delete():
+        if override.is_delete() or override.package is not None or key == "hydra.searchpath":
             raise ConfigError(
-                f"{text}: nothing can be deleted; set a key to null, or choose another option of its group"
+                f"{text}: not supported; set a key to null, choose another option of its group, or add files by "
+                "--config-dir=<directory>"
             )
-        if override.package is not None:
-            raise ConfigError(f"{text}: '@' is not supported; write {key}={value}")
-        if key == "hydra.searchpath":
-            raise ConfigError(f"{text}: --config-dir=<directory> adds a directory of YAML files")
         if "/" in key and not key.startswith("hydra/"):
             raise ConfigError(f"{text}: no such group{nearest(key, self.groups)}")
         if key not in self.groups:
             return
         if override.is_add() or override.is_force_add():
             raise ConfigError(f"{text}: every group has a choice already; write {key}={value} without '+'")
-        if isinstance(value, list) and len(value) > 1 and key == "compress":
-            raise ConfigError(
-                f"{text}: several methods are one file of conf/compress with their steps, for instance "
-                "compress=laser_tensorllm compress.steps.laser.rho=0.1 compress.steps.tensorllm.ranks=[64,4,2] "
-                "(LASER on the MLP, TensorLLM on attention)"
-            )
         for name in value if isinstance(value, list) and key in config.LISTS else [value]:
             if not isinstance(name, str) or name not in self.options(key):
                 hint = nearest(str(name), self.options(key)) or f"; `attnlab list {key}` names all"
@@ -253,48 +231,9 @@ def implied_options(settings: Sequence[Override]) -> list[str]:
     return ["attention=hybrid"] if config.PATTERN in keys and "attention" not in keys else []
 
 
-def _read(file: Path) -> tuple[str, dict[str, Any]]:
-    """A YAML file as text, and its keys and values. ConfigError: it has none, or is not UTF-8."""
-    try:
-        text = file.read_bytes().decode("utf-8")
-        content = yaml.safe_load(text) or {}
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        message = f"{file}: not YAML: {one_line(error)}"
-        raise ConfigError(message.replace('in "<unicode string>", ', "")) from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file}: expected keys and values, found {type(content).__name__}")
-    return text, content
-
-
-def _of_this_group(entry: Any, group: str) -> Iterator[str]:
-    """The files of the same group that an entry of `defaults` names: `mtla`, or `{/attention: mtla}`."""
-    if isinstance(entry, str):
-        yield entry.removeprefix(f"/{group}/").partition("@")[0]
-    elif isinstance(entry, dict):
-        for key, value in entry.items():
-            if str(key).partition("@")[0].rpartition(" ")[2].strip("/") == group and isinstance(value, str):
-                yield value
-
-
-def _refuse_names_of_built_in_files(folder: Path, primary: Path) -> None:
-    """Refuse an own file that has the place of a built-in one, which Hydra would take instead, and a search path."""
-    for file in sorted(folder.rglob("*.yaml")):
-        place = file.relative_to(folder)
-        if any((home / place).is_file() for home in BUILT_IN):
-            raise ConfigError(f"{file}: {place} is a built-in file, which would be taken instead; rename yours")
-    if folder in primary.parents:
-        hydra = _read(primary)[1].get("hydra")
-        if isinstance(hydra, dict) and hydra.get("searchpath"):
-            raise ConfigError(f"{primary}: hydra.searchpath: --config-dir=<directory> adds a directory of YAML files")
-
-
 @lru_cache(maxsize=1024)
-def _composed(newest: int, directories: tuple[Path, ...], name: str, *settings: str) -> DictConfig:
-    """Cached, since Hydra needs 0.1 s. `newest`: the latest modification time of the files in the directories."""
+def _composed(texts: tuple[str, ...], directories: tuple[Path, ...], name: str, *settings: str) -> DictConfig:
+    """Memoized, since Hydra needs 0.1 s. `texts`: of the files in --config-dir."""
     return compose(name, list(settings), return_hydra_config="/" not in name)
 
 
@@ -333,32 +272,27 @@ def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
 
 def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list[str]) -> None:
     node, path, rest = walk(plain, key)
-    if rest and (
-        new := advice(key, str(node.get("_target_", "")).rpartition(".")[2] if isinstance(node, dict) else "")
-    ):
-        raise ConfigError(new)
-    adding = override.is_add() or override.is_force_add()
+    adding, text = override.is_add() or override.is_force_add(), override.input_line
     if adding and key.startswith("hydra."):
         return  # Hydra checks its own schema
     if not rest:
         if override.is_add():
-            raise ConfigError(f"{override.input_line}: {key} exists already; write it without '+'")
+            raise ConfigError(f"{text}: {key} exists already; write it without '+'")
         if isinstance(node, dict) and not isinstance(override.value(), dict) and override.value() is not None:
-            inner = f": {', '.join(node)}" if node else f", for instance {key}.{EXAMPLES.get(key, '<key>=...')}"
-            raise ConfigError(f"{override.input_line}: {key} is a group of keys; set one of them{inner}")
+            inner = f": {', '.join(node)}" if node else ", for instance trainer.limit_train_batches=10"
+            raise ConfigError(f"{text}: {key} is a group of keys; set one of them{inner}")
         return
     target = owner(node, path) if isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS) else ""
     known = parameters(target)
-    if rest[0] in known:
-        if not adding:
-            raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
+    if rest[0] in known and adding:
         return
     if message := advice(key, target.rpartition(".")[2]):
         raise ConfigError(message)
+    if rest[0] in known:
+        raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
     if target and adding:
         raise ConfigError(f"{key}: {target} has no parameter {rest[0]!r}{nearest(rest[0], known)}")
-    kind = "key or group" if not path and len(rest) == 1 else "key"
-    raise ConfigError(f"{key}: no such {kind}{_nearest_key(plain, key, groups)}")
+    raise ConfigError(f"{key}: no such key{_nearest_key(plain, key, groups)}")
 
 
 def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:

@@ -1,31 +1,90 @@
-"""Check what is built: that each class exists and belongs there, and that each key is declared and its value fits."""
+"""Check what is built: that each class exists and belongs there, and that each key is declared and its value fits.
 
-from collections.abc import Mapping
+A configuration may come from somebody else, and must not run commands. So a `_target_` is followed through the source
+of its module (`schema.py`) before anything is imported, and what it leads to counts: `torch.os.system` is a function of
+`os`. It must be a class that derives from the base of its place, or a function that is listed there.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
-from attnlab.config.annotation import fits, literals, surely_fits, words
+from attnlab.config.bounds import fits, literals, surely_fits, words
 from attnlab.config.nearest import matches, nearest
 from attnlab.config.rules import FOREIGN
-from attnlab.config.schema import siblings, signature
-from attnlab.config.settings import OPEN, SCHEMAS, owner
-from attnlab.config.targets import annotated, check_targets, place_of
+from attnlab.config.schema import ancestors, definition, siblings, signature
+from attnlab.config.settings import ARGUMENTS, SCHEMAS
 from attnlab.errors import ConfigError
+
+_ATTENTION = ("attnlab.attention.Attention",)
+_METHOD = ("attnlab.compression.methods.base.Method",)
+_MODULE = ("torch.nn.Module",)
+# The bases of the classes that a place takes, or functions. `*` stands for one part of a path.
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "attention": _ATTENTION,
+    "attention.mechanisms.*": _ATTENTION,
+    "compress": _METHOD,
+    "compress.steps.*": _METHOD,
+    "convert": ("attnlab.conversion.base.Conversion",),
+    "convert.calibration": ("attnlab.conversion.settings.Calibration",),
+    "convert.healing": ("attnlab.conversion.settings.Healing",),
+    "bench": ("attnlab.bench.Settings",),
+    "logger.*": ("lightning.pytorch.loggers.Logger",),
+    "callbacks.*": ("lightning.pytorch.callbacks.Callback",),
+    "trainer.profiler": ("lightning.pytorch.profilers.Profiler",),
+    "task.kind": ("attnlab.tasks.base.Task",),
+    "task.data": ("attnlab.data.base.Data", "attnlab.data.questions.Questions"),
+    "task.data.augment": ("attnlab.data.SpecAugment",),
+    "task.data.corpus": ("attnlab.data.text.corpora.TextCorpus",),
+    "task.data.features": ("attnlab.data.FilterBank", "attnlab.data.StoredFeatures", "attnlab.data.SourceText"),
+    "task.data.reader": ("attnlab.data.corpus.Reader",),
+    "task.data.vocabulary": ("attnlab.data.Words", "attnlab.data.BytePairs", "attnlab.data.PretrainedTokens"),
+    "task.model": (*_MODULE, "attnlab.pretrained.timm.VisionTransformer", "attnlab.tasks.reasoning.model.AskedModel"),
+    "task.model.encoder": _MODULE,
+    "task.model.decoder": _MODULE,
+    "task.model.ordinary": _ATTENTION,
+    "task.optimizer": ("torch.optim.Optimizer", "timm.optim.create_optimizer_v2"),
+    "task.schedule": ("torch.optim.lr_scheduler.LRScheduler", "timm.scheduler.create_scheduler_v2"),
+    "task.decode": ("attnlab.decoding.BeamSearch",),
+    "task.sampling": ("attnlab.decoding.Sampling",),
+    "task.score": ("attnlab.tasks.language_modelling.score.LanguageScore", "attnlab.tasks.recall.score.RecallScore"),
+    "task.score.needle": ("attnlab.tasks.language_modelling.needle.Needle",),
+    "task.evaluation": ("attnlab.tasks.harness.Harness",),
+}
+
+
+def bases_of(path: str) -> tuple[str, ...]:
+    """What the place of a node takes, by its dotted path; nothing where nothing is listed."""
+    return next((bases for pattern, bases in PLACES.items() if _matches(pattern, path)), ())
+
+
+def _matches(pattern: str, path: str) -> bool:
+    names, parts = pattern.split("."), path.split(".")
+    return len(names) == len(parts) and all(name in ("*", part) for name, part in zip(names, parts, strict=True))
+
+
+def owner(node: Mapping[str, Any], path: str) -> str:
+    """The dotted name of what declares a node's keys: its `_target_`, or the schema of its place; empty if neither."""
+    schema = SCHEMAS.get(path)
+    name = f"{schema.__module__}.{schema.__qualname__}" if schema else ARGUMENTS.get(path, "")
+    return str(node.get("_target_") or name)
 
 
 def parameters(target: str) -> Mapping[str, Any]:
     """A target's parameters; none if there is no such target, which another check reports."""
     try:
-        schema = signature(target) if target else None
+        return signature(target).parameters if target else {}
     except LookupError:
-        schema = None
-    return schema.parameters if schema else {}
+        return {}
 
 
 def declared(node: Any, path: str, name: str) -> list[Any]:
     """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
-    key = f"{path}.{name}" if path else name
     annotation = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
-    return [*([annotation] if annotation is not None else []), *([FOREIGN[key]] if key in FOREIGN else [])]
+    foreign = FOREIGN.get(f"{path}.{name}" if path else name)
+    return [kind for kind in (annotation, foreign) if kind is not None]
 
 
 def require(key: str, annotation: Any, value: Any) -> None:
@@ -36,46 +95,73 @@ def require(key: str, annotation: Any, value: Any) -> None:
         raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
 
 
-def check_nodes(plain: Mapping[str, Any]) -> None:
+def targets(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every `_target_` below a node: the path of its node, and the target."""
+    if isinstance(node, dict) and "_target_" in node:
+        yield path, node["_target_"]
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from targets(child, f"{path}.{key}" if path else str(key))
+
+
+def check_target(target: Any, path: str) -> None:
+    """Check the `_target_` of a node before it is imported.
+
+    Raises:
+        ConfigError: names the key and what its place takes.
+    """
+    key, bases = f"{path}._target_={target}", bases_of(path)
+    if not isinstance(target, str) or not re.fullmatch(r"\w+(\.\w+)*", target):
+        raise ConfigError(f"{key}: expected the dotted name of a class, package.module.Name")
+    if not bases:
+        raise ConfigError(f"{key}: nothing is built here")
+    names = set() if target.partition(".")[0] in sys.stdlib_module_names else ancestors(target)
+    if not names and target.startswith("attnlab."):
+        raise ConfigError(f"{key}: no such class{nearest(target, siblings(target))}")
+    if not names & set(map(canonical, bases)):
+        raise ConfigError(f"{key}: expected a class derived from {' or '.join(bases)}; it is not, or there is none")
+
+
+@lru_cache
+def canonical(name: str) -> str:
+    """A dotted name by the module that defines it."""
+    defined = definition(name)
+    return ".".join(defined) if defined else name
+
+
+def check_nodes(node: Any, path: str = "") -> None:
     """Check every node of a configuration, or of a part of it.
 
     Args:
-        plain: nested mappings, lists and values, from the root: `{"attention": {...}}`.
+        node: nested mappings, lists and values.
+        path: of the node, dotted; empty for the root.
 
     Raises:
         ConfigError: names the key and what is expected.
     """
-    check_targets(plain)
-    _check_nodes(plain, "")
+    for place, target in targets(node, path):
+        check_target(target, place)
+    _check_keys(node, path)
 
 
-def _check_nodes(node: object, path: str) -> None:
-    if isinstance(node, dict) and owner(node, path):
-        _check_node(node, path)
-    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        _check_nodes(child, f"{path}.{key}" if path else str(key))
-
-
-def _check_node(node: dict[str, object], path: str) -> None:
-    target = owner(node, path)
-    try:
+def _check_keys(node: Any, path: str) -> None:
+    if isinstance(node, dict) and (target := owner(node, path)):
         schema = signature(target)
-    except LookupError as error:
-        raise ConfigError(f"{path}._target_={target}: no such class{nearest(target, siblings(target))}") from error
-    if schema is None:
+        for key, value in node.items():
+            here = f"{path}.{key}" if path else str(key)
+            if key not in ("_target_", "_partial_"):
+                if key not in schema.parameters and not schema.open:
+                    hint = nearest(str(key), schema.parameters)
+                    raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
+                _check_value(declared(node, path, str(key)), here, value)
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        _check_keys(child, f"{path}.{key}" if path else str(key))
+
+
+def _check_value(annotations: list[Any], key: str, value: Any) -> None:
+    if isinstance(value, dict) and "_target_" in value:
         return
-    is_open = SCHEMAS.get(path) in OPEN or schema.open
-    for key in (key for key in node if key not in ("_target_", "_partial_")):
-        value, here = node[key], f"{path}.{key}" if path else key
-        if key not in schema.parameters and not is_open:
-            hint = nearest(key, schema.parameters)
-            raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
-        if isinstance(value, dict) and "_target_" in value:
-            continue
-        annotations = declared(node, path, key)
-        for annotation in annotations:
-            require(here, annotation, value)
-        if annotations and isinstance(value, int | float | str) and not any(surely_fits(a, value) for a in annotations):
-            place = place_of(here) or annotated(target, key)
-            if place and (place_of(here) or all(base.startswith("attnlab.") for base in place.bases)):
-                raise ConfigError(f"{here}={value}: expected {place}")
+    for annotation in annotations:
+        require(key, annotation, value)
+    plain = isinstance(value, int | float | str) and not any(surely_fits(kind, value) for kind in annotations)
+    if annotations and plain and bases_of(key):
+        raise ConfigError(f"{key}={value}: expected a class derived from {' or '.join(bases_of(key))}")

@@ -194,26 +194,16 @@ RENAMES = Renames(
 )
 
 
-def advice(key: str, owner: str = "", renames: Renames = RENAMES) -> str | None:
-    """What to write instead of an old key; None if `key` is not one.
+def advice(key: str, owner: str = "") -> str | None:
+    """What to write instead of an old key of the command line; None if `key` is not one.
 
     Args:
-        key: a dotted key of the command line.
         owner: the name of the class beside whose `_target_` the key stands, if there is one.
-        renames: the tables.
     """
-    last = key.rpartition(".")[2]
-    for old in (key, *([f"{owner}.{last}"] if owner else [])):
-        if old in renames.removed:
-            return f"{key} was removed: {renames.removed[old]}"
-    parts = key.split(".")
-    for i in range(len(parts), 0, -1):
-        old, rest = ".".join(parts[:i]), parts[i:]
-        if old in renames.keys:
-            return f"{key} was renamed: write {'.'.join([renames.keys[old], *rest])}"
-        if old in renames.removed:
-            return f"{key} was removed: {renames.removed[old]}"
-    if owner and f"{owner}.{last}" in renames.keys:
-        new = renames.keys[f"{owner}.{last}"].partition(".")[2]
-        return f"{key} was renamed: write {key.removesuffix(last)}{new}"
+    parent, _, last = key.rpartition(".")
+    for old in (key, f"{owner}.{last}"):
+        if old in RENAMES.keys:
+            return f"{key} was renamed: write {parent}.{RENAMES.keys[old].rpartition('.')[2]}"
+        if old in RENAMES.removed:
+            return f"{key} was removed: {RENAMES.removed[old]}"
     return None

@@ -1,16 +1,17 @@
 """Checks that type annotations cannot express: bounds of other libraries' arguments, and relations between keys."""
 
 import re
-from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.model import TIMM, check_architecture, check_optimizer
-from attnlab.config.schema import constant, definition, names_in
+from attnlab.config.schema import constant, definition
 from attnlab.errors import ConfigError
+
+METRICS = Path(__file__).parents[1] / "metrics"
 
 _NotNegative = Annotated[float, Ge(0)]
 _Probability = Annotated[float, Ge(0), Le(1)]
@@ -39,104 +40,53 @@ FOREIGN: dict[str, Any] = {
     "trainer.profiler": Literal["simple", "advanced", "pytorch", "xla"] | dict | None,
 }
 
-# Arguments of Lightning's Trainer that other keys set, with these keys.
+# Arguments of Lightning's Trainer that attnlab sets, by the keys to give instead.
 TRAINER = {
-    "accelerator": "hardware.accelerator",
-    "devices": "hardware.devices",
-    "num_nodes": "hardware.num_nodes",
-    "strategy": "hardware.strategy",
-    "precision": "hardware.precision",
-    "sync_batchnorm": "task.train.batch.split",
-    "max_steps": "task.train.max_steps",
-    "max_epochs": "task.train.max_epochs",
-    "max_time": "task.train.max_minutes",
-    "accumulate_grad_batches": "task.train.batch",
-    "gradient_clip_val": "task.train.clip",
-    "gradient_clip_algorithm": "task.train.clip",
-    "val_check_interval": "task.train.validate_every",
-    "check_val_every_n_epoch": "task.train.validate_every_epochs",
-    "log_every_n_steps": "task.train.log_every",
-    "logger": "logger",
-    "callbacks": "callbacks",
-    "default_root_dir": "hydra.run.dir",
-    "enable_progress_bar": None,
-    "enable_checkpointing": None,
-    "enable_autolog_hparams": None,
-    "fast_dev_run": "debug=fast",
-    "limit_test_batches": None,  # a score of a part of the test set would pass for one of the whole
-    "plugins": None,
-    "model_registry": None,
-    "use_distributed_sampler": None,
-    "reload_dataloaders_every_n_epochs": None,
+    "hardware": ("accelerator", "devices", "num_nodes", "strategy", "precision"),
+    "task.train": (
+        *("max_steps", "max_epochs", "max_time", "accumulate_grad_batches", "gradient_clip_val", "sync_batchnorm"),
+        *("gradient_clip_algorithm", "val_check_interval", "check_val_every_n_epoch", "log_every_n_steps"),
+    ),
+    "logger": ("logger", "enable_autolog_hparams"),
+    "callbacks": ("callbacks", "enable_progress_bar", "enable_checkpointing"),
+    "hydra.run.dir": ("default_root_dir", "model_registry"),
+    "debug=fast": ("fast_dev_run", "limit_test_batches"),  # a part of the test set would pass for all of it
+    "task.data": ("use_distributed_sampler", "reload_dataloaders_every_n_epochs", "plugins"),
 }
-# timm's augmentations by the first part of `auto_augment`: the form of each further part.
-AUGMENTATION = {
-    "rand": r"(m|n|mmax)\d+|p\d+(\.\d+)?|mstd\d+(\.\d+)?|inc[01]|t\w*",
-    "augmix": r"(m|w|d)\d+|a\d+(\.\d+)?|mstd\d+(\.\d+)?|b[01]",
-} | dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), r"mstd\d+(\.\d+)?")
+POLICY = r"(rand|augmix|originalr?|v0r?|3a)(-[a-z]+[\d.]*)*"  # of timm's augmentation
 DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
-SPEECH = ("attnlab.data.FilterBank",)  # `_target_` of features that are computed from recordings
-SYNTHESIZER = "espeakng_loader"  # the module of the extra `samples`
-EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # loggers: the package, and the extra that has it
 
 
-def _check_trainer(arguments: Mapping[str, Any]) -> None:
-    """Refuse the arguments of Lightning's Trainer that attnlab sets itself."""
-    for name in arguments:
-        if name in TRAINER:
-            key = TRAINER[name]
-            raise ConfigError(f"trainer.{name}: attnlab sets it itself{f'; give {key}' if key else ''}")
-
-
-def _check_loggers(names: Iterable[str]) -> None:
-    """Refuse loggers whose package is not installed."""
-    for name in names:
-        if name in EXTRAS and not find_spec(name):
-            raise ConfigError(f"logger={name} needs the package {name}: pip install 'attnlab[{EXTRAS[name]}]'")
-
-
-def _check_sample(cfg: DictConfig) -> None:
-    """Refuse a run on a spoken sample corpus where the package that speaks it is not installed."""
-    spoken = OmegaConf.select(cfg, "task.data.features._target_") in SPEECH
-    if spoken and cfg.data_root is None and cfg.mode in ("train", "test") and not find_spec(SYNTHESIZER):
-        raise ConfigError(
-            f"task={cfg.task.name}: the sample corpus is spoken by espeak-ng, which is not installed: "
-            "pip install 'attnlab[samples]', or give data_root=<the directory of a corpus>"
-        )
-
-
-def check_augmentation(policy: str | None) -> None:
-    """Refuse what timm does not know as `auto_augment`."""
-    if policy is None:
-        return
-    kind, *parts = policy.split("-")
-    settings = AUGMENTATION.get(kind)
-    expected = "expected rand, augmix, original or v0 with settings, such as rand-m9-mstd0.5-inc1"
-    if settings is None:
-        raise ConfigError(f"task.data.auto_augment={policy}: {expected}")
-    for part in parts:
-        if re.fullmatch(settings, part) is None:
-            raise ConfigError(f"task.data.auto_augment={policy}: {kind} has no setting {part!r}; {expected}")
-
-
-def check_heads(node: Any, path: str) -> None:
-    """Refuse key-value heads that do not divide the heads."""
-    if not isinstance(node, Mapping):
-        return
-    heads, groups = node.get("num_heads"), node.get("num_kv_heads")
-    if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
-        raise ConfigError(f"{path}.num_kv_heads={groups}: expected a divisor of {path}.num_heads={heads}")
-    for name, inner in (node.get("mechanisms") or {}).items():
-        check_heads(inner, f"{path}.mechanisms.{name}")
+def check_relations(cfg: DictConfig) -> None:
+    """Check the keys of a resolved configuration that depend on each other."""
+    for name in cfg.trainer:
+        for key in (key for key, names in TRAINER.items() if name in names):
+            raise ConfigError(f"trainer.{name}: attnlab sets it itself; see {key}")
+    _check_callbacks(cfg)
+    _check_names(cfg)
+    _check_lengths(cfg)
+    _check_hardware(cfg)
+    _check_decoding(cfg)
+    for key, of in DIVISORS.items():
+        value, multiple = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of)
+        if isinstance(value, int) and isinstance(multiple, int) and multiple % value:
+            raise ConfigError(f"{key}={value}: expected a divisor of {of}={multiple}")
+    size, patch = OmegaConf.select(cfg, "task.data.image_size"), OmegaConf.select(cfg, "task.model.patch_size")
+    if size is not None and patch is not None and size % patch:
+        raise ConfigError(f"task.data.image_size={size}: expected a multiple of task.model.patch_size={patch}")
 
 
 def _check_names(cfg: DictConfig) -> None:
-    """Refuse names of metrics, models and optimizers that there are not."""
-    metrics = sorted(names_in("attnlab.metrics"))
+    """Refuse names of metrics, augmentations, models and optimizers that there are not."""
+    sources = [file.read_text(encoding="utf-8") for file in METRICS.glob("*.py")]
+    metrics = sorted(name for source in sources for name in re.findall(r'^    name = "(\w+)"$', source, re.MULTILINE))
     for key in ("task.score", "task.train.validate_score"):
         name = OmegaConf.select(cfg, key)
         if isinstance(name, str) and name not in metrics:
             raise ConfigError(f"{key}={name}: expected one of {', '.join(metrics)}")
+    policy = OmegaConf.select(cfg, "task.data.auto_augment")
+    if policy is not None and not re.fullmatch(POLICY, policy):
+        raise ConfigError(f"task.data.auto_augment={policy}: expected a policy of timm, such as rand-m9-mstd0.5-inc1")
     if OmegaConf.select(cfg, "task.model._target_") == TIMM:
         check_architecture("task.model.name", cfg.task.model.name)
     if (optimizer := OmegaConf.select(cfg, "task.optimizer.opt")) is not None:
@@ -162,27 +112,6 @@ def _check_lengths(cfg: DictConfig) -> None:
         )
 
 
-def check_relations(cfg: DictConfig) -> None:
-    """Check the keys of a resolved configuration that depend on each other."""
-    _check_trainer(cfg.trainer)
-    _check_loggers(cfg.logger)
-    _check_sample(cfg)
-    _check_callbacks(cfg)
-    _check_names(cfg)
-    _check_lengths(cfg)
-    _check_hardware(cfg)
-    check_augmentation(OmegaConf.select(cfg, "task.data.auto_augment"))
-    check_heads(cfg.get("attention"), "attention")
-    _check_decoding(cfg)
-    for key, of in DIVISORS.items():
-        value, multiple = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of)
-        if isinstance(value, int) and isinstance(multiple, int) and multiple % value:
-            raise ConfigError(f"{key}={value}: expected a divisor of {of}={multiple}")
-    size, patch = OmegaConf.select(cfg, "task.data.image_size"), OmegaConf.select(cfg, "task.model.patch_size")
-    if size is not None and patch is not None and size % patch:
-        raise ConfigError(f"task.data.image_size={size}: expected a multiple of task.model.patch_size={patch}")
-
-
 def _check_callbacks(cfg: DictConfig) -> None:
     """Refuse a watched metric of unknown direction, and several averages of the weights."""
     targets = {name: str(node.get("_target_")) for name, node in cfg.callbacks.items()}
@@ -193,16 +122,11 @@ def _check_callbacks(cfg: DictConfig) -> None:
                 f"+callbacks.{name}.mode=min or max"
             )
     means = [name for name, target in targets.items() if "WeightAveraging" in target]
-    if len(means) > 1:
+    if means[1:]:
         raise ConfigError(f"callbacks=[{','.join(means)}]: each averages the weights; choose one of them")
-    if means and cfg.hardware.strategy == "fsdp":
-        raise ConfigError(
-            f"callbacks={means[0]}: hardware=fsdp shards the weights, and no process has all of them to average"
-        )
-    if means and cfg.task.get("ema_decay"):
-        raise ConfigError(
-            f"callbacks={means[0]}: the task averages itself; set task.ema_decay=0 (now {cfg.task.ema_decay})"
-        )
+    if means and (cfg.task.get("ema_decay") or cfg.hardware.strategy == "fsdp"):
+        why = "task.ema_decay averages them too" if cfg.task.get("ema_decay") else "hardware=fsdp shards them"
+        raise ConfigError(f"callbacks={means[0]} averages the weights, but {why}")
 
 
 def _check_hardware(cfg: DictConfig) -> None:
@@ -213,11 +137,6 @@ def _check_hardware(cfg: DictConfig) -> None:
     for key in ("compile", "gradient_checkpointing") if "train" not in cfg.task else ():
         if cfg.hardware[key]:
             raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
-    if cfg.hardware.find_batch and cfg.hardware.accelerator == "cpu" and cfg.hardware.find_batch_gib is None:
-        raise ConfigError(
-            "hardware.find_batch=true: the CPU has no memory of its own to fill; give hardware.find_batch_gib=<GiB>, "
-            "or leave hardware.find_batch out"
-        )
     devices = cfg.hardware.devices
     if OmegaConf.is_list(devices) and len(set(devices)) < len(devices):
         raise ConfigError(f"hardware.devices={devices}: expected each device once")

@@ -2,35 +2,24 @@
 
 A node with a `_target_` is checked against the signature that it names. The nodes of SCHEMAS have none: there the
 fields of a dataclass say which values a key may have. Nothing instantiates them; they are read as source, as every
-signature is (:mod:`attnlab.config.schema`). What other libraries' arguments may be, and how keys must relate to each
-other, is in :mod:`attnlab.config.rules`.
+signature is (:mod:`attnlab.config.schema`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from attnlab.config.annotation import File
 from attnlab.config.bounds import Size
-from attnlab.config.schema import constant
-
-
-@dataclass(frozen=True)
-class ReadBy:
-    """Marks a root key that only some modes read; others refuse it. `optional`: those that can do without it."""
-
-    modes: tuple[str, ...]
-    optional: tuple[str, ...] = ()
+from attnlab.config.schema import File
 
 
 @dataclass(frozen=True)
 class Root:
-    """The keys of conf/config.yaml that are no group; its comments say what they are.
+    """The keys of conf/config.yaml, whose comments say what they are.
 
-    `mode` is a file in modes/ that the task lists in `task.modes`.
+    `mode` is a file in modes/ that the task lists in `task.modes`. `choices` are the options of a fixed configuration.
     """
 
     mode: str
@@ -39,19 +28,28 @@ class Root:
     rank: Size | None
     data_root: Path | None
     model: Annotated[str, MinLen(1)] | None
-    checkpoint: Annotated[
-        Path | None, ReadBy(("test", "predict", "generate", "evaluate", "describe", "export"), ("describe", "export"))
-    ]
-    prompt: Annotated[str | None, ReadBy(("generate",))]
-    format: Annotated[Literal["hf", "safetensors", "deepseek"] | None, ReadBy(("export",))]
-    input: Annotated[str | None, ReadBy(("predict",))]
-    output: Annotated[Path | None, ReadBy(("predict",))]
-    resume: Annotated[Path | None, ReadBy(("train",))]
-    baseline: Annotated[Path | None, ReadBy(("train", "test", "compress"))]
+    checkpoint: Path | None
+    prompt: str | None
+    format: Literal["hf", "safetensors", "deepseek"] | None
+    input: str | None
+    output: Path | None
+    resume: Path | None
+    baseline: Path | None
     retry: bool
     rerun: bool
     tags: list[Annotated[str, MinLen(1)]]
     cache_dir: Annotated[Path, MinLen(1)]
+    scale: str
+    task: dict[str, Any]
+    attention: dict[str, Any] | None
+    compress: dict[str, Any] | None
+    convert: dict[str, Any] | None
+    hardware: dict[str, Any]
+    bench: dict[str, Any]
+    logger: dict[str, Any]
+    callbacks: dict[str, Any]
+    trainer: dict[str, Any]
+    choices: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Task:
-    """The keys that several tasks have; the files in conf/task explain them. A task may have others.
+    """The keys of tasks; the files in conf/task explain them.
 
     `weights` and `sample_facts` belong to runs that begin with a pretrained decoder (`model=`, `convert=`).
     """
@@ -101,6 +99,20 @@ class Task:
     search: Annotated[list[dict[str, Any]], MinLen(1)] | None
     weights: str | None
     sample_facts: Annotated[int, Ge(0)]
+    kind: dict[str, Any]
+    data: dict[str, Any]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    train: dict[str, Any]
+    pretrain: dict[str, Any]
+    mixup: dict[str, Any]
+    decode: dict[str, Any]
+    sampling: dict[str, Any]
+    score: dict[str, Any] | str
+    evaluation: dict[str, Any]
+    text: dict[str, Any]
+    grids: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -195,33 +207,4 @@ SCHEMAS: dict[str, type] = {
     "task.text": Text,
 }
 ARGUMENTS = {"trainer": "lightning.pytorch.trainer.trainer.Trainer"}  # nodes with the arguments of one class
-OPEN = (Root, Task)  # may have keys that are not listed: groups and a task's own
 MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes").glob("[!_]*.py")))
-
-
-def modes_of_every_task() -> tuple[str, ...]:
-    """The modes that a task need not list: those whose file says `EVERY_TASK = True`."""
-    return tuple(mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True)
-
-
-def read_by() -> dict[str, ReadBy]:
-    """The root keys that only some modes read."""
-    hints = get_type_hints(Root, include_extras=True)
-    return {
-        key: marker
-        for key, hint in hints.items()
-        for marker in getattr(hint, "__metadata__", ())
-        if isinstance(marker, ReadBy)
-    }
-
-
-def owner(node: Mapping[str, Any], path: str) -> str:
-    """The dotted name of what declares a node's keys: its `_target_`, or the schema of its place; empty if neither.
-
-    Args:
-        node: with its keys.
-        path: of the node, dotted.
-    """
-    schema = SCHEMAS.get(path)
-    name = f"{schema.__module__}.{schema.__qualname__}" if schema else ARGUMENTS.get(path, "")
-    return str(node.get("_target_") or name)

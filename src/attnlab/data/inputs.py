@@ -6,7 +6,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.config.check import check_lines
 from attnlab.data.files import Row, is_unicode, read_lines, rows
 from attnlab.errors import DataError
 
@@ -67,7 +66,7 @@ class Inputs:
                 raise DataError(f"input={self.source[:80]}: cannot be read ({error.strerror})") from error
             self.form = "one"
         if self.form == "lines":
-            check_lines(self._path)
+            _check_lines(self._path)
         self.count = 0
         for item in self:
             self.count += 1
@@ -120,6 +119,19 @@ class Inputs:
             if not Path(value).is_file():
                 raise DataError(f"{row.where}: {value}: no such file")
         return Item(value, row.values)
+
+
+def _check_lines(path: Path) -> None:
+    """Refuse a file with an empty line: results would not stand in the lines of their inputs."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    raise DataError(f"{path} line {number}: empty; expected a text in every line")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _expected(kind: InputKind) -> str:

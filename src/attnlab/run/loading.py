@@ -20,9 +20,8 @@ from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
 from attnlab.config.hardware import settle
-from attnlab.config.nodes import check_nodes
+from attnlab.config.nodes import check_nodes, targets
 from attnlab.config.schema import definition
-from attnlab.config.targets import nodes
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
 from attnlab.run.identity import current, stable_name
@@ -172,8 +171,8 @@ class _Loading:
         for key, value in config.leaves(saved):
             if isinstance(value, str) and "${" in value:
                 raise ConfigError(f"{self.path}: {key} is a reference ({value}); the configuration of a run has none")
-        for path, target, _ in nodes(saved):  # `check_fixed` then asks for the base that each place expects
-            if not self._is_known(target):
+        for path, target in targets(saved):  # `check_fixed` then asks for the base that each place expects
+            if not isinstance(target, str) or not self._is_known(target):
                 raise ConfigError(
                     f"{self.path}: {path}._target_={target} is no class of attnlab or of its configuration, and a run "
                     "directory cannot bring code; if it is yours, give --config-dir=<the directory whose YAML file "

@@ -88,9 +88,9 @@ class Predictor(ABC):
 def changed(search: Search, settings: dict[str, Any], path: str) -> Search:
     """A search with other settings; `path`: its dotted key. ConfigError: no such setting, or it refuses the value."""
     known = ", ".join(search.__dataclass_fields__)  # type: ignore[attr-defined]
-    declared = signature(f"{type(search).__module__}.{type(search).__qualname__}")
+    declared = signature(f"{type(search).__module__}.{type(search).__qualname__}").parameters
     for name, value in settings.items():
-        annotation = declared.parameters.get(name) if declared else None
+        annotation = declared.get(name)
         if annotation is not None:
             require(f"{path}.{name}", annotation, value)
     try:

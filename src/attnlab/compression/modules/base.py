@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from attnlab.config.annotation import fits, words
+from attnlab.config.bounds import fits, words
 from attnlab.config.schema import signature
 
 Dense = dict[str, tuple[Tensor, Tensor | None]]  # W (out, in) and bias, by name of the projection
@@ -71,9 +71,9 @@ def build(layout: dict[str, Any]) -> Replacement:
     if layout.get("kind") not in known:
         raise ValueError(f"kind {layout.get('kind')!r}: expected one of {', '.join(sorted(known))}")
     kind = known[layout["kind"]]
-    declared = signature(f"{kind.__module__}.{kind.__qualname__}")
+    declared = signature(f"{kind.__module__}.{kind.__qualname__}").parameters
     for key, value in arguments.items():
-        annotation = declared.parameters.get(key) if declared else None
+        annotation = declared.get(key)
         if annotation is not None and not fits(annotation, value):
             raise ValueError(f"{key}={value!r}: expected {words(annotation)}")
     return kind(**arguments)

@@ -9,8 +9,7 @@ import pytest
 from annotated_types import Ge, Gt, Lt, MinLen, MultipleOf
 
 from attnlab.attention import MHA
-from attnlab.config.annotation import annotation_of, fits, literals, surely_fits, within, words
-from attnlab.config.bounds import bounded
+from attnlab.config.bounds import annotation_of, bounded, fits, literals, surely_fits, within, words
 
 
 class Tensor: ...
