@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -230,18 +230,14 @@ def density(ranks: Sequence[int], at: "Vector") -> "Vector":
     """A Gaussian kernel density of integers, with Scott's width and at least that of the integers, 0.5.
 
     Args:
-        ranks: one for each layer.
-        at: (n,) where.
-
-    Returns:
-        (n,) the density.
+        ranks: of a head in each layer.
+        at: (n,) where; so is the density.
     """
     import numpy as np
 
-    values = np.asarray(ranks, dtype=float)
-    spread = values.std(ddof=1) if len(values) > 1 else 0.0
-    width = max(0.5, float(spread) * len(values) ** -0.2)
-    kernels = np.exp(-0.5 * ((at[:, None] - values) / width) ** 2) / (width * np.sqrt(2 * np.pi))
+    deviation = stdev(ranks) if len(ranks) > 1 else 0.0
+    width = max(0.5, deviation * len(ranks) ** -0.2)
+    kernels = np.exp(-0.5 * ((at[:, None] - np.asarray(ranks)) / width) ** 2) / (width * np.sqrt(2 * np.pi))
     return kernels.mean(-1)
 
 

@@ -41,12 +41,11 @@ COUNTED = {  # shares in percent, by their name in `quality`, and what they are 
     "top1": ["images"], "top5": ["images"],
     "accuracy": ["questions", "sentences"], "accuracy_constrained": ["sentences"],
 }  # fmt: skip
-Row = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two records in one metric.
+    """The difference of two records in one metric, by paired bootstrap.
 
     Args:
         metric: its name in the records' `quality`.
@@ -55,8 +54,6 @@ class Difference:
         low, high: ends of the 95 % interval of second - first: zero lies outside where p < 0.05, and only there.
         sacrebleu: the p of sacrebleu's `PairedTest(test_type="bs")`; None: not BLEU, or the scores are equal.
         items: sentences, questions or images of the test set.
-        resamples: how often it was drawn anew.
-        seed: of the draws.
     """
 
     metric: str
@@ -71,11 +68,11 @@ class Difference:
     seed: int
 
     def __str__(self) -> str:
-        interval = f"95 % interval {self.low:+.2f} to {self.high:+.2f}"
-        other = "" if self.sacrebleu is None else f"; sacrebleu's own p is {_probability(self.sacrebleu)}"
+        p, other = (None if value is None else f"{value:.{3 + (value < 0.01)}f}" for value in (self.p, self.sacrebleu))
+        beside = f"; sacrebleu's own p is {other}" if other else ""
         return (
-            f"{label(self.metric)} {self.second - self.first:+.2f}, {interval}, p = {_probability(self.p)} "
-            f"(paired bootstrap of {self.items} items, {self.resamples} resamples, seed {self.seed}{other})"
+            f"{label(self.metric)} {self.second - self.first:+.2f}, 95 % interval {self.low:+.2f} to {self.high:+.2f}, "
+            f"p = {p} (paired bootstrap of {self.items} items, {self.resamples} resamples, seed {self.seed}{beside})"
         )
 
 
@@ -105,21 +102,20 @@ class Predictions:
         return ["accuracy"] if "accuracy" in names else names
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[dict[str, str]]:
         """The items of the test set."""
         try:
             with open(self.path, encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-                rows = list(reader)
+                rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True))
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read ({error.strerror}); a run that scores writes it") from error
         except (ValueError, csv.Error) as error:
             raise DataError(f"{self.path}: not a file of predictions: {' '.join(str(error).split())}") from error
-        if not set(reader.fieldnames or ()) >= HEADINGS or not rows:
+        if not rows or not rows[0].keys() >= HEADINGS:
             raise DataError(f"{self.path}: not a file of predictions: expected rows with {', '.join(sorted(HEADINGS))}")
         for line, row in enumerate(rows, 2):
             if None in row.values() or None in row:
-                raise DataError(f"{self.path}, line {line}: expected {len(reader.fieldnames or ())} cells")
+                raise DataError(f"{self.path}, line {line}: expected {len(rows[0])} cells")
         return rows
 
     def statistics(self, name: str) -> "Statistics":
@@ -174,15 +170,21 @@ def differences(
     pair = Predictions(first), Predictions(second)
     metrics = [name for name in pair[0].metrics if name in pair[1].metrics]
     if not metrics:
-        scores = [
-            next((label(name) for name in saved.record["quality"] if saved.number(f"quality.{name}") is not None), None)
-            for saved in (first, second)
-        ]
+        named = [[key for key in saved.record["quality"] if saved.number(f"quality.{key}") is not None] for saved in
+                 (first, second)]  # fmt: skip
+        scores = [label(keys[0]) if keys else "no score" for keys in named]
         raise DataError(
-            f"{first.name} has {scores[0] or 'no score'}, and {second.name} has {scores[1] or 'no score'}: a paired "
+            f"{first.name} has {scores[0]}, and {second.name} has {scores[1]}: a paired "
             "test needs BLEU, ROUGE, WER or an accuracy of both"
         )
-    _check_items(*pair)
+    one, two = (predictions.rows for predictions in pair)
+    if len(one) != len(two):
+        raise DataError(f"{pair[1].path}: {len(two)} rows, but {pair[0].path} has {len(one)}: not of one test set")
+    for line, (a, b) in enumerate(zip(one, two, strict=True), 2):
+        if (a.get("id"), a["reference"]) != (b.get("id"), b["reference"]):
+            raise DataError(f"{pair[1].path}, line {line}: another item than in {pair[0].path}: not of one test set")
+    if len(one) < FEWEST:
+        raise DataError(f"{pair[0].path}: expected at least {FEWEST} items for a paired test, got {len(one)}")
     results = []
     for name in metrics:
         score = corpus_bleu if name == "bleu" else share
@@ -194,9 +196,9 @@ def differences(
                     f"{predictions.path}: its rows give {name} {value:.2f}, but the record has {recorded}: they are of "
                     "another scoring, or the record's counts further references of each text"
                 )
-        a, b, p, low, high, moses = bootstrap(tables[0], tables[1], score, resamples, seed)
-        sacrebleu = moses if name == "bleu" and a != b else None
-        results.append(Difference(name, a, b, p, low, high, sacrebleu, len(tables[0]), resamples, seed))
+        *scores, p, low, high, moses = bootstrap(*tables, score, resamples, seed)
+        sacrebleu = moses if name == "bleu" and scores[0] != scores[1] else None
+        results.append(Difference(name, *scores, p, low, high, sacrebleu, len(one), resamples, seed))
     return results
 
 
@@ -261,22 +263,6 @@ def standard_error(saved: SavedRecord, key: str) -> float | None:
     if count is None or not 0 <= value <= 100:
         return None
     return 100 * sqrt(value / 100 * (1 - value / 100) / count)
-
-
-def _probability(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.01 else f"{p:.4f}"
-
-
-def _check_items(first: Predictions, second: Predictions) -> None:
-    """Refuse predictions of too few items, or of two test sets."""
-    sizes = len(first.rows), len(second.rows)
-    if sizes[0] != sizes[1]:
-        raise DataError(f"{second.path}: {sizes[1]} rows, but {first.path} has {sizes[0]}: not of one test set")
-    for line, rows in enumerate(zip(first.rows, second.rows, strict=True), 2):
-        if len({(row.get("id"), row["reference"]) for row in rows}) > 1:
-            raise DataError(f"{second.path}, line {line}: another item than in {first.path}: not of one test set")
-    if sizes[0] < FEWEST:
-        raise DataError(f"{first.path}: expected at least {FEWEST} items for a paired test, got {sizes[0]}")
 
 
 def corpus_bleu(sums: "Statistics") -> float:

@@ -71,34 +71,34 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     Raises:
         WriteError: a file cannot be written.
     """
-    listed_jobs = listed(directory)
-    if not listed_jobs:
+    begun = listed(directory)
+    if not begun:
         return []
-    settings = {job.directory / RECORD: job.settings for job in reversed(listed_jobs)}  # two jobs may be one run
+    settings = {job.directory / RECORD: job.settings for job in reversed(begun)}  # two jobs may be one run
     files = [file for file in reversed(settings) if file.is_file()]
     read = {saved.path: saved for saved in (collect(files) if files else [])}
     records = [_as_in_this_multirun(read[file], settings[file]) for file in files if file in read]
-    names = {job.directory: job.name for job in listed_jobs}
-    elsewhere = any(job.directory.parent != directory for job in listed_jobs)
-    jobs = jobs_of(records, names, directory if elsewhere else None)
-    begun = {job.number for job in listed_jobs}
-    never = {i: cfg for i, cfg in enumerate(planned) if i not in begun}
-    without = {job.name: job.what for job in listed_jobs if job.directory / RECORD not in read}
-    grid, failed = table(jobs), unfinished(jobs, without, never, swept)
-    tables = [grid, *([failed] if failed.rows else [])]
-    for comparison in tables:
-        show(comparison)
-    write_text(directory / f"{STEM}.md", "\n".join(comparison.markdown() for comparison in tables))
-    plain = [[_unseparated(cell, name) for cell, name in zip(row, grid.headers, strict=True)] for row in grid.rows]
-    paths = [directory / f"{STEM}.md", *replace(grid, rows=plain).write(directory / STEM, "csv")]
-    if failed.rows:
-        paths += failed.write(directory / f"{STEM}_unfinished", "csv")
+    elsewhere = any(job.directory.parent != directory for job in begun)
+    jobs = jobs_of(records, {job.directory: job.name for job in begun}, directory if elsewhere else None)
+    never = {i: cfg for i, cfg in enumerate(planned) if i not in {job.number for job in begun}}
+    without = {job.name: job.what for job in begun if job.directory / RECORD not in read}
+    tables = {STEM: table(jobs), f"{STEM}_unfinished": unfinished(jobs, without, never, swept)}
+    tables = {name: grid for name, grid in tables.items() if name == STEM or grid.rows}
+    for grid in tables.values():
+        show(grid)
+    paths = [directory / f"{STEM}.md"]
+    write_text(paths[0], "\n".join(grid.markdown() for grid in tables.values()))
+    for name, grid in tables.items():
+        plain = [
+            [cell.replace(",", "") if name in NUMBERS else cell for cell, name in zip(row, grid.headers, strict=True)]
+            for row in grid.rows
+        ]  # numbers as programs read them
+        paths += replace(grid, rows=plain).write(directory / name, "csv")
     over, is_line = drawn_over(jobs)
-    for name, x, draw in (
-        ("points", over, figure.seeds if is_line else figure.scatter),
-        ("speed", SPEED, figure.scatter),
-    ):
-        data, title = points_over(jobs, x, is_line and name == "points")
+    kinds = {"points": (over, is_line, figure.seeds if is_line else figure.scatter)}
+    kinds["speed"] = (SPEED, False, figure.scatter)
+    for name, (x, lines, draw) in kinds.items():
+        data, title = points_over(jobs, x, lines)
         if len(data.drop_duplicates(["row", "x"])) > 1:
             plot = Plot("", "", OVER[x][1], title, name=name)
             paths += figure.write(directory / f"{STEM}_{name}", data, partial(draw, plot=plot, title=title))
@@ -164,19 +164,20 @@ def table(jobs: pd.DataFrame) -> Grid:
         if len(same) > 1:
             cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
             grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present), *[""] * len(place)])
-    if note := _corpus_and_updates(done["saved"].tolist()):
-        grid.notes.append(note)
+    records = done["saved"].tolist()
+    if updates := [int(steps) for saved in records if (steps := saved.number("training.steps")) is not None]:
+        corpora = sorted({str(s.record["corpus"]) for s in records if s.number("training.steps") is not None})
+        corpus = "embedded sample corpus" if corpora == ["sample"] else "; ".join(corpora)
+        ends = " to ".join(dict.fromkeys((str(min(updates)), str(max(updates)))))
+        grid.notes.append(f"Corpus: {corpus}. Updates: {ends}.")
     kinds = dict.fromkeys(name.partition(",")[0] for name in NUMBERS if "images" not in name)  # in whichever unit
     absent = [kind.lower() for kind in kinds if not any(name.startswith(kind) for name in present)]
-    if absent and len(done):
+    if absent and records:
         grid.notes.append(f"{NOT_RUN} in any job: {', '.join(absent)}.")
-    protocols = done["Protocol"].dropna().unique()
-    if len(protocols):
-        alike = (
-            f"{protocols[0]}." if len(protocols) == 1 else "not alike in all jobs, see `inference` in their records."
-        )
-        grid.notes.append(f"Speed and memory of scoring: {alike}")
-    busy = max((saved.number("inference.busy_cores_before") or 0.0 for saved in done["saved"]), default=0.0)
+    if len(protocols := done["Protocol"].dropna().unique()):
+        unlike = "not alike in all jobs, see `inference` in their records"
+        grid.notes.append(f"Speed and memory of scoring: {protocols[0] if len(protocols) == 1 else unlike}.")
+    busy = max((saved.number("inference.busy_cores_before") or 0.0 for saved in records), default=0.0)
     if busy > BUSY:
         grid.notes.append(f"Other programs kept up to {busy:.1f} cores busy before scoring: speeds are not comparable.")
     return grid
@@ -196,26 +197,26 @@ def unfinished(
         never: the configurations of jobs that were never started, by their numbers.
         swept: the keys in which these may differ, whose columns they need.
     """
-    varied = list(jobs.attrs["varied"])
-    more = [key for key in swept if key not in {*varied, *HIDDEN}] if never else []
+    keys = list(jobs.attrs["varied"])
+    keys += [key for key in swept if key not in {*keys, *HIDDEN}] if never else []
     place = ["Directory"] if jobs["Directory"].notna().any() else []
-    grid = Grid("Not finished", ["Job", "Mechanism", *varied, *more, "Seed", *place, "Status", "Error"])
+    rows: list[dict[str, Any]] = []
     for _, job in jobs[jobs["Status"] != FINISHED].iterrows():
-        record, directory = job["saved"].record, job["saved"].path.parent
-        holder = holder_of(directory) if job["Status"] == "running" else None
-        error = f"in progress elsewhere ({holder}), left to it" if holder else str(record.get("error") or "")
-        settings = _settings(job["saved"])
-        cells = [job["Job"], job["Mechanism"], *(settings.get(key, "") for key in [*varied, *more]), job["Seed"]]
-        grid.rows.append([*cells, *job[place], job["Status"], " ".join(error.split())])
-    blank = [""] * (len(grid.headers) - 3)
+        saved = job["saved"]
+        holder = holder_of(saved.path.parent) if job["Status"] == "running" else None
+        error = f"in progress elsewhere ({holder}), left to it" if holder else str(saved.record.get("error") or "")
+        rows.append(_settings(saved) | job.to_dict() | {"Error": " ".join(error.split())})
     for name, what in without.items():
-        ended = ["without a record", "it was ended before it could write one"]
-        left = ["left to another multirun", "another multirun had taken it"]
-        grid.rows.append([name, *blank, *(left if what == "leave" else ended)])
+        status, error = "without a record", "it was ended before it could write one"
+        if what == "leave":
+            status, error = "left to another multirun", "another multirun had taken it"
+        rows.append({"Job": name, "Status": status, "Error": error})
     for i, cfg in never.items():
-        values = [cfg.choices[key] if key in cfg.choices else OmegaConf.select(cfg, key) for key in [*varied, *more]]
-        cells = [str(i), _mechanism_of(cfg), *("" if value is None else str(value) for value in values), str(cfg.seed)]
-        grid.rows.append([*cells, *[""] * len(place), "never started", ""])
+        settings = {key: cfg.choices[key] if key in cfg.choices else OmegaConf.select(cfg, key) for key in keys}
+        job = {"Job": i, "Mechanism": _mechanism_of(cfg), "Seed": cfg.seed, "Status": "never started"}
+        rows.append(settings | job)
+    grid = Grid("Not finished", ["Job", "Mechanism", *keys, "Seed", *place, "Status", "Error"])
+    grid.rows = [["" if row.get(key) is None else str(row[key]) for key in grid.headers] for row in rows]
     return grid
 
 
@@ -258,13 +259,9 @@ def points_over(jobs: pd.DataFrame, x: str, is_line: bool = False) -> tuple[pd.D
     if x == SPEED and len({job["Protocol"] for job in done} - {None}) > 1:
         done = []
     varied = [name for name in jobs.attrs["varied"] if not (is_line and (name == KEPT or "rank" in name))]
+    key = OVER[x][0]
     rows = [
-        (
-            " ".join(filter(None, job[["Mechanism", *varied]])),
-            job["Seed"],
-            job["saved"].number(OVER[x][0]),
-            job["Score"],
-        )
+        [" ".join(filter(None, job[["Mechanism", *varied]])), job["Seed"], job["saved"].number(key), job["Score"]]
         for job in done
     ]
     points = pd.DataFrame(rows, columns=figure.POINTS, dtype=object).dropna()
@@ -325,22 +322,6 @@ def _mechanism_of(cfg: DictConfig) -> str:
     record: dict[str, Any] = {"attention": cfg.choices.attention or "none", "stride": cfg.stride}
     record["config"] = {"attention": {"pattern": OmegaConf.select(cfg, "attention.pattern")}}
     return mechanism(SavedRecord(Path(), record | {"compress": cfg.choices.compress}))
-
-
-def _unseparated(cell: str, column: str) -> str:
-    """A number as programs read it, without separators of thousands."""
-    return cell.replace(",", "") if column in NUMBERS else cell
-
-
-def _corpus_and_updates(records: Sequence[SavedRecord]) -> str:
-    """The corpus and the updates of finished trainings; empty where there are none."""
-    trained = [saved for saved in records if saved.number("training.steps") is not None]
-    if not trained:
-        return ""
-    corpora = sorted({str(saved.record["corpus"]) for saved in trained})
-    steps = sorted({int(saved.number("training.steps") or 0) for saved in trained})
-    corpus = "embedded sample corpus" if corpora == ["sample"] else "; ".join(corpora)
-    return f"Corpus: {corpus}. Updates: {' to '.join(str(n) for n in dict.fromkeys((steps[0], steps[-1])))}."
 
 
 def _settings(saved: SavedRecord) -> dict[str, str]:

@@ -21,8 +21,7 @@ from tests.report.page.conftest import RECORD, ROOT, Write
 pytest.importorskip("bokeh")
 pytest.importorskip("itables")
 
-from attnlab.report.page import plots
-from attnlab.report.page.render import groups, render, samples
+from attnlab.report.page.render import curves, groups, render, samples
 
 HOSTILE = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -200,7 +199,7 @@ def test_a_curve_of_one_point_is_a_dot(write: Write, tmp_path: Path) -> None:
     runs = gather([tmp_path])
 
     def glyphs(count: int) -> dict[str, dict[str, Any]]:
-        text = json.dumps(plots.curves(runs[:count], "loss", "loss"))
+        text = json.dumps(curves(runs[:count], "loss"))
         named: dict[str, dict[str, Any]] = {}
         json.loads(text, object_hook=lambda node: named.setdefault(str(node.get("name")), node) and node)
         return named

@@ -8,10 +8,9 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnlab.callbacks.summary import LONGEST, spread
 from attnlab.config.build import leaves
@@ -20,7 +19,7 @@ from attnlab.report import sweep
 from attnlab.report.figure import read_curves
 from attnlab.run.directory import holder_of
 from attnlab.run.ledger import BROKEN
-from attnlab.run.record import RECORD, SECTIONS
+from attnlab.run.record import RECORD, SECTIONS, UNREADABLE
 from attnlab.run.store import SavedRecord, printable, read, record_files
 
 log = logging.getLogger(__name__)
@@ -30,17 +29,10 @@ POINTS = 100  # of a curve
 LARGEST = 3.4e38  # about what float32 holds
 LOSSES = ("loss", "val_loss")
 MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
-TEXTS = ("source", "reference", "hypothesis")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One line of predictions.tsv, shortened.
-
-    Args:
-        source, reference: texts.
-        hypothesis: parts of the text, each with whether it differs from the reference.
-    """
+class Sample(NamedTuple):
+    """A line of predictions.tsv, shortened; the hypothesis in parts, each with whether it differs."""
 
     source: str
     reference: str
@@ -100,19 +92,12 @@ class Shown:
         return ", ".join(map(str, tags)) if isinstance(tags, list) else ""
 
     @property
-    def started(self) -> str:
-        """When, to the minute, in UTC where the record says so."""
-        text = str(self.record.get("started", ""))
-        try:
-            return datetime.fromisoformat(text).strftime("%Y-%m-%d %H:%M")
-        except ValueError:
-            return text
-
-    @property
     def measured(self) -> list[tuple[str, str]]:
         """Name and value of each number of the record."""
-        values = [pair for name in MEASURED for pair in leaves(self.record.get(name, {}), name)]
-        return [(name.replace("_", " "), f"{value:,.12g}") for name, value in values if _is_number(value)]
+        pairs = [pair for name in MEASURED for pair in leaves(self.record.get(name, {}), name)]
+        numbers = [(name, value) for name, value in pairs if isinstance(value, int | float)]
+        numbers = [pair for pair in numbers if not isinstance(pair[1], bool) and abs(pair[1]) < sys.float_info.max]
+        return [(name.replace("_", " "), f"{value:,.12g}") for name, value in numbers]
 
     @property
     def environment(self) -> str:
@@ -132,28 +117,26 @@ def gather(places: Iterable[Path]) -> list[Shown]:
     """
     runs: list[Shown] = []
     for file in dict.fromkeys(file for place in places for file, _ in record_files(place)):
-        expected = file.name == RECORD
+        expected, run, problem = file.name == RECORD, None, "not a record"
         name = printable(str(file.parent if expected else file))
         try:
             saved = read(file)
+            run = saved and _shown(saved, name, expected)
         except DataError as error:
-            if expected:
-                runs.append(Shown(name, {}, BROKEN, str(error).removeprefix(f"{file}: skipped, ")))
-            else:
-                log.warning("%s", error)
-            continue
-        if saved is not None:
-            try:
-                runs.append(_shown(saved, name, expected))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:  # of a kind that nothing checks
-                runs.append(Shown(name, {}, BROKEN, f"a damaged record: {type(error).__name__}: {error}"))
+            problem = str(error).removeprefix(f"{file}: ")
+        except UNREADABLE as error:  # of a kind that nothing checks
+            problem = f"a damaged record: {type(error).__name__}: {error}"
+        if run:
+            runs.append(run)
         elif expected:
-            runs.append(Shown(name, {}, BROKEN, "not a record"))
+            runs.append(Shown(name, {}, BROKEN, problem.removeprefix("skipped, ")))
+        elif problem != "not a record":
+            log.warning("%s: %s", file, problem)
     return sorted(runs, key=lambda run: str(run.record.get("started", "")), reverse=True)
 
 
 def differing(hypothesis: str, reference: str) -> list[tuple[str, bool]]:
-    """The words of a hypothesis in parts, each with whether it differs from the reference."""
+    """The words of a hypothesis in parts, each with whether it differs."""
     words, wanted = hypothesis.split(), reference.split()
     steps = SequenceMatcher(None, wanted, words, autojunk=False).get_opcodes()
     return [(" ".join(words[a:b]), kind != "equal") for kind, _, _, a, b in steps if b > a]
@@ -174,11 +157,11 @@ def _shown(saved: SavedRecord, name: str, in_its_directory: bool) -> Shown:
     metric = sweep.metric(saved) or ""
     numbers = {column: value for column, (key, _) in sweep.NUMBERS.items() if (value := saved.number(key)) is not None}
     run = Shown(name, record, status, error, sweep.mechanism(saved), metric, saved.number(f"quality.{metric}"), numbers)
-    beside = (("the curves", _read_losses), ("predictions.tsv", _read_samples)) if in_its_directory else ()
-    for what, read_file in beside:
+    for what, read_file in (("the curves", _read_losses), ("predictions.tsv", _read_samples)):
         try:
-            read_file(run, directory)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as problem:
+            if in_its_directory:
+                read_file(run, directory)
+        except (OSError, csv.Error, *UNREADABLE) as problem:
             run.notes.append(f"{what} cannot be read: {type(problem).__name__}: {problem}")
     return run
 
@@ -195,14 +178,7 @@ def _read_losses(run: Shown, directory: Path) -> None:
 
 
 def _read_samples(run: Shown, directory: Path) -> None:
-    run.samples.extend(map(_sample, spread(directory / "predictions.tsv", SAMPLES)))
-
-
-def _sample(row: Mapping[str, str]) -> Sample:
-    source, reference, hypothesis = (textwrap.shorten(row[name], LONGEST, placeholder=" …") for name in TEXTS)
-    return Sample(source, reference, differing(hypothesis, reference))
-
-
-def _is_number(value: Any) -> bool:
-    """One that can be drawn; an int of JSON may be larger than every float."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
+    for row in spread(directory / "predictions.tsv", SAMPLES):
+        keys = ("source", "reference", "hypothesis")
+        source, reference, hypothesis = (textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in keys)
+        run.samples.append(Sample(source, reference, differing(hypothesis, reference)))

@@ -2,7 +2,7 @@
 
 The table is DataTables (of the package itables), the plots are Bokeh's; their scripts stand in the file. Everything
 that comes from records and predictions is escaped by Jinja, and the page's policy (Content-Security-Policy) lets a
-browser run no other script and load nothing.
+browser run no other script and load nothing. A plot has the data of every run; the page's script sets its filter.
 """
 
 import base64
@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
+from bokeh.core.types import ID
+from bokeh.embed import json_item
+from bokeh.models import CDSView, ColumnDataSource, HoverTool, IndexFilter, NumeralTickFormatter
+from bokeh.palettes import Category10, Dark2
+from bokeh.plotting import figure
 from bokeh.resources import Resources
 from itables.utils import read_package_file
 from jinja2 import Environment, StrictUndefined
@@ -22,12 +28,17 @@ from markupsafe import Markup
 
 from attnlab.callbacks.summary import label
 from attnlab.report import sweep
-from attnlab.report.page import plots
 from attnlab.report.page.gather import LOSSES, POINTS, SAMPLES, Sample, Shown
 from attnlab.run.record import NOT_RUN, commit
 from attnlab.run.store import printable
 
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
+GRAY = "#808690"  # of texts and lines: legible on white and on black
+PALETTE = (*Category10[10], *Dark2[8])
+TOOLS = "box_zoom,wheel_zoom,reset,save"
+LOSS_TITLES = dict(zip(LOSSES, ("training loss", "validation loss"), strict=True))
+ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
+NEAR = (*sweep.SIZES, sweep.SPEED)  # what is shown beside the mouse; the table has all
 Lines = list[tuple[int, list[tuple[str, bool]]]]
 
 
@@ -48,15 +59,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a row has in a column.
-
-    Args:
-        text: as shown.
-        order: what a column of numbers is sorted by, empty where there is no number; None: a column of texts.
-    """
+    """The text that a row shows in a column, and what a column of numbers is sorted by, "" where there is no number."""
 
     text: str
-    order: float | Literal[""] | None = None
+    order: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,10 +93,14 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
     comparable = [group for group in groups(runs) if group.measures]
     measures = [name for name in sweep.NUMBERS if any(name in run.numbers for run in runs)]
     losses = [name for name in LOSSES if any(run.curves.get(name) for run in runs)]
-    figures = [plots.points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
-    figures += [plots.curves(runs, name, name) for name in losses]
-    colours = plots.colours(runs)
-    head, rows = table(runs, measures)
+    figures = [points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
+    figures += [curves(runs, name) for name in losses]
+    colour = colours(runs)
+    columns = [Column("Mechanism"), Column("Task"), Column("Quality", "search", "number"), Column("Metric")]
+    columns += [Column(name, "search", "number" if name in FIRST.values() else "number extra") for name in measures]
+    columns += [Column("Rank", "list", "number extra"), Column("Seed", "list", "number extra")]
+    columns += [Column(name, "list", "text extra") for name in ("Corpus", "Scale", "Mode", "Tags")]
+    columns += [Column("Status"), Column("Started (UTC)", "search", "text extra")]
     bokeh, script = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw), _text("page.js")
     texts = {"bokeh": _inside(bokeh), "script": _inside(script)}
     return template.render(
@@ -101,10 +111,10 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         groups=comparable,
         plots=FIRST.items(),
         measures=measures,
-        columns=head,
-        cells=[list(zip(head, row, strict=True)) for row in rows],
-        colours=colours,
-        legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in colours},
+        columns=columns,
+        cells=[list(zip(columns, _row(run, measures), strict=True)) for run in runs],
+        colours=colour,
+        legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in colour},
         losses=losses,
         points=POINTS,
         samples=samples(runs),
@@ -123,27 +133,13 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
     comparable: dict[tuple[str, str, str], list[int]] = {}
     for i, run in enumerate(runs):
         if run.quality is not None:
-            comparable.setdefault((str(run.record["task"]), run.metric, run.corpus), []).append(i)
+            comparable.setdefault((str(run.record["task"]), label(run.metric), run.corpus), []).append(i)
+    measured = [[n for n in sweep.NUMBERS if any(n in runs[i].numbers for i in same)] for same in comparable.values()]
     every = [
-        Group(
-            f"{task} · {label(metric)} · {corpus} ({len(same)})",
-            label(metric),
-            same,
-            [name for name in sweep.NUMBERS if any(name in runs[i].numbers for i in same)],
-        )
-        for (task, metric, corpus), same in comparable.items()
+        Group(f"{task} · {metric} · {corpus} ({len(same)})", metric, same, measures)
+        for ((task, metric, corpus), same), measures in zip(comparable.items(), measured, strict=True)
     ]
     return sorted(every, key=lambda group: (sweep.SIZES[1] not in group.measures, -len(group.runs)))
-
-
-def table(runs: Sequence[Shown], measures: Sequence[str]) -> tuple[list[Column], list[list[Cell]]]:
-    """The table's columns, among them those of NUMBERS in `measures`, and a row for each run."""
-    columns = [Column("Mechanism"), Column("Task"), Column("Quality", "search", "number"), Column("Metric")]
-    columns += [Column(name, "search", "number" if name in FIRST.values() else "number extra") for name in measures]
-    columns += [Column("Rank", "list", "number extra"), Column("Seed", "list", "number extra")]
-    columns += [Column(name, "list", "text extra") for name in ("Corpus", "Scale", "Mode", "Tags")]
-    columns += [Column("Status"), Column("Started (UTC)", "search", "text extra")]
-    return columns, [_row(run, measures) for run in runs]
 
 
 def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
@@ -161,21 +157,96 @@ def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
 
 
 def _row(run: Shown, measures: Sequence[str]) -> list[Cell]:
-    record = run.record
-
-    def text(key: str) -> Cell:
-        value = record.get(key)
-        return Cell("" if value is None else str(value))
-
-    def integer(key: str) -> Cell:
-        value = record.get(key)
-        return Cell("" if value is None else str(value), value if isinstance(value, int) else "")
-
+    values = {key: run.record.get(key) for key in ("task", "rank", "seed", "scale", "mode")}
+    texts = {key: Cell("" if value is None else str(value)) for key, value in values.items()}
+    whole = [Cell(texts[key].text, v if isinstance(v := values[key], int) else "") for key in ("rank", "seed")]
     quality = Cell(NOT_RUN, "") if run.quality is None else Cell(f"{run.quality:g}", run.quality)
     numbers = [Cell(sweep.cell(run.numbers.get(name), name), run.numbers.get(name, "")) for name in measures]
-    start = [Cell(run.mechanism or run.name), text("task"), quality, Cell(label(run.metric))]
-    rest = [Cell(run.corpus), text("scale"), text("mode"), Cell(run.tags), Cell(run.status), Cell(run.started)]
-    return [*start, *numbers, integer("rank"), integer("seed"), *rest]
+    started = str(run.record.get("started", ""))[:16].replace("T", " ")
+    return [
+        Cell(run.mechanism or run.name), texts["task"], quality, Cell(label(run.metric)), *numbers, *whole,
+        Cell(run.corpus), texts["scale"], texts["mode"], Cell(run.tags), Cell(run.status), Cell(started),
+    ]  # fmt: skip
+
+
+def colours(runs: Sequence[Shown]) -> dict[str, str]:
+    """A colour for each mechanism, the clearest for those that the plots show first; above eighteen they repeat."""
+    scored = [run for run in runs if run.quality is not None]
+    cache = [run for run in scored if sweep.SIZES[1] in run.numbers]
+    names = dict.fromkeys(name for some in (cache, scored, runs) for name in sorted({run.mechanism for run in some}))
+    names.pop("", None)  # of a broken record
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+
+
+def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
+    """The quality of the runs over one of their other numbers, as Bokeh's JSON.
+
+    Args:
+        first: the number at the beginning, which some run has.
+        target: the element that the plot stands in.
+    """
+    columns: dict[str, Any] = _about(runs)
+    columns["score"] = ["" if run.quality is None else f"{run.quality:g} {label(run.metric)}" for run in runs]
+    columns |= {f"{name} as text": [sweep.cell(run.numbers.get(name), name) for run in runs] for name in NEAR}
+    columns["quality"] = np.array([np.nan if run.quality is None else run.quality for run in runs])
+    columns |= {name: np.array([run.numbers.get(name, np.nan) for run in runs]) for name in sweep.NUMBERS}
+    measured = [("quality", "@score"), *((name, f"@{{{name} as text}}") for name in NEAR)]
+    plot, view = _figure(measured), _view(len(runs))
+    plot.scatter(first, "quality", source=ColumnDataSource(columns), view=view, name="marks", size=11, color="colour",
+                 alpha=0.8, line_color="white")  # fmt: skip
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
+    return dict(json_item(plot, ID(target)))
+
+
+def curves(runs: Sequence[Shown], loss: str) -> dict[str, Any]:
+    """A line for each run that logged a loss, as Bokeh's JSON; a dot where it logged one once."""
+    numbers = [i for i, run in enumerate(runs) if run.curves.get(loss)]
+    columns: dict[str, Any] = {key: [values[i] for i in numbers] for key, values in _about(runs).items()}
+    lines = [np.array(runs[i].curves[loss], dtype=np.float32) for i in numbers]
+    columns |= {"xs": [line[:, 0] for line in lines], "ys": [line[:, 1] for line in lines]}
+    alone = [line[0] if len(line) == 1 else (np.nan, np.nan) for line in lines]
+    columns |= {"x": [float(x) for x, _ in alone], "y": [float(y) for _, y in alone]}
+    title = LOSS_TITLES[loss]
+    plot = _figure([("update", "$snap_x{0,0}"), (title, "$snap_y{0.[0000]}")], line_policy="nearest")
+    source, view = ColumnDataSource(columns), _view(len(numbers))
+    plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2, alpha=0.85)
+    if any(len(line) == 1 for line in lines):
+        plot.scatter("x", "y", source=source, view=view, name="dots", color="colour", size=6, alpha=0.85)
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "update", title
+    return dict(json_item(plot, ID(loss)))
+
+
+def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
+    colour = colours(runs)
+    return {
+        "number": list(range(len(runs))),
+        "run": [run.title for run in runs],
+        "task": [str(run.record.get("task", "")) for run in runs],
+        "corpus": [run.corpus for run in runs],
+        "name": [Path(run.name).name for run in runs],
+        "colour": [colour.get(run.mechanism, GRAY) for run in runs],
+    }
+
+
+def _view(count: int) -> CDSView:
+    """All of them at first: Bokeh warns on the console of a plot that starts without a range."""
+    return CDSView(filter=IndexFilter(indices=list(range(count)), name="shown"))
+
+
+def _figure(beside_the_mouse: list[tuple[str, str]], **hover: Any) -> figure:
+    plot = figure(height=320, sizing_mode="stretch_width", tools=TOOLS, active_drag=None, active_scroll=None)
+    plot.add_tools(HoverTool(tooltips=[*ABOUT, *beside_the_mouse], **hover))
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    plot.background_fill_alpha = plot.border_fill_alpha = 0
+    plot.outline_line_color = None
+    plot.grid.grid_line_color, plot.grid.grid_line_alpha = GRAY, 0.25
+    for axis in (plot.xaxis, plot.yaxis):
+        axis.axis_line_color = axis.major_tick_line_color = GRAY
+        axis.axis_label_text_color = axis.major_label_text_color = GRAY
+        axis.axis_label_text_font_style, axis.axis_label_text_font_size = "normal", "13px"
+        axis.minor_tick_line_color = None
+    return plot
 
 
 def _text(name: str) -> str:
