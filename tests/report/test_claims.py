@@ -115,27 +115,3 @@ def test_the_marked_numbers_are_those_of_the_records(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     check(text, page.parent)
     assert page.name != "README.md" or page.parent.name == "experiments" or MARK.search(text), "no number is marked"
-
-
-@pytest.mark.parametrize(
-    ("claim", "error"),
-    [
-        ("2.3 to 41<!-- = min max : a.csv : Top-1 -->", None),
-        ("WER 2.3 ± 0.4 and 41 %<!-- = a.csv : Top-1 -->", None),
-        ("half of 9: 1.5, 3<!-- = r.json : part.*.x / 2 -->", None),
-        ("2.4 to 41<!-- = min max : a.csv : Top-1 -->", AssertionError),
-        ("3<!-- = r.json : part.1.y -->", KeyError),
-        ("3<!-- = s.json : part.0.x -->", FileNotFoundError),
-        ("3<!-- = s*.json : part.0.x -->", AssertionError),
-        ("3<!-- = a.csv : Top-1 : Name=c -->", AssertionError),
-        ("3<!-- = r.json : part.0.x", AssertionError),
-    ],
-)
-def test_a_mark(claim: str, error: type[Exception] | None, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("Name,Top-1\na,2.31 ± 0.4\nb,41\n", encoding="utf-8")
-    (tmp_path / "r.json").write_text('{"part": [{"x": 3}, {"x": 6}]}', encoding="utf-8")
-    if error is None:
-        check(claim, tmp_path)
-    else:
-        with pytest.raises(error):
-            check(claim, tmp_path)

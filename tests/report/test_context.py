@@ -29,15 +29,8 @@ def template() -> dict[str, Any]:
     record["environment"] |= {"device": "cpu: one", "threads": 1, "git": "abc"}
     record["bench"] = {"protocol": {"rounds": 5}, "checks": {}, "rows": []}
     for length in LENGTHS:
-        row = {
-            "what": "decoding",
-            "batch": 1,
-            "steps": 32,
-            "context": length,
-            "reorder": False,
-            "prefix": 0,
-            "ratios": [],
-        }
+        row: dict[str, Any] = {"what": "decoding", "batch": 1, "steps": 32, "context": length, "prefix": 0}
+        row |= {"reorder": False, "ratios": []}
         times = {name: 32e-6 * length * share for name, share in (("mha", 1.0), ("mqa", 0.1))}
         row["variants"] = {
             name: {

@@ -18,25 +18,10 @@ LENGTHS, DEPTHS = (128, 2048), (0.0, 0.5, 1.0)
 
 def measured(right: float, gain: float) -> dict[str, Any]:
     """At half the depth all is half as good."""
-    cells = [
-        {
-            "length": length,
-            "depth": depth,
-            "accuracy": right / (1 + (depth == 0.5)),
-            "gain": gain / (1 + (depth == 0.5)),
-        }
-        for length in LENGTHS
-        for depth in DEPTHS
-    ]
-    about = {
-        "accuracy": right * 5 / 6,
-        "gain": gain * 5 / 6,
-        "trials": 16,
-        "answer_tokens": 6.0,
-        "asks": "words",
-        "seed": 1,
-    }
-    return about | {"cells": cells, "without": []}
+    good = {(length, depth): 1 / (1 + (depth == 0.5)) for length in LENGTHS for depth in DEPTHS}
+    cells = [{"length": n, "depth": d, "accuracy": right * x, "gain": gain * x} for (n, d), x in good.items()]
+    about = {"accuracy": right * 5 / 6, "gain": gain * 5 / 6, "trials": 16, "answer_tokens": 6.0, "asks": "words"}
+    return about | {"seed": 1, "cells": cells, "without": []}
 
 
 def write(template: dict[str, Any], place: Path, seed: int = 1, **settings: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from attnlab.run.store import SavedRecord, collect
 from tests.report.conftest import MUSTC, Run
 
 SPEC = CONF.parent / "experiments" / "mtla" / "table1.yaml"
+PAPER = "task=mustc scale=paper attention"
 
 
 def rendered(tmp_path: Path) -> Grid:
@@ -50,16 +51,10 @@ def test_nothing_measured(tmp_path: Path) -> None:
 
 
 def test_one_run_each(tmp_path: Path, run: Run) -> None:
-    run("a", "task=mustc scale=paper attention=mha", inference__seconds=120.0, inference__mean_memory_mib=900.0)
+    run("a", f"{PAPER}=mha", inference__seconds=120.0, inference__mean_memory_mib=900.0)
     elsewhere = MUSTC.replace("/some/where", "another place")
-    run(
-        "b",
-        "task=mustc scale=paper attention=mtla stride=2",
-        corpus=elsewhere,
-        inference__seconds=60.0,
-        inference__mean_memory_mib=300.0,
-        quality={"bleu": 23.456},
-    )
+    values = {"inference__seconds": 60.0, "inference__mean_memory_mib": 300.0, "quality": {"bleu": 23.456}}
+    run("b", f"{PAPER}=mtla stride=2", corpus=elsewhere, **values)
     grid = rendered(tmp_path)
     assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "23.46"
     assert cell(grid, "MTLA, s = 2", "Time (s), ours") == "60.0"
@@ -73,9 +68,9 @@ def test_one_run_each(tmp_path: Path, run: Run) -> None:
 
 
 def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
-    run("new", "task=mustc scale=paper attention=mla", started="2026-03-01", quality={"bleu": 21.0})
-    run("old", "task=mustc scale=paper attention=mla", started="2026-01-01", quality={"bleu": 1.0})
-    run("other", "task=mustc scale=paper attention=mla", "seed=2", started="2026-02-01", quality={"bleu": 22.0})
+    run("new", f"{PAPER}=mla", started="2026-03-01", quality={"bleu": 21.0})
+    run("old", f"{PAPER}=mla", started="2026-01-01", quality={"bleu": 1.0})
+    run("other", f"{PAPER}=mla", "seed=2", started="2026-02-01", quality={"bleu": 22.0})
     grid = rendered(tmp_path)
     assert cell(grid, "MLA", "BLEU, ours") == "21.50 (21.00–22.00, 2 seeds)"
     assert [about["Row"] for about in grid.records] == ["MLA", "MLA"] and notes(grid, "Records: 2 files in")
@@ -96,7 +91,7 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
     ],
 )
 def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str, object]) -> None:
-    run("a", "task=mustc scale=paper attention=mtla stride=2", **values)
+    run("a", f"{PAPER}=mtla stride=2", **values)
     grid = rendered(tmp_path)
     assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "not run"
     left = notes(grid, "Left out: 1 scored record(s) of ")
@@ -108,7 +103,7 @@ def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str,
     "other",
     [
         "task=mustc attention=mtla",
-        "task=mustc scale=paper attention=mla",
+        f"{PAPER}=mla",
         "task=mustc scale=paper attention=mtla stride=3",
         "task=mustc scale=paper attention=mtla rank=8",
     ],
@@ -119,44 +114,34 @@ def test_another_mechanism_or_scale_never_stands_for_a_row(tmp_path: Path, run: 
 
 
 def test_names_of_options_do_not_count(tmp_path: Path, run: Run) -> None:
-    run("a", "task=mustc scale=paper attention=mtla stride=2", scale="renamed", task="renamed")
+    run("a", f"{PAPER}=mtla stride=2", scale="renamed", task="renamed")
     assert cell(rendered(tmp_path), "MTLA, s = 2", "BLEU, ours") == "20.00"
 
 
 def test_another_recipe_is_marked_and_yields_to_the_exact_one(tmp_path: Path, run: Run) -> None:
-    run(
-        "short",
-        "task=mustc scale=paper attention=mha",
-        "task.train.max_steps=10",
-        started="2026-02-01",
-        quality={"bleu": 3.0},
-    )
+    run("short", f"{PAPER}=mha", "task.train.max_steps=10", started="2026-02-01", quality={"bleu": 3.0})
+    run("a", f"{PAPER}=mla", "task.encoder_checkpoint=null")
+    run("c", f"{PAPER}=mtla stride=2", mode="test")
     grid = rendered(tmp_path)
     assert cell(grid, "MHA", "BLEU, ours") == "3.00"
     assert notes(grid, "NOT the row's recipe: task.train.max_steps=10 instead of 100000")
-    run("exact", "task=mustc scale=paper attention=mha", "task.data.num_workers=4", started="2026-01-01")
-    assert cell(rendered(tmp_path), "MHA", "BLEU, ours") == "20.00"
-    assert not notes(rendered(tmp_path), "NOT")
-
-
-def test_a_recipe_that_cannot_be_known_is_marked(tmp_path: Path, run: Run) -> None:
-    run("a", "task=mustc scale=paper attention=mha", "task.encoder_checkpoint=null")
-    run("c", "task=mustc scale=paper attention=mtla stride=2", mode="test")
-    grid = rendered(tmp_path)
     assert [bool(notes(grid, word)) for word in ("did not start from", "mode=test")] == 2 * [True]
+    run("exact", f"{PAPER}=mha", "task.data.num_workers=4", started="2026-01-01")
+    assert cell(rendered(tmp_path), "MHA", "BLEU, ours") == "20.00"
+    assert not notes(rendered(tmp_path), "max_steps")
 
 
 @pytest.mark.parametrize(
     "change", [{"inference__beam": 5}, {"inference__protocol": "x"}, {"environment__device": "gpu"}]
 )
 def test_no_ratio_across_protocols(tmp_path: Path, run: Run, change: dict[str, object]) -> None:
-    run("a", "task=mustc scale=paper attention=mha")
-    run("b", "task=mustc scale=paper attention=mla", **change)
+    run("a", f"{PAPER}=mha")
+    run("b", f"{PAPER}=mla", **change)
     assert cell(rendered(tmp_path), "MLA", "Speed-up, ours") == "protocols differ"
 
 
 def test_files(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("a", "task=mustc scale=paper attention=mha")
+    run("a", f"{PAPER}=mha")
     spec = tmp_path / "table1.yaml"
     spec.write_text(SPEC.read_text())
     assert main(["table", str(spec), "--records", str(tmp_path / "runs")]) == 0
@@ -197,7 +182,7 @@ def test_broken_specifications(tmp_path: Path) -> None:
 
 
 def test_broken_records_are_named_and_skipped(tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    text = run("good", "task=mustc scale=paper attention=mha").read_text()
+    text = run("good", f"{PAPER}=mha").read_text()
     other = json.loads(text) | {"schema": 3}
     for name, content in {
         "cut": text[:200].encode(), "empty": b"", "list": b"[]", "bytes": b"\xff\xfe\x00",
@@ -252,7 +237,7 @@ def test_wrong_words(words: list[str], error: type[Exception], tmp_path: Path, m
 
 @pytest.mark.parametrize("kind", ["bench", "speed", "compressed", "needle"])
 def test_records_with_nothing_to_show(kind: str, run: Run) -> None:
-    path = run("a", "task=mustc scale=paper attention=mha")
+    path = run("a", f"{PAPER}=mha")
     with pytest.raises(DataError, match="no finished record"):
         main([kind, str(path)])
     path.write_text(json.dumps({}))

@@ -222,14 +222,7 @@ def test_what_is_refused(scored: Scored) -> None:
 
 
 def test_standard_errors(scored: Scored) -> None:
-    quality: dict[str, Any] = {
-        "top1": 80.0,
-        "images": 400,
-        "loss": 2.0,
-        "loss_stderr": 0.25,
-        "accuracy": 50.0,
-        "sentences": 100,
-    }
+    quality: dict[str, Any] = {"top1": 80.0, "images": 400, "accuracy": 50.0, "sentences": 100}
     quality |= {"loss": 2.0, "loss_stderr": 0.25, "tasks": {"piqa": {"acc": 0.5, "acc_stderr": 0.01}}}
     one = scored("a", None, quality)
     errors = {key: significance.standard_error(one, f"quality.{key}") for key in ("top1", "accuracy", "loss")}

@@ -32,7 +32,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     record_compiled(cfg, getattr(module, "compiled_steps_part", ""), record["environment"])
     results = evaluation(module, cfg.seed, low)
     names = list(cfg.task.evaluation.tasks)
-    trained = _trained_on(cfg.checkpoint)
+    trained = trained_on(cfg.checkpoint)
     record["corpus"] = f"lm-evaluation-harness: {', '.join(names)}" + (f"; trained on {trained}" if trained else "")
     record["quality"] = _quality(results, cfg.task.evaluation.num_fewshot)
     table = Table("task", "shots", "metric", "value", "± standard error", box=None, pad_edge=False)
@@ -54,7 +54,7 @@ def _quality(results: Mapping[int, Any], num_fewshot: int | Sequence[int]) -> di
     return {"shots": shots, "num_fewshot": list(num_fewshot), "signature": "lm-eval"}
 
 
-def _trained_on(checkpoint: str | None) -> str:
+def trained_on(checkpoint: str | None) -> str:
     """The corpus in the record of the run that trained the model; empty where there is no such record."""
     where = None if checkpoint is None else directory_of("checkpoint", checkpoint)
     path = None if where is None else where / "record.json"

@@ -183,14 +183,14 @@ def everything(root: Path, kind: str) -> list[Path]:
     }
     if not specs:
         raise DataError(f"{root}: no specification (*/*.yaml); give the folder experiments of a checkout")
+    haystacks = {path: below(path, records) for path in sorted(root.glob(f"*/{needle.STEM}"))}
+    needles = [(path, needle.render) for path, saved in haystacks.items() if any(map(needle.is_one, saved))]
     paths = [
         file for path, spec in specs.items()
         for file in write_table(spec, below(path.parent, records), path.with_suffix(""))
     ]  # fmt: skip
-    reports = folders(root) if kind == "table" else [(path, needle.render) for path in sorted(root.glob("*/needle"))]
-    for folder, report in reports:
-        if kind == "table" or any(map(needle.is_one, below(folder, records))):
-            paths += named(report, below(folder, records), folder)
+    for folder, report in folders(root) if kind == "table" else needles:
+        paths += named(report, below(folder, records), folder)
     return paths + (named(speed.render, records, root) if kind == "table" else [])
 
 

@@ -42,11 +42,11 @@ def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
         wanted: `name`, and `train`, the least and the largest number of training sentences (or test questions).
     """
     sizes = re.findall(r"\btrain (\d+)|\b(\d+) test questions", text)
-    if not wanted or not sizes:
+    if not wanted or not sizes or not text.startswith(wanted["name"]):
         return False
     least, most = wanted["train"]
     trained, asked = sizes[-1]  # the corpus' path stands before its sizes, and may look like one
-    return bool(text.startswith(wanted["name"])) and least <= int(trained or asked) <= most
+    return least <= int(trained or asked) <= most
 
 
 def is_of(saved: SavedRecord, spec: Spec) -> bool:
@@ -118,23 +118,18 @@ def differences(saved: SavedRecord, overrides: Sequence[str], start: str = "") -
         start: the overrides of the run whose compressed model the row starts from; empty: it starts from none.
     """
     recipe, expected = dict(leaves(saved.canonical)), dict(_recipe(*overrides))
+    ignored = ["task.model.weights"] if start else []
     if "task.weights" in expected:  # what a run has read from its model
         parts = tuple(f"{node}." for node in OF_THE_MODEL)
-        for leaves_of in (recipe, expected):
-            for key in [key for key in leaves_of if f"{key}.".startswith(parts)]:
-                del leaves_of[key]
+        ignored += [key for key in recipe | expected if f"{key}.".startswith(parts)]
     wrong = []
-    if start:
-        recipe.pop("task.model.weights", None)
-        expected.pop("task.model.weights", None)
     for key, without in PLACES.items():
         if expected.get(key) is not None:
-            expected.pop(key)
-            if recipe.pop(key, None) is None:
-                wrong.append(without)
+            wrong += [without] if recipe.get(key) is None else []
+            ignored.append(key)
     wrong += [
         f"{key}={recipe.get(key, 'unset')} instead of {expected.get(key, 'unset')}"
-        for key in sorted(recipe.keys() | expected.keys())
+        for key in sorted((recipe.keys() | expected.keys()) - set(ignored))
         if recipe.get(key, "unset") != expected.get(key, "unset")
     ]
     tested = saved.record["mode"] == "test"

@@ -19,7 +19,6 @@ from attnlab.run.store import SavedRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FOLDER = "needle"  # below a paper's folder: where its records are
 STEM = "needle"  # of the files
 TITLE = "Needle in a haystack"
 STATES = ("original", "converted", "healed", "scored")  # the last: of a run without a conversion
@@ -68,23 +67,29 @@ def points(records: Sequence[SavedRecord], what: str) -> pd.DataFrame:
 
 def table(records: Sequence[SavedRecord]) -> Grid:
     """Perplexity, cache, recall and gain of each run and state, the mean of its seeds; recall for each length too."""
-    rows = []
-    for saved, run in zip(records, labels(records), strict=True):
-        for state, values in _states(saved).items():
-            needle = values["needle"]
-            row = {"run": run, "state": state, "recall": needle["accuracy"], "gain": needle["gain"]}
-            row |= {"perplexity": values.get("perplexity"), "cache": values.get("cache_bytes_per_token")}
-            cells = pd.DataFrame(needle["cells"]).astype({"length": int}).groupby("length")["accuracy"]
-            rows.append(row | {length: list(values) for length, values in cells})
+    names = labels(records)
+    rows = [
+        {
+            "run": run,
+            "state": state,
+            "perplexity": values.get("perplexity"),
+            "cache": values.get("cache_bytes_per_token"),
+        }
+        | {"recall": values["needle"]["accuracy"], "gain": values["needle"]["gain"], "cells": values["needle"]["cells"]}
+        for saved, run in zip(records, names, strict=True)
+        for state, values in _states(saved).items()
+    ]
     states = pd.DataFrame(rows, dtype=object)
-    lengths = sorted(column for column in states if isinstance(column, int))
+    lengths = sorted({int(cell["length"]) for cells in states["cells"] for cell in cells})
     headers = ["Run", "State", "Perplexity", "Cache, bytes per token", "Recall, %", "Gain, nats"]
     grid = Grid(TITLE, [*headers, *(f"Recall at {length:,}" for length in lengths)], notes=[NOTE])
     for (run, state), seeds in states.groupby(["run", "state"], sort=False):
-        cells = [_mean(seeds["perplexity"], 3), _mean(seeds["cache"], 0)]
-        cells += [_mean(seeds["recall"], 1, 100), _mean(seeds["gain"], 3)]
-        grid.rows.append([run, state, *cells, *(_mean(seeds[length].dropna().sum(), 1, 100) for length in lengths)])
-    grid.list_records([facts(run, saved, _asked(saved)) for saved, run in zip(records, labels(records), strict=True)])
+        cells = [cell for seed in seeds["cells"] for cell in seed]
+        recalls = [[cell["accuracy"] for cell in cells if int(cell["length"]) == length] for length in lengths]
+        means = [_mean(seeds["perplexity"], 3), _mean(seeds["cache"], 0)]
+        means += [_mean(seeds["recall"], 1, 100), _mean(seeds["gain"], 3)]
+        grid.rows.append([run, state, *means, *(_mean(values, 1, 100) for values in recalls)])
+    grid.list_records([facts(run, saved, _asked(saved)) for saved, run in zip(records, names, strict=True)])
     return grid
 
 
@@ -124,12 +129,12 @@ def draw(data: pd.DataFrame, label: str) -> "Figure":
     page, panels = figure.panels(len(runs), len(states), size)
     for row, run in zip(panels, runs, strict=True):
         for axes, state in zip(row, states, strict=True):
-            if (run, state) not in maps:
+            if (run, state) in maps:
+                image = _heat(axes, maps[run, state], least, most, 0 if percent else 2)
+                axes.set_title(f"{run}: {state}" if state != "original" else state, fontsize=8)
+            else:
                 axes.set_axis_off()
                 axes.set_title(f"{state}: {NOT_RUN}", fontsize=8)
-                continue
-            image = _heat(axes, maps[run, state], least, most, 0 if percent else 2)
-            axes.set_title(f"{run}: {state}" if state != "original" else state, fontsize=8)
     page.colorbar(image, ax=page.axes, label=label)
     page.suptitle(TITLE, fontsize=10)
     return page
@@ -168,8 +173,8 @@ def _states(saved: SavedRecord) -> dict[str, Mapping[str, Any]]:
 
 def _conversion(saved: SavedRecord) -> tuple[str, dict[str, Any]]:
     """The target of a record's conversion with its settings; an empty name: the model keeps its attention."""
-    if "conversion" in saved.record:
-        return saved.record["conversion"]["target"], saved.record["conversion"]["settings"]
+    if conversion := saved.record.get("conversion"):
+        return conversion["target"], conversion["settings"]
     config = saved.record["config"]
     settings = {key: value for key, value in (config.get("convert") or {}).items() if key not in NOT_SETTINGS}
     return (config["choices"]["convert"] or "", settings) if settings else ("", {})

@@ -6,12 +6,12 @@ Everything comes from the index of the folder (:mod:`attnlab.run.ledger`); nothi
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from fnmatch import fnmatchcase
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from attnlab.callbacks.summary import label
 from attnlab.config.batch import counted
@@ -40,21 +40,10 @@ VALUE: several with commas; * and ? stand for other letters; null for none. tags
        commit: a prefix of 7 digits or more does.
 Examples: attnlab runs task=mustc attention=mtla,mla status=finished    attnlab runs attention=tpa* tags=final
           attnlab runs missing experiments/mtla/table1.yaml             attnlab runs prune failed task=ptb --yes"""
-FILTERS: dict[str, Callable[[LedgerEntry], Iterable[Any]]] = {
-    "status": lambda run: [run.status],
-    "mode": lambda run: [run.mode],
-    "task": lambda run: [run.task],
-    "attention": lambda run: [run.attention],
-    "compress": lambda run: [run.compress],
-    "scale": lambda run: [run.scale],
-    "experiment": lambda run: [run.experiment or None],
-    "stride": lambda run: [run.stride],
-    "rank": lambda run: [run.rank],
-    "seed": lambda run: [run.seed],
-    "tags": lambda run: run.tags or [None],
-    "recipe": lambda run: [run.recipe],
-    "commit": lambda run: [run.commit],
-}
+FILTERS = (
+    "status", "mode", "task", "attention", "compress", "scale", "experiment", "stride", "rank", "seed", "tags",
+    "recipe", "commit",
+)  # fmt: skip
 COMMIT = re.compile(r"^([0-9a-f]{7,40})(-dirty)?$")
 HEADINGS = ("started", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
 PRUNED = ("failed", "interrupted", BROKEN, UNRECORDED)
@@ -74,8 +63,7 @@ COMPARED = (  # beside the quality
 ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.device", "environment.git")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A command line of `attnlab runs` in its parts; `names` are words that are neither a filter nor a flag."""
 
     names: list[str]
@@ -103,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     if words.yes and first != "prune":
         raise ConfigError("--yes belongs to attnlab runs prune")
     if first in actions:
-        actions[first](Request(words.names[1:], words.filters, words.yes))
+        actions[first](words._replace(names=words.names[1:]))
         return 0
     if first and not Path(first).is_dir():
         raise ConfigError(
@@ -111,8 +99,9 @@ def main(arguments: Sequence[str]) -> int:
         )
     runs = _chosen(_ledger(words.names), words.filters)
     rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
-    errors = [printable(f"  ({' '.join(run.error.split())[:120]})") if run.error else "" for run in runs]
-    print("\n".join(map("".join, zip(rows, ["", *errors], strict=True))))
+    errors = [f"  ({' '.join(run.error.split())[:120]})" if run.error else "" for run in runs]
+    for row, error in zip(rows, ["", *errors], strict=True):
+        print(row + printable(error))
     print(counted(len(runs), "run"), file=sys.stderr)
     return 0
 
@@ -259,15 +248,24 @@ def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = 
             print(printable(f"warning: {run.directory / RECORD}: skipped: {run.error}"), file=sys.stderr)
     runs = [run for run in runs if asked or run.status != BROKEN]
     for key, patterns in filters.items():
-        values = {id(run): ["null" if value is None else str(value) for value in FILTERS[key](run)] for run in runs}
+        values = [_values(run, key) for run in runs]
         wanted = [COMMIT.sub(r"\1*\2", text) for text in patterns] if key == "commit" else patterns
-        passed = [run for run in runs if any(fnmatchcase(text, want) for text in values[id(run)] for want in wanted)]
-        if runs and not passed:
-            there = sorted({text for texts in values.values() for text in texts})
+        passed = [any(fnmatchcase(text, want) for text in texts for want in wanted) for texts in values]
+        if runs and not any(passed):
+            there = sorted({text for texts in values for text in texts})
             known = ", ".join(there[:12]) + (", …" if len(there) > 12 else "")
             print(printable(f"no run has {key}={','.join(wanted)}; there are {known}"), file=sys.stderr)
-        runs = passed
+        runs = list(compress(runs, passed))
     return runs
+
+
+def _values(run: LedgerEntry, key: str) -> list[str]:
+    """The values of a run for a filter."""
+    value = getattr(run, key)
+    if key == "experiment":
+        value = value or None
+    values = (value or [None]) if key == "tags" else [value]
+    return ["null" if value is None else str(value) for value in values]
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

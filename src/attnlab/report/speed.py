@@ -101,21 +101,16 @@ def grids(saved: SavedRecord, place: str) -> list[Grid]:
         width = (saved.record["config"]["task"].get("model") or {}).get("d_model")
         title = f"{what}{', rows reordered' * reorder}, {f'd {width}, ' * bool(width)}{fixed}"
         headers = ["Mechanism", *(f"{row[LENGTHS[what]]} positions" for row in rows)]
+        names = [of, *(name for name in rows[0]["variants"] if name != of)]
         for measure, words in MEASURES.items():
-            first = [f"`{of}`", *(_base(row["variants"][of], measure) for row in rows)]
-            others = [
-                [f"`{name}`", *(_ratio(row, name, measure) for row in rows)]
-                for name in rows[0]["variants"]
-                if name != of
-            ]
-            if any(cell for line in others for cell in line[1:] if not cell.startswith(NOT_RUN)):
-                tables.append(Grid(f"{title}: {words.format(of)}", headers, [first, *others], [place]))
-        shares = [
-            [f"`{name}`", *(_share(row["variants"].get(name, {})) for row in rows)] for name in rows[0]["variants"]
-        ]
-        if any(cell for line in shares for cell in line[1:]):
+            lines = [[f"`{name}`", *(_number(row, name, of, measure) for row in rows)] for name in names]
+            if any(cell for line in lines[1:] for cell in line[1:] if not cell.startswith(NOT_RUN)):
+                tables.append(Grid(f"{title}: {words.format(of)}", headers, lines, [place]))
+        names = list(rows[0]["variants"])
+        lines = [[f"`{name}`", *(_share(row["variants"].get(name, {})) for row in rows)] for name in names]
+        if any(cell for line in lines for cell in line[1:]):
             notes = [NOISE, place]
-            tables.append(Grid(f"{title}: share of the time outside of matrix products", headers, shares, notes))
+            tables.append(Grid(f"{title}: share of the time outside of matrix products", headers, lines, notes))
     return tables
 
 
@@ -125,23 +120,24 @@ def _is_by_length(row: dict[str, Any]) -> bool:
     return row["what"] in LENGTHS and len(row["ratios"]) >= LEAST and len(references) == 1
 
 
-def _base(variant: dict[str, Any], measure: str) -> str:
-    """The number of the mechanism with which the others are compared."""
-    if measure == "seconds":
-        return f"{1e3 * variant['seconds']['median']:.3g} ms" if "seconds" in variant else NOT_RUN
-    if measure == "peak_memory":
-        peak = variant.get("peak_memory_mib")
-        return f"{peak:.3g} MiB" if isinstance(peak, int | float) else ""
-    return f"{variant['cache_bytes']['measured'] / 2**20:.3g} MiB" if "cache_bytes" in variant else ""
-
-
-def _ratio(row: dict[str, Any], name: str, measure: str) -> str:
-    """A cell: median (least to most) of a time, one number of a memory; empty where it was not measured."""
+def _number(row: dict[str, Any], name: str, of: str, measure: str) -> str:
+    """The number of the mechanism `of`, or the ratio of another to it: median (least to most) of a time."""
+    if name == of:
+        return _measured(row["variants"][of], measure)
     pair: dict[str, Any] = next((pair for pair in row["ratios"] if pair["against"] == name), {})
     if NOT_RUN in pair:
         return f"{NOT_RUN}: {pair[NOT_RUN]}" if measure == "seconds" else ""
     value = pair.get(measure)
     return _spread(value) if isinstance(value, dict) else f"{value:.3g}" if isinstance(value, int | float) else ""
+
+
+def _measured(variant: dict[str, Any], measure: str) -> str:
+    if measure == "seconds":
+        return f"{1e3 * variant['seconds']['median']:.3g} ms" if "seconds" in variant else NOT_RUN
+    peak = variant.get("peak_memory_mib")
+    cache = variant["cache_bytes"]["measured"] / 2**20 if "cache_bytes" in variant else None
+    value = peak if measure == "peak_memory" else cache
+    return f"{value:.3g} MiB" if isinstance(value, int | float) else ""
 
 
 def _share(variant: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ import shlex
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from tests.report.page.conftest import RECORD, ROOT, Write
 pytest.importorskip("bokeh")
 pytest.importorskip("itables")
 
-from attnlab.report.page.render import curves, groups, render, samples
+from attnlab.report.page.render import groups, render, samples
 
 HOSTILE = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -191,25 +190,6 @@ def test_differing_words_and_thinned_curves() -> None:
     assert thinned(curve[:POINTS]) == curve[:POINTS]
     thin = thinned(curve)
     assert len(thin) == POINTS and (thin[0], thin[-1]) == (curve[0], curve[-1]) and set(thin) < set(curve)
-
-
-def test_a_curve_of_one_point_is_a_dot(write: Write, tmp_path: Path) -> None:
-    write(tmp_path / "line", losses=[(50, 4.0), (100, 2.0)], started="2026")
-    write(tmp_path / "point", losses=[(50, 4.0)], started="2025")
-    runs = gather([tmp_path])
-
-    def glyphs(count: int) -> dict[str, dict[str, Any]]:
-        text = json.dumps(curves(runs[:count], "loss"))
-        named: dict[str, dict[str, Any]] = {}
-        json.loads(text, object_hook=lambda node: named.setdefault(str(node.get("name")), node) and node)
-        return named
-
-    both, alone = glyphs(2), glyphs(1)
-    assert "dots" not in alone and both["dots"]["view"]["id"]  # the page's script filters one view
-    entries = both["marks"]["data_source"]["attributes"]["data"]["entries"]
-    dots = {key: value for key, value in entries if key in ("x", "y")}
-    nothing = {"type": "number", "value": "nan"}
-    assert dots == {"x": [nothing, 50.0], "y": [nothing, 4.0]}
 
 
 def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

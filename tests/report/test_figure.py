@@ -1,0 +1,182 @@
+"""Figures: what is drawn, and that no text lies on another one or outside the page."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation, Text
+
+from attnlab.config.build import CONF
+from attnlab.report import bench, compression, decoders, figure
+from attnlab.report.figure import POINTS, draw_together, frontier, scatter, seeds, together
+from attnlab.report.spec import Panel, Plot
+
+EXPERIMENTS = CONF.parent / "experiments"
+TITLE = "a title of the length that such a title has, with the model"
+DRAW: dict[str, Callable[..., Figure]] = {  # committed numbers
+    "irratt/sample/ranks_irratt": partial(compression.ranks_plot, title=TITLE),
+    "irratt/fruits360/top1": compression.sweep_plot,
+    "mtla/bench/training": bench.plot,
+    "tensorllm/sample/accuracy": decoders.accuracy_plot,
+    "convert/sample/perplexity": decoders.perplexity_plot,
+    "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity", log_x=True), title=TITLE),
+}
+
+
+def committed(name: str) -> pd.DataFrame:
+    return pd.read_csv(EXPERIMENTS / f"{name}.csv", keep_default_na=False)
+
+
+def made(kind: str) -> Figure:
+    names = [f"mechanism {i} of a long name" for i in range(12)]
+    if kind == "context":
+        rows = [
+            (name, n, *(str(n * (i + 1)) for _ in range(3)), "", str(i + n), "not run")
+            for i, name in enumerate(names)
+            for n in (256, 1024, 4096, 16384, 32768)
+        ]
+        return bench.context_plot(pd.DataFrame(rows, columns=bench.CONTEXT), "title")
+    if kind == "curves":
+        logged = [
+            (panel, name, seed, step, i + seed / step)
+            for panel in ("training loss", "validation loss")
+            for i, name in enumerate(names)
+            for seed in (1, 2)
+            for step in (100, 200, 300)
+        ]
+        return figure.draw_together(pd.DataFrame(logged, columns=figure.CURVES), "title")
+    if kind == "lines":
+        points = [(name, s, x, x * s + i) for i, name in enumerate(names) for s in (1, 2) for x in (4, 8, 16)]
+        return figure.seeds(pd.DataFrame(points, columns=figure.POINTS), Plot("", "", "rank", "top-1, %"), "title")
+    random = np.random.default_rng(1)
+    weights = [(i, h, t, random.normal()) for i in range(3) for h in range(12) for t in range(48)]
+    data = pd.DataFrame(weights, columns=["layer", "head", "term", "weight"])
+    return compression.fusion_plot(data, "cp_slimatt, 48 columns a layer")
+
+
+CASES = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*DRAW, "curves", "lines", "fusion")] + ["context"]
+
+
+def shown(page: Figure) -> Iterator[Text]:
+    """Every text that can be seen."""
+    yield from page.texts  # the title of the page is among them
+    for legend in (*page.legends, *(axes.get_legend() for axes in page.axes)):
+        yield from (legend.get_texts() if legend else [])
+    for axes in page.axes:
+        yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
+        for axis in (axes.xaxis, axes.yaxis):
+            yield from ticks(axis)
+
+
+def ticks(axis: Axis) -> list[Text]:
+    """The labels of ticks between the ends of an axis."""
+    least, most = sorted(axis.get_view_interval())
+    slack = 1e-9 * (most - least)
+    marks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    return [
+        mark.label1 for mark in marks if least - slack <= mark.get_loc() <= most + slack and mark.label1.get_visible()
+    ]
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_no_text_lies_on_another_or_outside(kind: str) -> None:
+    page = DRAW[kind](committed(kind)) if kind in DRAW else made(kind)
+    page.draw_without_rendering()
+    boxes = {
+        (text.get_text(), id(text)): text.get_window_extent().padded(-1) for text in shown(page) if text.get_text()
+    }
+    assert len(boxes) > 6
+    placed = list(boxes.items())
+    over = [(a[0], b[0]) for i, (a, box) in enumerate(placed) for b, other in placed[:i] if box.overlaps(other)]
+    assert not over
+    outside = [a[0] for a, box in placed if box.x0 < 0 or box.y0 < 0 or box.x1 > page.bbox.x1 or box.y1 > page.bbox.y1]
+    assert not outside
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*DRAW, "curves", "lines", "fusion", "context"])
+def test_the_same_numbers_give_the_same_bytes(kind: str) -> None:
+    first, second = (
+        figure.png(DRAW[kind](committed(kind)) if kind in DRAW else made(kind), "digest") for _ in range(2)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("log_x", [False, True])
+def test_labels_of_a_plot_cover_neither_points_nor_each_other(log_x: bool) -> None:
+    points = [("MHA", 6144, 61.5), ("GQA", 2048, 62.9), ("MLA", 2304, 63.7), ("TPA", 2752, 66.9), ("far", 150, 81.4)]
+    points += [("MTLA, s = 2", 1152, 67.2), ("at the right", 6000, 66.0)]
+    data = pd.DataFrame([(label, 1, x, y) for label, x, y in points], columns=POINTS)
+    figure = scatter(data, Plot("a.b", "c.d", "bytes", "perplexity", log_x=log_x), "a title")
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == [label for label, _, _ in points]
+    assert axes.get_title() == "a title" and axes.get_xscale() == ("log" if log_x else "linear")
+    assert not [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
+    centres = axes.transData.transform([(x, y) for _, x, y in points])
+    assert not any(box.contains(x, y) for box in boxes for x, y in centres)
+    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
+
+
+def test_every_seed_is_drawn_and_the_label_stands_at_the_mean() -> None:
+    rows = [["a", "1", "2.0", "10.0"], ["a", "2", "4.0", "20.0"], ["b", "1", "3.0", "5.0"]]
+    (axes,) = scatter(pd.DataFrame(rows, columns=POINTS), Plot("", "", "x", "y")).axes
+    drawn = [np.asarray(line.get_xydata()).tolist() for line in axes.lines]
+    assert drawn == [[[2.0, 10.0], [4.0, 20.0]], [[3.0, 15.0]], [[3.0, 5.0]]]
+    assert [text.xy for text in axes.texts if isinstance(text, Annotation)] == [(3.0, 15.0), (3.0, 5.0)]
+
+
+def test_lines_go_through_the_means_and_bars_are_the_spread() -> None:
+    rows = [["a", "1", "8", "10.0"], ["a", "2", "8", "20.0"], ["a", "1", "4", "5.0"], ["b", "1", "4", "7.0"]]
+    page = seeds(pd.DataFrame(rows, columns=POINTS), Plot("", "", "rank", "top1"))
+    (axes,) = page.axes
+    a, b = axes.containers
+    assert np.asarray(a[0].get_xydata()).tolist() == [[4.0, 5.0], [8.0, 15.0]]
+    (bars,) = a[2]
+    assert [segment.tolist() for segment in bars.get_segments()] == [[[4, 5], [4, 5]], [[8, 10], [8, 20]]]
+    assert [text.get_text() for text in page.legends[0].texts] == ["a", "b"]
+
+
+def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:
+    points = [(8.0, 0.5), (4.0, 0.5), (2.0, 0.1), (16.0, 0.9), (4.0, 0.3), (32.0, 0.8)]
+    assert frontier(points, "max") == [(2.0, 0.1), (4.0, 0.5), (16.0, 0.9)]
+    assert frontier(points, "min") == [(2.0, 0.1)]
+    rows = [[f"r{i}", "1", str(x), str(y)] for i, (x, y) in enumerate(points)]
+    (axes,) = scatter(pd.DataFrame(rows, columns=POINTS), Plot("", "", "x", "y", frontier="max")).axes
+    assert np.asarray(axes.lines[-1].get_xydata()).tolist() == [[2.0, 0.1], [4.0, 0.5], [16.0, 0.9]]
+
+
+PANELS = [Panel("loss", "training loss"), Panel("val_loss", "perplexity, B", exp=True, rows="B")]
+
+
+def logged_runs(tmp_path: Path, *names: str) -> list[tuple[str, int, Path]]:
+    runs = []
+    for seed, name in enumerate(names):
+        folder = tmp_path / f"{seed}" / "curves"
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text(f"step,epoch,loss,val_loss\n10,0,{3 + seed},\n20,0,2.5,\n20,0,,1.0\n")
+        runs.append((name, seed, folder.parent))
+    return runs
+
+
+def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
+    data = together([*logged_runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
+    rows = {name: panel.to_numpy().tolist() for name, panel in data.groupby("panel")}
+    assert [row[1:] for row in rows["training loss"]] == [
+        [name, seed, update, value]
+        for seed, name in enumerate("ABB")
+        for update, value in ((10, 3.0 + seed), (20, 2.5))
+    ]
+    assert [row[1:] for row in rows["perplexity, B"]] == [["B", seed, 20, 2.718281828459045] for seed in (1, 2)]
+
+
+def test_a_run_of_one_panel_alone_is_named(tmp_path: Path) -> None:
+    panels = [Panel("loss", "A's loss", rows="A"), Panel("loss", "B's loss", rows="B")]
+    (legend,) = draw_together(together(logged_runs(tmp_path, "A", "B"), panels)).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]
