@@ -49,7 +49,7 @@ def test_a_static_cache_takes_one_position_and_some_mechanisms_have_none() -> No
         attention.extend(torch.zeros(1, 3, 32, dtype=torch.float64), cache)
     with pytest.raises(ValueError, match="a static cache cannot be cropped"):
         cache.crop(0)
-    other = PublishedCache(1, 1, 4, 0)
+    other = PublishedCache(None, 1, 4, 0, 1, torch.empty(0))
     with pytest.raises(TypeError, match="need the length on the host"):
         other.make_static()
 

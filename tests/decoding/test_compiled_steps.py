@@ -148,7 +148,7 @@ def test_a_step_that_needs_the_length_on_the_host_runs_as_it_is(graphs: list[int
         def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
             return tokens + 1
 
-    steps = Steps(Model(), [PublishedCache(1, 1, 4, 0)], 4, compiled=Compiled(True))
+    steps = Steps(Model(), [PublishedCache(None, 1, 4, 0, 1, torch.empty(0))], 4, compiled=Compiled(True))
     assert int(steps(torch.zeros(1, 1))) == 1 and not graphs
 
 

@@ -14,8 +14,7 @@ Shapes: B rows, N queries, S prefix positions, K = S + N keys, H heads.
 from attnlab.attention import MHA, MLA, MTLA, TPA, AbsoluteMultiLinear, Attention, RelativeMultiLinear, TPAKVOnly
 from attnlab.bench.baselines.base import Published
 from attnlab.bench.baselines.latent import PublishedMHA, PublishedMLA, PublishedMTLA
-from attnlab.bench.baselines.multilinear import PublishedMultiLinear
-from attnlab.bench.baselines.tpa import PublishedTPA
+from attnlab.bench.baselines.tensors import PublishedMultiLinear, PublishedTPA
 
 FORMS: dict[type[Attention], type[Published]] = {
     MTLA: PublishedMTLA,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.attention.base import Attention, Cache, rows_of, rows_per_prefix
+from attnlab.attention.base import Attention, Cache, rows_of
 from attnlab.attention.ops.tables import memoized
 
 
@@ -14,13 +14,13 @@ class PublishedCache(Cache):
     """Tensors that grow by concatenation; every row holds its own copy of the prefix.
 
     Args:
-        batch: rows B.
-        beam: rows that share one prefix.
-        capacity: text positions of each row; nothing is allocated for them in advance.
-        prefix_capacity: positions of each prefix.
+        attention: a `Published`.
+        like: an empty tensor of the cache's dtype and device.
     """
 
-    def __init__(self, batch: int, beam: int, capacity: int, prefix_capacity: int) -> None:
+    def __init__(
+        self, attention: Any, batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
+    ) -> None:
         self.batch, self.beam, self.capacity, self.prefix_capacity = batch, beam, capacity, prefix_capacity
         self.tensors: dict[str, Tensor] = {}
         self.prefix: Tensor | None = None  # until the first step has turned it into keys
@@ -58,6 +58,8 @@ class Published(Attention):
         original: attnlab's module, whose weights are used.
     """
 
+    cache_type = PublishedCache
+
     def __init__(self, original: Any) -> None:
         super().__init__()
         self.original, self.d_model = original, original.d_model
@@ -65,22 +67,6 @@ class Published(Attention):
     @abstractmethod
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         """One query x (B, 1, d); `new` (B, n, d) are the positions whose keys the cache lacks, x's the last."""
-
-    def new_cache(
-        self,
-        batch: int,
-        capacity: int,
-        prefix_capacity: int = 0,
-        *,
-        prefix_batch: int | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> PublishedCache:
-        if dtype not in (None, self.original.out.weight.dtype):
-            raise ValueError(f"the published cache has the weights' dtype, not {dtype}")
-        cache = PublishedCache(batch, rows_per_prefix(batch, prefix_batch), capacity, prefix_capacity)
-        cache.made_by = self.makes
-        return cache
 
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         """Copy the prefix to every row; the first step makes its keys."""
@@ -136,50 +122,28 @@ class PublishedJoint(Published):
 
 
 def equally_long(lengths: Tensor | None, x: Tensor) -> None:
-    """Refuse rows of unequal length, which the published algorithms cannot read.
-
-    Args:
-        lengths: (B,) int64, or None.
-        x: (B, T, d).
-    """
+    """ValueError: `lengths` (B,) says that rows of `x` (B, T, d) have padding."""
     if lengths is not None and bool((lengths != x.shape[1]).any()):
         raise ValueError("the published algorithms have no padding: expected rows of equal length")
 
 
 def heads(x: Tensor, heads: int) -> Tensor:
-    """(B, T, H D) -> (B, H, T, D).
-
-    Args:
-        x: queries, keys or values of all heads side by side.
-        heads: H.
-    """
+    """x (B, T, H D) -> (B, H, T, D)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis in float32 or wider, returned in the dtype of the input.
-
-    Args:
-        scores: logits, (..., K).
-    """
+    """Softmax over the last axis of `scores`, in float32 or wider, returned in their dtype."""
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """theta^(-2m / width) for m = 0 ... width/2 - 1, (width/2,).
-
-    `width` is the number of rotated components, even.
-    """
+    """theta^(-2m / width) for m = 0 ... width/2 - 1, (width/2,)."""
     return theta ** (-torch.arange(0, width, 2, dtype=dtype, device=device) / width)
 
 
 def turn(x: Tensor, first: int, theta: float) -> Tensor:
-    """Rotary embedding of x (..., n, D) at positions first ... first+n-1; its table is made at each call.
-
-    Args:
-        x: (..., n, D).
-        first: position of x[..., 0, :].
-    """
+    """Rotary embedding of x (..., n, D) at positions first ... first+n-1; its table is made at each call."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     positions = torch.arange(first, first + x.shape[-2], dtype=dtype, device=x.device)
     angles = positions[:, None] * frequencies(x.shape[-1], theta, dtype, x.device)
@@ -190,11 +154,5 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
 
 @memoized(1)  # the release's decoder keeps this one
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[zeros(S) | causal(N)], additive, (N, K).
-
-    Args:
-        queries: N, the last positions.
-        keys: K = S + N.
-        dtype: of the mask: 0 where a key is seen, else minus infinity.
-    """
+    """Additive mask of the last N positions over K = S + N keys, (N, K): 0 where a key is seen."""
     return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)

@@ -92,11 +92,8 @@ class PublishedMTLA(PublishedMLA):
 
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         assert cache.steps is not None
-        s, total, size = (
-            self.original.stride,
-            int(cache.steps[0]),
-            new.shape[1],
-        )  # row 0 speaks for all; waits for the device
+        s, size = self.original.stride, new.shape[1]
+        total = int(cache.steps[0])  # row 0 speaks for all; waits for the device
         latent, rotary = self._latents(new, total - size)
         slots = -(-total // s)
         if not cache.tensors and size > 1:
@@ -118,11 +115,8 @@ class PublishedMTLA(PublishedMLA):
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
         """Also the gates of all pairs, before and after sigmoid and mask, and the masks."""
         pairs = (prefix + text) ** 2 * self.original.out.weight.itemsize
-        return (
-            super().quadratic_bytes(batch, text, prefix, layers)
-            + layers * (2 * batch + 1) * pairs
-            + (batch + 2) * pairs
-        )
+        gates = (layers * (2 * batch + 1) + batch + 2) * pairs
+        return super().quadratic_bytes(batch, text, prefix, layers) + gates
 
 
 def _chunk_mask(size: int, stride: int) -> Tensor:
