@@ -22,8 +22,6 @@ from attnlab.pretrained import family_of, huggingface
 from tests.compression.models import vit
 from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny
 
-# --- reading --------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_local_folder(kind: str, tmp_path: Path) -> None:
@@ -111,9 +109,9 @@ def test_only_what_is_needed_is_downloaded(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **options: about)
     assert torch.equal(logits(huggingface.load("someone/tiny"), ids()), logits(expected, ids()))
-    config, whole = (each["allow_patterns"] for each in asked)  # the config is checked before weights are downloaded
-    assert weights in whole and not {"*.safetensors", weights} & set(config) and "*.json" in config
-    assert all(each["name"] == "someone/tiny" and each["ignore_patterns"] == "*/*" for each in asked)
+    config, model = (download["allow_patterns"] for download in asked)  # the config is checked before weights come
+    assert weights in model and not {"*.safetensors", weights} & set(config) and "*.json" in config
+    assert all(download["name"] == "someone/tiny" and download["ignore_patterns"] == "*/*" for download in asked)
     edit(tmp_path / "model", model_type="opt")
     with pytest.raises(ConfigError, match="of no known family"):
         huggingface.load("someone/tiny")
@@ -125,9 +123,6 @@ def test_only_what_is_needed_is_downloaded(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
     with pytest.raises(DataError, match=r"the download failed \(connection reset\); run it again, or download it"):
         huggingface.load("someone/tiny")
-
-
-# --- sizes without weights ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,9 +138,9 @@ def test_the_published_models_have_their_sizes(name: str, parameters: int, layer
     with torch.device("meta"):
         model = huggingface.create(name)
     assert sum(p.numel() for p in model.parameters()) == parameters
-    found = family_of(model).layers(model)
-    assert len(found) == layers
-    for layer in found:
+    described = family_of(model).layers(model)
+    assert len(described) == layers
+    for layer in described:
         shapes = [layer.projections[name].shape for name in "qkvo"]
         assert sum(out * width for out, width in shapes) == attention
         assert not layer.refusals.keys() & {"attention", "mlp"}
@@ -166,12 +161,9 @@ def test_what_compression_of_one_layer_saves(name: str, ranks: list[int], cr: fl
     with torch.device("meta"):
         dense, model = huggingface.create(name), huggingface.create(name)
     outline(model, TensorLLM(ranks=ranks, layers=[-1]))
-    found = rate(dense, model)
-    assert found["rate"] == pytest.approx(cr, abs=5e-5)
-    assert found["model_saving_percent"] == pytest.approx(saving, abs=5e-4)
-
-
-# --- export ---------------------------------------------------------------------------------------------------------
+    counts = rate(dense, model)
+    assert counts["rate"] == pytest.approx(cr, abs=5e-5)
+    assert counts["model_saving_percent"] == pytest.approx(saving, abs=5e-4)
 
 
 def test_export_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +202,7 @@ def test_an_exported_model_is_plain(kind: str, tmp_path: Path) -> None:
     huggingface.export(densify(model, dense), tmp_path / "plain", str(source))
     auto = transformers.AutoModelForMaskedLM if "bert" in kind else transformers.AutoModelForCausalLM
     again = auto.from_pretrained(tmp_path / "plain")
-    assert all(type(one).__module__.partition(".")[0] in ("torch", "transformers") for one in again.modules())
+    assert all(type(part).__module__.partition(".")[0] in ("torch", "transformers") for part in again.modules())
     torch.testing.assert_close(logits(again, ids()), logits(model, ids()), rtol=0, atol=1e-4)
-    mine, theirs = (transformers.AutoTokenizer.from_pretrained(each) for each in (tmp_path / "plain", source))
-    assert mine.get_vocab() == theirs.get_vocab() and mine("the claim") == theirs("the claim")
+    copied, original = (transformers.AutoTokenizer.from_pretrained(place) for place in (tmp_path / "plain", source))
+    assert copied.get_vocab() == original.get_vocab() and copied("the claim") == original("the claim")

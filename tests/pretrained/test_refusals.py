@@ -29,13 +29,6 @@ def damage(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def foreign(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"")
-    other: Any = tiny("gpt2")
-    other.save_pretrained(folder / "other")
-    (folder / "other" / "model.safetensors").rename(folder / "model.safetensors")
-
-
 def infinite(folder: Path) -> None:
     model: Any = tiny("llama")
     model.model.layers[1].mlp.up_proj.weight.data[3, 4] = torch.inf
@@ -54,44 +47,20 @@ def pickled_integers(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def run(folder: Path) -> None:
-    (folder / "config.json").rename(folder / "config.yaml")
-
-
-def adapter(folder: Path) -> None:
-    (folder / "config.json").rename(folder / "adapter_config.json")
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (
-            lambda x: edit(x, model_type="opt"),
-            ConfigError,
-            r"model_type 'opt' is of no known family \(bert, gpt2, .*src",
-        ),
-        (lambda x: edit(x, model_type=None), ConfigError, r"model_type None is of no known family"),
+        (lambda x: edit(x, model_type="opt"), ConfigError, r"model_type 'opt' is of no known family \(bert, gpt2, "),
+        (lambda x: edit(x, model_type="attnlab"), ConfigError, r"never run here; give checkpoint=<the run"),
         (lambda x: edit(x, quantization_config={"quant_method": "gptq"}), DataError, r"weights are quantised \(gptq\)"),
         (lambda x: edit(x, hidden_size="wide"), DataError, r"config.json: llama refuses it: .*hidden_size.*int"),
-        (
-            lambda x: edit(x, hidden_size=48),
-            DataError,
-            r"has shape \(.*\) in the weights, and \(.*48.*\) by .*config.json",
-        ),
-        (lambda x: edit(x, model_type="attnlab"), ConfigError, r"never run here; give checkpoint=<the run"),
-        (
-            lambda x: edit(x, num_hidden_layers=3),
-            DataError,
-            r"lack model.layers.2.\S+; they are of another architecture",
-        ),
+        (lambda x: edit(x, hidden_size=48), DataError, r"has shape .* in the weights, and .*48.* by .*config.json"),
+        (lambda x: edit(x, num_hidden_layers=3), DataError, r"lack model.layers.2.\S+; they are of another arch"),
         (lambda x: (x / "config.json").write_text("{"), DataError, r"config.json: cannot be read as JSON"),
         (lambda x: (x / "config.json").write_text("[]"), DataError, r"config.json: expected an object, got list"),
-        (remove("config.json"), DataError, r"config.json is missing \(no model\)"),
-        (run, DataError, r"config.json is missing \(a run of attnlab: checkpoint= uses it\)"),
-        (adapter, DataError, r"config.json is missing \(an adapter: merge it into its model first\)"),
+        (remove("config.json"), DataError, r"config.json is missing"),
         (remove("model.safetensors"), DataError, r"no weights in .*; expected model.safetensors or pytorch_model.bin"),
         (damage, DataError, r"model.safetensors is damaged or not complete \(.*\); copy or download it again"),
-        (foreign, DataError, r"lack .*; they are of another architecture"),
         (infinite, DataError, r"model.layers.1.mlp.up_proj.weight has values that are NaN or infinite"),
         (integers, DataError, r"model.safetensors: model.layers.0.self_attn.q_proj.weight is not floating point"),
         (pickled_integers, DataError, r"pytorch_model.bin: \S+ is not floating point"),
@@ -121,15 +90,11 @@ def test_weights_load_with_or_without_the_prefix_of_the_base_model(prefix: str, 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("/no/such/folder", "no such folder; give a Hugging Face model's folder"),
-        ("./here", "no such folder; give a Hugging Face model's folder"),
-        ("a/b/c", "no such folder; give a Hugging Face model's folder"),
+        ("/no/such/folder", "no such folder, and no name of the hub"),
+        ("./here", "no such folder, and no name of the hub"),
+        ("not a name", "no such folder, and no name of the hub"),
         (__file__, "a file; give its folder"),
-        ("not a name", "neither a folder nor a name of the hub"),
-        (
-            "meta-llama/Llama-2-7b-hf",
-            r"the hub cannot be reached \(.*\); download it .*hf download meta-llama/Llama-2-7b-hf",
-        ),
+        ("meta-llama/Llama-2-7b-hf", r"the hub cannot be reached \(.*\); download it .*hf download meta-llama/Llama"),
     ],
 )
 def test_no_such_model(source: str, message: str) -> None:
@@ -174,12 +139,6 @@ def test_padding_tokens(tmp_path: Path) -> None:
     words(pad=None, end=None).save_pretrained(tmp_path)
     with pytest.raises(DataError, match="neither a padding token nor an end token; add pad_token"):
         huggingface.tokenizer(str(tmp_path))
-    text = words().backend_tokenizer.to_str()
-    (tmp_path / "tokenizer.json").write_text(text.replace('"unk_token":"[UNK]"', '"unk_token":"[NONE]"'))
-    with pytest.raises(
-        DataError, match="cannot encode an unknown word .*; its vocabulary has to hold its unknown token"
-    ):
-        huggingface.tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(DataError, match="no tokenizer can be read from"):
         huggingface.tokenizer(str(tmp_path))
@@ -207,9 +166,9 @@ class Linear4bit(nn.Linear):
     """Stands for bitsandbytes' class: of another library, on top of nn.Linear."""
 
 
-def test_quantised_shared_and_pruned_projections() -> None:
-    def refusal(model: nn.Module, subject: str = "attention") -> str:
-        return family_of(model).layers(model)[0].refusals[subject]
+def test_quantised_and_shared_projections() -> None:
+    def refusal(model: nn.Module) -> str:
+        return family_of(model).layers(model)[0].refusals["attention"]
 
     model: Any = tiny("llama")
     block = model.model.layers[0]
@@ -218,14 +177,7 @@ def test_quantised_shared_and_pruned_projections() -> None:
     model = tiny("gpt2")
     model.transformer.h[0].attn.c_proj = Linear4bit(24, 24)
     assert refusal(model).startswith("transformer.h.0.attn.c_proj is a ")
-    assert "Linear4bit: its weights are quantised or have adapters" in refusal(model)
-    model = tiny("bert")
-    layer = model.bert.encoder.layer[0]
-    layer.intermediate.dense = nn.Linear(24, 39)
-    assert "intermediate.dense.weight is 39 x 24, its config says 40 x 24" in refusal(model, "mlp")
-    layer.attention.self.query.weight = nn.Parameter(torch.zeros(24, 24, dtype=torch.int8), requires_grad=False)
-    assert "query.weight has type torch.int8: quantised" in refusal(model)
-    with pytest.raises(ConfigError, match="query.weight has type torch.int8"):
+    with pytest.raises(ConfigError, match="Linear4bit: its weights are quantised or have adapters"):
         compress(model, TensorLLM(ranks=[10, 5]))
 
 

@@ -166,20 +166,11 @@ class Family(ABC):
             name: the name of the model in the family's library.
             options: plain values: sizes that differ from those of the name.
 
-        Raises:
-            ConfigError: there is no such model, or it refuses the options.
+        ConfigError: there is no such model, or it refuses the options.
         """
 
     def empty(self, name: str, options: dict[str, Any]) -> nn.Module:
-        """The same on the CPU, for weights that are loaded next: parameters are not initialised.
-
-        Args:
-            name: as for `create`.
-            options: as for `create`.
-
-        Raises:
-            ConfigError: as `create` does.
-        """
+        """The same on the CPU, for weights that are loaded next: parameters are not initialised."""
         with torch.device("meta"):
             model = self.create(name, options)
         return model.to_empty(device="cpu")
@@ -188,17 +179,11 @@ class Family(ABC):
     def load(self, model: nn.Module, source: str) -> None:
         """Fill `model` with pretrained weights: from a local file or folder if `source` is one, else from the hub.
 
-        Raises:
-            DataError: no such weights, damaged ones, or those of another architecture.
+        DataError: no such weights, damaged ones, or those of another architecture.
         """
 
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a path of the model, in place of what is there or as a new submodule.
-
-    Args:
-        model: it is changed.
-        path: dotted, as in named_modules.
-    """
+    """Put a module at a dotted path of the model, in place of what is there or as a new submodule."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attnlab.attention import MHA, Attention
 from attnlab.errors import ConfigError
 from attnlab.models.decoder import Decoder
-from attnlab.pretrained import huggingface
+from attnlab.pretrained import family_of, huggingface
 from attnlab.pretrained.base import ATTENTION
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # model_type of what can be read
@@ -37,7 +37,7 @@ SAMPLE: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 256,
 }
-OWN = dict(zip(ATTENTION, ("query", "key", "value", "out"), strict=True))
+LINEARS = dict(zip(ATTENTION, ("query", "key", "value", "out"), strict=True))
 
 
 def nodes_of(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -176,9 +176,7 @@ def load(source: str, build: Any, *, dtype: torch.dtype | None = None) -> Decode
     """A pretrained model as attnlab's decoder, in eval mode on the CPU.
 
     Args:
-        source: a local folder, or a name of the hub.
         build: called without arguments, returns the decoder that :func:`nodes_of` describes.
-        dtype: of the parameters; None: as they are stored.
 
     Raises:
         DataError: as :func:`attnlab.pretrained.huggingface.load`.
@@ -192,11 +190,7 @@ def load(source: str, build: Any, *, dtype: torch.dtype | None = None) -> Decode
 
 @torch.no_grad()
 def fill(decoder: Decoder, original: nn.Module) -> None:
-    """Copy the weights of a model of transformers.
-
-    Args:
-        decoder: of the sizes that :func:`nodes_of` gives.
-    """
+    """Copy the weights of a model of transformers into a decoder of the sizes that :func:`nodes_of` gives."""
     for target, value in pairs(decoder, original):
         target.copy_(value)
     table = _table(original)
@@ -211,11 +205,7 @@ def fill(decoder: Decoder, original: nn.Module) -> None:
 
 def pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Each parameter of a decoder with the values that a model of transformers has for it."""
-    from attnlab.pretrained import family_of
-
     config: Any = original.config
-    family = family_of(original)
-    assert family is not None
     gpt2 = config.model_type == "gpt2"
     at = original.get_parameter
     yield decoder.embedding.weight, at("transformer.wte.weight" if gpt2 else "model.embed_tokens.weight")
@@ -226,7 +216,7 @@ def pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tenso
     last = "transformer.ln_f" if gpt2 else "model.norm"
     norms = ("ln_1", "ln_2") if gpt2 else ("input_layernorm", "post_attention_layernorm")
     yield from _same(decoder.norm, original.get_submodule(last))
-    for block, layer in zip(decoder.blocks, family.layers(original), strict=True):
+    for block, layer in zip(decoder.blocks, family_of(original).layers(original), strict=True):
         attention = block.attention
         assert isinstance(attention, MHA)
         for module, name in zip((block.attention_norm, block.mlp_norm), norms, strict=True):
@@ -234,7 +224,7 @@ def pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tenso
         for module, name in ((attention.query_norm, "q_norm"), (attention.key_norm, "k_norm")):
             if not isinstance(module, nn.Identity):
                 yield from _same(module, original.get_submodule(f"{layer.attention}.{name}"))
-        linears: dict[str, Any] = {name: getattr(attention, module) for name, module in OWN.items()}
+        linears: dict[str, Any] = {name: getattr(attention, module) for name, module in LINEARS.items()}
         mlp = dict(zip(layer.matrices, ("up", "down") if gpt2 else ("gate", "up", "down"), strict=True))
         linears |= {name: getattr(block, module) for name, module in mlp.items()}
         for name, linear in linears.items():
@@ -260,10 +250,9 @@ def _table(original: nn.Module) -> Any:
 def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Module:
     """The way back: a model of transformers with the weights of a decoder that was read from one.
 
-    Raises:
-        ConfigError: a mechanism that a model of transformers does not have.
+    ConfigError: a mechanism that a model of transformers does not have.
     """
-    other = next((one for one in decoder.attentions if not isinstance(one, MHA)), None)
+    other = next((attention for attention in decoder.attentions if not isinstance(attention, MHA)), None)
     if other is not None:
         raise ConfigError(f"{type(other).__name__}: {options['model_type']} of transformers has no such attention")
     original = huggingface.create(source, dict(options)).to(decoder.embedding.weight.dtype)
@@ -272,7 +261,7 @@ def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Modu
     table = _table(original)
     scale = 1.0 if table is None else float(table.attention_scaling)
     if scale != 1.0:
-        for parameter in (one for attention in decoder.attentions for one in scaled(attention)):
+        for parameter in (parameter for attention in decoder.attentions for parameter in scaled(attention)):
             next(place for target, place in pairs(decoder, original) if target is parameter).div_(scale)
     return original
 
@@ -282,4 +271,4 @@ def scaled(attention: Attention) -> list[Tensor]:
     assert isinstance(attention, MHA)
     normed = not isinstance(attention.query_norm, nn.Identity)
     maps = (attention.query_norm, attention.key_norm) if normed else (attention.query, attention.key)
-    return [parameter for one in maps for parameter in one.parameters()]
+    return [parameter for module in maps for parameter in module.parameters()]

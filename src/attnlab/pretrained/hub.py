@@ -43,7 +43,6 @@ def folder(source: str, *, weights: bool = True) -> Path:
     """The folder of a model: `source` itself, or its copy in the hub's cache, downloaded if it is not there.
 
     Args:
-        source: a local folder, or a name of the hub.
         weights: whether the weights are needed, or the config and the tokenizer are enough.
 
     Raises:
@@ -55,8 +54,6 @@ def folder(source: str, *, weights: bool = True) -> Path:
         return path
     if path.exists():
         raise DataError(f"model={source}: a file; give its folder, with {CONFIG}, tokenizer files and *.safetensors")
-    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1 or source.endswith("/"):
-        raise DataError(f"model={source}: no such folder; give a Hugging Face model's folder, or a name of the hub")
     return _cached(source, weights) or _downloaded(source, weights)
 
 
@@ -68,28 +65,24 @@ def _cached(name: str, weights: bool) -> Path | None:
         path = Path(snapshot_download(name, local_files_only=True))
         _complete(path, name, weights)
     except errors.HFValidationError as error:
-        raise DataError(f"model={name}: neither a folder nor a name of the hub ({first_line(error)})") from error
+        raise DataError(f"model={name}: no such folder, and no name of the hub; give a Hugging Face model's") from error
     except (FileNotFoundError, DataError):
         return None
     return path
 
 
 def file(name: str, source: str, names: Sequence[str]) -> Path:
-    """One file of a model of the hub, from its cache or downloaded.
+    """The first of these files that a model of the hub has, from its cache or downloaded.
 
-    Args:
-        names: of the file; the first one that there is.
-
-    Raises:
-        DataError: no such model or file, or a hub that does not answer within seconds.
+    DataError: no such model or file, or a hub that does not answer within seconds.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    for each in names:
-        if isinstance(path_of := try_to_load_from_cache(name, each), str):
-            return Path(path_of)
+    for file in names:
+        if isinstance(path := try_to_load_from_cache(name, file), str):
+            return Path(path)
     there = _asked(name, source, "download it on a machine with a network, and give the file")
-    if not (wanted := [each for each in names if each in there]):
+    if not (wanted := [file for file in names if file in there]):
         raise DataError(f"model={source}: {name} on the hub has none of {', '.join(names)}")
     try:
         return Path(hf_hub_download(name, wanted[0], etag_timeout=SECONDS))
@@ -115,7 +108,7 @@ def _asked(name: str, source: str, advice: str) -> list[str]:
     except Exception as error:  # httpx, the hub and sockets each have classes of their own
         reason = first_line(error)
         raise DataError(f"model={source}: no such path, and the hub cannot be reached ({reason}); {advice}") from error
-    return [one.rfilename for one in about.siblings or []]
+    return [file.rfilename for file in about.siblings or []]
 
 
 @contextmanager
@@ -162,12 +155,9 @@ def _downloaded(name: str, weights: bool) -> Path:
 def _complete(path: Path, source: str, weights: bool) -> None:
     """DataError: the folder lacks its config or, if they are needed, weights."""
     if not (path / CONFIG).is_file():
-        others = {
-            "adapter_config.json": "an adapter: merge it into its model first",
-            "config.yaml": "a run of attnlab: checkpoint= uses it",
-        }
-        other = next((reason for name, reason in others.items() if (path / name).is_file()), "no model")
-        raise DataError(f"model={source}: {path / CONFIG} is missing ({other}); expected {CONFIG} and *.safetensors")
+        raise DataError(
+            f"model={source}: {path / CONFIG} is missing; expected {CONFIG} and *.safetensors (a run: checkpoint=)"
+        )
     for file in weight_files(path, source) if weights else ():
         if file.suffix != ".safetensors":
             continue
@@ -229,14 +219,14 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
     Raises:
         DataError: damaged weights, missing ones, other shapes, or values that are not finite.
     """
-    stored: dict[str, Any] = {"use_safetensors": not _pickled(path)}  # pickled files are read with weights_only
+    files = weight_files(path, source)
     messages = transformers().utils.logging
     verbosity = messages.get_verbosity()
     messages.set_verbosity_error()  # its report of keys is said below in one line
     try:
         model, about = kind.from_pretrained(
             path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True,
-            ignore_mismatched_sizes=True, **stored,
+            ignore_mismatched_sizes=True, use_safetensors=files[0].suffix == ".safetensors",  # else weights_only
         )  # fmt: skip
     except Exception as error:  # safetensors, pickle, torch and transformers each have classes of their own
         raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
@@ -248,15 +238,9 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         )
     if missing := sorted(about["missing_keys"]):
         raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
-    if extra := sorted(about["unexpected_keys"]):
-        log.info("model=%s: %d tensors have no place in %s: %s ...", source, len(extra), kind.__name__, extra[0])
-    for file in weight_files(path, source):
+    for file in files:
         check_stored(file, model)
     for name, parameter in model.named_parameters():
         check_values(path, name, parameter, parameter.dtype)
     module: nn.Module = model.eval()
     return module
-
-
-def _pickled(path: Path) -> bool:
-    return not any((path / f"model.safetensors{end}").is_file() for end in ("", ".index.json"))

@@ -26,11 +26,7 @@ def language_families() -> dict[str, LanguageModel]:
 
 
 def family_for(kind: Any, source: str) -> LanguageModel:
-    """The family of a `model_type`. ConfigError: there is none, with those that are known.
-
-    Args:
-        kind: `model_type` of a config.json.
-    """
+    """The family of a `model_type` of a config.json. ConfigError: there is none, with those that are known."""
     known = language_families()
     if kind == "attnlab":
         raise ConfigError(
@@ -50,9 +46,6 @@ def config_of(source: str) -> dict[str, Any]:
 
     A local folder is read first; then come the models whose sizes are part of the project, then the hub's cache and
     the hub. No weights are needed.
-
-    Args:
-        source: a local folder, or a name of the hub.
 
     Raises:
         DataError: no such folder or name, or a config that cannot be read, or quantised weights.
@@ -79,11 +72,7 @@ def _options(path: Path, source: str) -> dict[str, Any]:
 def create(source: str, options: dict[str, Any] | None = None) -> nn.Module:
     """The architecture of a model with random weights, on the default device, in eval mode.
 
-    Under `torch.device("meta")` it has sizes alone, which is all that counting needs.
-
-    Args:
-        source: a local folder, or a name of the hub.
-        options: of the config; None: those of `source`.
+    Under `torch.device("meta")` it has sizes alone. `options` of the config: None gives those of `source`.
     """
     options = config_of(source) if options is None else options
     return family_for(options.get("model_type"), source).create(source, options)
@@ -95,9 +84,7 @@ def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device 
     Config and family are checked before the weights are read or downloaded.
 
     Args:
-        source: a local folder, or a name of the hub.
         dtype: of the parameters; None: as they are stored.
-        device: where to; None: the CPU.
 
     Raises:
         DataError: no such model at hand, or one that is damaged or quantised.
@@ -128,7 +115,7 @@ def tokenizer(source: str) -> Any:
         source: a local folder, of a model or of a compressed one beside which it was saved, or a name of the hub.
 
     Raises:
-        DataError: no such tokenizer, a damaged one, or one that can only be built by code in its folder; or it has
+        DataError: no such tokenizer, a damaged one, or one that can only be built by code in its folder, or that has
             neither a padding token nor an end token.
     """
     path = Path(source).expanduser()
@@ -139,13 +126,6 @@ def tokenizer(source: str) -> Any:
         raise DataError(
             f"model={source}: no tokenizer can be read from {path} (expected tokenizer.json and "
             f"tokenizer_config.json, or the files of its own kind): {first_line(error).rstrip(':')}"
-        ) from error
-    try:
-        words("zqxj \u2042")  # a word and a sign that no vocabulary of words has
-    except Exception as error:  # tokenizers raises Exception itself
-        raise DataError(
-            f"model={source}: the tokenizer in {path} cannot encode an unknown word ({first_line(error)}); its "
-            "vocabulary has to hold its unknown token"
         ) from error
     if words.pad_token is None:
         if words.eos_token is None:
@@ -159,14 +139,7 @@ def tokenizer(source: str) -> Any:
 
 
 def save_tokenizer(words: Any, folder: Path, final: Path) -> None:
-    """Write a tokenizer into a folder that stands for another until it is complete.
-
-    Args:
-        words: the tokenizer, of transformers.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
+    """Write a tokenizer into a folder that stands for `final` until it is complete; else WriteError."""
     try:
         words.save_pretrained(folder)
     except Exception as error:  # tokenizers raises the file system's errors as Exception itself
@@ -186,7 +159,7 @@ def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
     """
     if not isinstance(family_of(model), LanguageModel):
         raise ConfigError(f"{type(model).__name__} is no language model of transformers")
-    foreign = [path for path, one in model.named_modules() if type(one).__module__.partition(".")[0] == "attnlab"]
+    foreign = [path for path, part in model.named_modules() if type(part).__module__.partition(".")[0] == "attnlab"]
     if foreign:
         raise ConfigError(f"{foreign[0]} is compressed: transformers cannot load it; densify the model first")
     words = None if source is None else tokenizer(source)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub
@@ -39,11 +36,7 @@ class LanguageModel(Family):
 
     @abstractmethod
     def layer(self, config: Any, path: str, index: int) -> Layer:
-        """One layer by the sizes in a config; which projections have biases is read from the model.
-
-        Args:
-            index: of the layer, from 0.
-        """
+        """Layer number `index` by the sizes in a config; which projections have biases is read from the model."""
 
     def matches(self, model: nn.Module) -> bool:
         kind = type(model)
@@ -52,13 +45,12 @@ class LanguageModel(Family):
     def layers(self, model: nn.Module) -> list[Layer]:
         config: Any = model.config
         shared = _shared(model)
-        count = len(list(model.get_submodule(self.blocks).children()))
         described = []
-        for i in range(count):
+        for i, _ in enumerate(model.get_submodule(self.blocks).children()):
             layer = self.layer(config, f"{self.blocks}.{i}", i)
             projections = {
-                name: replace(one, bias=getattr(model.get_submodule(one.path), "bias", None) is not None)
-                for name, one in layer.projections.items()
+                name: replace(place, bias=getattr(model.get_submodule(place.path), "bias", None) is not None)
+                for name, place in layer.projections.items()
             }
             kind = type(model.get_submodule(layer.attention or "")).__name__
             refusals = {
@@ -112,8 +104,13 @@ class LanguageModel(Family):
         from transformers.initialization import no_init_weights
 
         # not on meta: buffers that no weight file has (rotary frequencies) are computed, in float32 as from_pretrained
-        with no_init_weights(), _parameters_in_default_type():
-            model = self.create(name, options)
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with no_init_weights():
+                model = cast(self.create(name, options), dtype)
+        finally:
+            torch.set_default_dtype(dtype)
         model.tie_weights()  # type: ignore[operator]
         return model
 
@@ -126,34 +123,10 @@ class LanguageModel(Family):
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The parameters in another type, in place; buffers (rotary frequencies) stay, as they do in from_pretrained.
-
-    Args:
-        model: it is changed.
-    """
+    """The parameters in another type, in place; buffers (rotary frequencies) stay, as they do in from_pretrained."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
-
-
-@contextmanager
-def _parameters_in_default_type() -> Iterator[None]:
-    """New parameters have torch's default type, and everything else is computed with float32 as the default."""
-    dtype = torch.get_default_dtype()
-
-    def typed(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or not parameter.is_floating_point() or parameter.dtype == dtype:
-            return None
-        return nn.Parameter(torch.empty_like(parameter, dtype=dtype), parameter.requires_grad)
-
-    hook: Any = typed  # torch's annotation has None, its documentation a new parameter
-    handle = register_module_parameter_registration_hook(hook)
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        handle.remove()
 
 
 def _shared(model: nn.Module) -> dict[int, list[str]]:
@@ -173,17 +146,12 @@ def _refusal(model: nn.Module, layer: Layer, name: str, shared: dict[int, list[s
     if library == "attnlab":
         return f"{place.path} is compressed already; start from an uncompressed model"
     weight = getattr(module, "weight", None)
-    if kind.__name__ not in PLAIN or library not in ("torch", "transformers") or weight is None:
+    plain = kind.__name__ in PLAIN and library in ("torch", "transformers")
+    if not plain or weight is None or not weight.is_floating_point():
         return (
             f"{place.path} is a {kind.__module__}.{kind.__name__}: its weights are quantised or have adapters; "
             "start from a model in float32, float16 or bfloat16"
         )
-    if not weight.is_floating_point():
-        return f"{place.path}.weight has type {weight.dtype}: quantised; start from float32, float16 or bfloat16"
-    out, width = weight.shape[::-1] if place.transposed else weight.shape
-    rows = place.shape[0] if place.rows is None else out  # a part of a fused module has some of its rows
-    if (rows, place.shape[1]) != (out, width):
-        return f"{place.path}.weight is {out} x {width}, its config says {rows} x {place.shape[1]}: were heads pruned?"
     if others := [other for other in shared.get(id(weight), []) if other != f"{place.path}.weight"]:
         return f"{place.path}.weight is shared with {others[0]}: one cannot be changed without the other"
     return None

@@ -56,16 +56,7 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def fill(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Load every weight, exactly.
-
-    Args:
-        model: it is changed.
-        path: where the weights come from, for the errors.
-        weights: by the model's own names.
-
-    Raises:
-        DataError: as :func:`check`.
-    """
+    """Load every one of `weights`, exactly. DataError: as :func:`check`."""
     check(model, path, weights)
     model.load_state_dict(weights)
 
@@ -75,7 +66,7 @@ def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
 
     Args:
         path: where the weights come from, for the errors.
-        weights: by the model's own names.
+        weights: by the model's names.
 
     Raises:
         DataError: names the first tensor that is missing, of another shape or dtype, not finite, or unknown.
@@ -96,16 +87,12 @@ def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> None:
-    """Refuse a tensor whose values a model would silently cast, or cannot compute with.
+    """Refuse a `value` of a file that a model would silently cast, or cannot compute with.
 
-    Args:
-        value: what the file has.
-
-    Raises:
-        DataError: integers, booleans or quantised values for floating point or the reverse, NaN, or infinite values.
+    DataError: integers, booleans or quantised values for floating point or the reverse, NaN, or infinite values.
     """
     if value.dtype not in (FLOATING if dtype in FLOATING else (dtype,)):
-        was, wanted = (str(one).removeprefix("torch.") for one in (value.dtype, dtype))
+        was, wanted = (str(kind).removeprefix("torch.") for kind in (value.dtype, dtype))
         raise DataError(f"{path}: {name} has dtype {was}, which this model cannot have; expected {wanted}")
     if not torch.isfinite(value).all():
         raise DataError(f"{path}: {name} has values that are NaN or infinite; the model cannot be used")
@@ -114,12 +101,7 @@ def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> No
 def check_stored(path: Path, model: nn.Module) -> None:
     """Refuse a file in which a parameter is not floating point: libraries cast it without a word.
 
-    Args:
-        path: of safetensors or of PyTorch, which a library has read.
-        model: with the library's names, of which the file may lack or have `base_model_prefix`.
-
-    Raises:
-        DataError: names the first tensor.
+    DataError: names the first tensor. The file may lack or have the `base_model_prefix` of the library's names.
     """
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as file:
