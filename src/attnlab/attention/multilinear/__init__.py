@@ -12,12 +12,6 @@ The forms differ in how a position's slice A_i.. is read out:
 Cores: h cores that share a read-out are averaged (paper, eq. 8), and have the function class of one; with
 `shared_readout=False` each has a read-out, y_i = sum_c W_c vec(A^c_i). A core is a free vector, or softmax(g) (eq. 6).
 
-Theorem 3.1 says that the columns of softmax(Q K^T / d^1/2) V are combinations of basis vectors e_1 ... e_n (columns of
-E) of which those of Q, K and V are. That holds where the e span all of R^N (n = N, N positions), as for any N x d
-matrix; for n < N the softmax in general leaves their span. The step of its proof,
-softmax(E A E^T) = E softmax(A) E^T, is false for n = N too. Nothing here depends on it: without a softmax, the columns
-of every slice A_.jm and of sum_j A_.jm are combinations of the columns of Q.
-
 Prefix: its positions have no lag and no slot, so every text position reads all of them alike, as the encoder form does:
 each key paired with the value beside it, averaged, P = 1/S sum_s k_s v_s^T, and y_i += W_P (g . q_i) P.  P is all that
 is cached of a prefix. The tied form needs no W_P: its pairs are of this kind, and the prefix's simply come first.

@@ -28,9 +28,8 @@ def attend_cached(
 ) -> Tensor:
     """(B, H, 1, Dv): one softmax over a row's prefix and text.
 
-    q (B, H, 1, D); text keys and values (B, G, K, .), G dividing H; prefixes (N, G, P, .), N dividing B.
-    Masks (N, P) and (B, K), bool, true where a key exists. Key heads are never repeated, prefixes never copied:
-    the H/G query heads of a key head, and the beams of a prefix, are the rows of one matrix product.
+    Key heads are never repeated, prefixes never copied: the H/G query heads of a key head, and the beams of a prefix,
+    are the rows of one matrix product.
     Buffers are passed uncut, with how many of their slots are used: a kernel then takes the same shapes at every step.
 
     Args:

@@ -10,13 +10,9 @@ The sums over q, and over k in the last line, are matrix products over a block o
 accumulator (h, D). Where queries have no factors (h, D), and where several rows share the positions, Q . B_K[r, k]
 stands for the sum over q. Split along the context: `split`.
 
-Layout. A step reads 2 R (h + D) numbers of a position, and each once: 784 bytes in bfloat16 with h 34, D 64, R 2. Token
-factors (.., K, D) are read in rows of D. Head factors lie with positions last, (.., h, K), as on the CPU: a block of 64
-positions is h rows of 128 bytes, which are full sectors of memory, in loads of 16 bytes, whatever h is. With positions
-first a row would be h numbers: 68 bytes with h 34, of which loads take 4, and 94 with h 47, of which loads take 2.
-This needs a capacity K that is a multiple of 16: otherwise head factors are read number by number, which is right but
-slow, and a row of 128 bytes touches a fifth sector of 32 bytes. Writing a new position touches 2 R h sectors, 4.3 KB;
-at 32k positions the step reads 25.7 MB.
+Layout. A step reads 2 R (h + D) numbers of a position, each once. Token factors (.., K, D) are read in rows of D. Head
+factors lie with positions last, (.., h, K): a block of 64 positions is h rows of 128 bytes in bfloat16, full sectors of
+memory, in loads of 16 bytes whatever h is. Other capacities K than multiples of 16 are read number by number.
 """
 
 from collections.abc import Sequence

@@ -97,16 +97,11 @@ def attend(
         scale: factor of the logits, times log2(e).
         room: K. A multiple of 16 gives loads of 16 bytes.
         beam: rows of the queries that read a row of the part, B / N; 1 where QUERY_RANKS is not 0.
-        all_splits, first_split: splits of all parts, and the first of this one.
         HEADS, RANKS, WIDTH: h, R and D.
         QUERY_RANKS: R_Q; 0: queries have no factors.
         THIRD: d_c; 0: token factors are vectors.
-        COUNTED: whether counts are read.
         FIXED: whether head factors are the same of all rows and positions.
         WIDE: multiply in float32, for the interpreter, which has no products of bfloat16; those of float32 are exact.
-        LINES, POSITIONS, WIDTH_BLOCK, QUERY_BLOCK: sizes of the tiles.
-        STAGES: blocks of positions in flight.
-        PRECISION: of tl.dot.
     """
     split = tl.program_id(1)
     tiles = tl.cdiv(beam * HEADS, LINES)

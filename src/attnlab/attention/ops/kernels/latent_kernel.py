@@ -56,22 +56,10 @@ def attend(
         sums: (B, H, all splits) float32, written; -inf where no key exists, and `partial` is not written there.
         scale: factor of the logits, times log2(e).
         count: in place of `counts`.
-        capacity: K.
-        beam: rows of queries for a row of keys, B / N.
-        group: query heads of a key head, H / G.
-        groups: G.
-        mask_width: M.
-        q_row, q_head, key_row, key_head, key_slot, value_row, value_head, value_slot, mask_row: strides.
-        count_step: from row to row of `counts`.
-        all_splits: of all segments.
-        first_split: of this one.
-        COUNTED: whether `counts` is read.
-        MASKED: whether `mask` is.
-        SHARED: whether the value is the key's first columns.
-        CONTENT, REST, VALUE: columns, see `Widths`.
-        CONTENT_BLOCK, REST_BLOCK, VALUE_BLOCK: powers of two that hold them, at least 16; REST_BLOCK may be 0.
+        capacity: K; mask_width: M.
+        beam: rows of queries for a row of keys, B / N; group: H / G; groups: G.
+        CONTENT, REST, VALUE: columns, see `Widths`; their `_BLOCK`s hold them, powers of two from 16, 0 for no rest.
         LINES, SLOTS: sizes of the program, see `Blocks`.
-        PRECISION: of matrix products, as `tl.dot` has it.
         WIDE: multiply in float32.
     """
     split = tl.program_id(1)
