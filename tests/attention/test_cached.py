@@ -231,6 +231,7 @@ def test_what_does_not_fit_a_mechanism_is_an_error_of_one_line(mechanism: Mechan
             call(*args, **kwargs)
 
     wrong: Any
+    call: Callable[..., Any]
     for wrong in (other, wider, None):
         for call in (extend, read):
             refused(TypeError, f"^cache: expected one of {type(attention).__name__}.*new_cache", call, x, wrong)

@@ -153,17 +153,6 @@ def test_a_row_keeps_one_slot_for_every_stride_positions(mechanism: Mechanism) -
         assert attention.cache_elements(3, length) == 3 * (slots + form.prefix)
 
 
-@every
-def test_beams_that_share_a_prefix_keep_four_times_less(mechanism: Mechanism) -> None:
-    """Beam 50, prefix 150, 30 tokens."""
-    if not PUBLISHED[mechanism.name].elements:
-        pytest.skip("keeps a state of fixed size, not a prefix's positions")
-    with torch.device("meta"):
-        attention = mechanism.make(*PAPER)
-    copied, shared = (attention.cache_elements(50, 30, 150, prefixes) for prefixes in (50, 1))
-    assert shared * 4 <= copied
-
-
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # which torch does not count
 
 

@@ -58,18 +58,3 @@ def test_long_texts_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch)
     want = attention(x)
     monkeypatch.setattr("attnlab.attention.mtla_window.BLOCK", 7)
     assert error(attention(x), want) < 1e-12
-
-
-def test_a_crop_is_exact_or_refused() -> None:
-    attention = small(2, 3, 1)
-    x, other = (torch.randn(1, 20, 16, dtype=torch.float64) for _ in range(2))
-    for remaining in range(20):
-        cache = attention.new_cache(1, 20)
-        attention.extend(x, cache)
-        try:
-            cache.crop(remaining)
-        except ValueError as refusal:
-            assert "crop to 0" in str(refusal) and 0 < remaining < 19
-            continue
-        out = torch.cat([attention.extend(part, cache) for part in other[:, remaining:].split(1, 1)], 1)
-        assert error(out, attention(torch.cat((x[:, :remaining], other[:, remaining:]), 1))[:, remaining:]) < 1e-12

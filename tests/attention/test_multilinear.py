@@ -150,26 +150,6 @@ def test_a_text_longer_than_the_absolute_window_is_refused() -> None:
 
 
 @every
-def test_where_crop_can_go_back(form: str) -> None:
-    """Windows: while nothing has left them; sums: to nothing. Never to a state that recomputation would not give."""
-    attention, x, other = build(form, reads_prefix=True), draw(2, 9, D), draw(2, 2, D)
-    for read in range(1, 10):
-        for length in range(read + 1):
-            cache = attention.new_cache(2, 11, 3)
-            attention.read_prefix(other.flip(1), None, cache)
-            attention.extend(x[:, :read], cache)
-            free = {"absolute": True, "relative": read <= 4}.get(form, False)
-            if length in (0, read) or free:
-                cache.crop(length)
-                want = attention(torch.cat((x[:, :length], other), 1), other.flip(1))[:, length:]
-                assert error(attention.extend(other, cache), want) < 1e-12
-            else:
-                with pytest.raises(ValueError, match="cannot crop"):
-                    cache.crop(length)
-                assert cache.length == read
-
-
-@every
 def test_a_prefix_without_a_readout_is_refused(form: str) -> None:
     attention, x = build(form), draw(2, 3, D)
     with pytest.raises(ValueError, match="reads_prefix=True"):

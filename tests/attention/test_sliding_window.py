@@ -112,19 +112,3 @@ def test_a_second_crop_accounts_for_what_was_overwritten_before_the_first() -> N
     assert error(attention.extend(x[:, :2], cache), attention(x)[:, :2]) < 1e-12
     cache.crop(1)
     assert error(attention.extend(x[:, 1:2], cache), attention(x)[:, 1:2]) < 1e-12
-
-
-def test_encode_sees_a_window_on_both_sides() -> None:
-    attention, lengths = SlidingWindow(16, 2, window=3).double(), torch.tensor([9, 5])
-    x = draw(2, 9, 16)
-    x[1, 5:] = 1e6
-    x.requires_grad_()
-    y = attention.encode(x, lengths)
-    place = torch.arange(9)
-    for row, length in enumerate(lengths.tolist()):
-        for i in range(length):
-            (grad,) = torch.autograd.grad(y[row, i].sum(), x, retain_graph=True)
-            read = (grad[row] != 0).any(-1)
-            assert torch.equal(read, ((place - i).abs() < 3) & (place < length))
-        alone = attention.encode(x[row : row + 1, :length], torch.tensor([length]))
-        assert error(y[row : row + 1, :length], alone) < 1e-12

@@ -156,7 +156,8 @@ def _eager(
     parts = []
     for i, (count, number) in enumerate(zip(used, known, strict=True)):
         on_host = None if number < 0 else number
-        parts.append(FactorPart(*factors[4 * i : 4 * i + 4], on_host if count is None else count))
+        key_head, key_token, value_head, value_token = factors[4 * i : 4 * i + 4]
+        parts.append(FactorPart(key_head, key_token, value_head, value_token, on_host if count is None else count))
     return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim)
 
 
