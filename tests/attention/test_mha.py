@@ -68,7 +68,7 @@ def test_biases_of_each_projection(bias: Any, biased: set[str]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (partial(MHA, 32, 4, bias=["query", "keys"]), "keys is not one of query, key, value, out"),
+        (partial(MHA, 32, 4, bias=("query", "keys")), "keys is not one of query, key, value, out"),  # type: ignore[arg-type]
         (partial(MHA, 32, 4, num_kv_heads=3), "3 does not divide 4"),
         (partial(MHA, 32, 4, head_dim=7), "head_dim must be even"),
         (partial(Llama3Scaling, factor=0.5), "factor=0.5, .* expected at least 1"),
