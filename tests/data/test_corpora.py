@@ -47,6 +47,11 @@ def test_wikitext_may_be_packed_or_be_named_as_in_other_copies(tmp_path: Path) -
     (tmp_path / "test.txt").write_text("d")
     assert list(WikiText().texts(tmp_path, "train")) == [" = A = ", "", " a \u2028 b"]
     assert [list(WikiText().texts(tmp_path, split)) for split in SPLITS[1:]] == [["c"], ["d"]]
+    (tmp_path / "simple-examples" / "data").mkdir(parents=True)
+    (tmp_path / "simple-examples" / "data" / "ptb.valid.txt").write_text(" a <unk> \n")
+    assert list(PennTreebank().texts(tmp_path, "validation")) == [" a <unk> "]
+    with pytest.raises(DataError, match=r"ptb.train.txt: no such file .*Penn Treebank"):
+        PennTreebank().files(tmp_path, "train")
 
 
 def test_raw_text_is_joined_as_the_rows_of_the_data_set_are(tmp_path: Path) -> None:
@@ -61,15 +66,6 @@ def test_raw_text_is_joined_as_the_rows_of_the_data_set_are(tmp_path: Path) -> N
     for part, texts in enumerate((rows[:2], rows[2:])):
         parquet.write_table(pyarrow.table({"text": texts}), folder / f"test-0000{part}-of-00002.parquet")
     assert list(WikiTextRaw().texts(tmp_path, "test")) == [raw]
-
-
-def test_ptb_in_mikolov_s_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "simple-examples" / "data"
-    folder.mkdir(parents=True)
-    (folder / "ptb.valid.txt").write_text(" a <unk> \n")
-    assert list(PennTreebank().texts(tmp_path, "validation")) == [" a <unk> "]
-    with pytest.raises(DataError, match=r"ptb.train.txt: no such file .*Penn Treebank"):
-        PennTreebank().files(tmp_path, "train")
 
 
 def test_lm1b_is_not_tested_on_what_checkpoints_are_chosen_by(tmp_path: Path) -> None:
@@ -107,6 +103,8 @@ def test_fineweb_shards_are_read_without_their_headers(tmp_path: Path) -> None:
     files = {split: FineWebEdu().shards(tmp_path, split, 10) for split in SPLITS}
     ids = {split: [file.read(0, len(file)).tolist() for file in shards] for split, shards in files.items()}
     assert ids == {"train": [[5, 6], [7]], "validation": [[1, 2]], "test": [[3, 4]]}
+    with pytest.raises(ConfigError, match=r"task.data.vocabulary.file=<GPT-2's tokenizer.json>"):
+        BytePairs().build(FineWebEdu(), tmp_path, tmp_path, 300)
     for path in tmp_path.glob("*train*"):
         path.unlink()
     with pytest.raises(DataError, match=r"no files for train; expected .*fineweb_train_"):
@@ -143,23 +141,18 @@ def test_words_left_out_become_unknown(wikitext: Path) -> None:
     assert frequent.plain()["words"] == ["<S>", "a", "b", "<UNK>"]
     assert frequent.marked(["a c"]) == [[0, 1, 3, 0]]
     assert make(wikitext, of=["train", "test"], lower=True).ids("B a") == [1, 2]
-
-
-def test_a_word_without_a_place_is_named(wikitext: Path) -> None:
+    words = wikitext / "words.txt"
+    words.write_text("b 12\na 3\n")
+    of_file = make(wikitext, file=str(words))
+    assert (
+        set(of_file.plain()["words"]) == {"b", "a", "<eos>", "<unk>"} and of_file.text(of_file.ids("b c")) == "b <unk>"
+    )
+    words.write_text("b\nb\n")
+    with pytest.raises(DataError, match=r"words.txt: 'b' occurs twice"):
+        make(wikitext, file=str(words))
     (wikitext / "wiki.train.tokens").write_text("a b\n")
     with pytest.raises(DataError, match=r"'d' is not in the vocabulary of 3"):
         make(wikitext).ids("a d")
-
-
-def test_words_of_a_file(wikitext: Path) -> None:
-    path = wikitext / "words.txt"
-    path.write_text("b 12\na 3\n")
-    vocabulary = make(wikitext, file=str(path))
-    assert set(vocabulary.plain()["words"]) == {"b", "a", "<eos>", "<unk>"}
-    assert vocabulary.text(vocabulary.ids("b c")) == "b <unk>"
-    path.write_text("b\nb\n")
-    with pytest.raises(DataError, match=r"words.txt: 'b' occurs twice"):
-        make(wikitext, file=str(path))
 
 
 def test_a_vocabulary_is_counted_once_and_again_if_damaged(wikitext: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -224,12 +217,6 @@ def test_a_tokenizer_file(wikitext: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match="tokenizer.json: cannot be read"):
         build()
-
-
-def test_shards_need_the_tokenizer_that_made_them(tmp_path: Path) -> None:
-    write_shard(tmp_path / "fineweb_train_000001.bin", [5, 6])
-    with pytest.raises(ConfigError, match=r"task.data.vocabulary.file=<GPT-2's tokenizer.json>"):
-        BytePairs().build(FineWebEdu(), tmp_path, tmp_path, 300)
 
 
 # --- the real WikiText-2 ----------------------------------------------------------------------------------------

@@ -65,10 +65,6 @@ def test_workers_and_pinned_memory(
     assert loader.prefetch_factor == (4 if expected else None) and not loader.persistent_workers
 
 
-def test_outside_of_a_trainer_there_are_no_workers() -> None:
-    assert Numbers().workers() == 0 and not Numbers().on_cuda
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_worker_cannot_read_is_one_line(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = on("cpu", 2, monkeypatch)

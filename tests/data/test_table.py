@@ -70,14 +70,6 @@ def test_one_file_is_divided(name: str, tmp_path: Path) -> None:
     assert sorted(sum(targets.values(), [])) == sorted(f"title {i}" for i in range(12))
 
 
-def test_a_test_file_alone_leaves_dev_to_be_held_out(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", pairs(6))
-    write(tmp_path / "test.jsonl", pairs(2, 20))
-    reader = Table("article", "headline", hold_out=5)
-    assert split(reader, tmp_path, "dev") == ["title 0", "title 5"]
-    assert split(reader, tmp_path, "train") == [f"title {i}" for i in range(1, 5)]
-
-
 def speak(path: Path, text: str | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, np.zeros(1600, np.float32), 16000)
@@ -97,35 +89,25 @@ def test_recordings_with_texts_beside_them(divided: bool, tmp_path: Path) -> Non
     assert isinstance(example, Segment) and (example.rate, example.num_samples) == (16000, 1600)
 
 
-def test_a_manifest(tmp_path: Path) -> None:
+def test_a_manifest_and_a_long_document(tmp_path: Path) -> None:
     speak(tmp_path / "wav" / "one.wav", None)
-    write(tmp_path / "train.csv", [{"audio": "wav/one.wav", "text": "hello", "de": "hallo"}])
-    (example,) = Table("text", "de", "audio", hold_out=3)._examples(tmp_path, tmp_path / "train.csv", "train", False)
-    assert (example.source, example.target) == ("hello", "hallo")
+    rows = [{"audio": "wav/one.wav", "text": "hello " * 30000, "de": "hallo"}] * 3
+    write(tmp_path / "data.csv", rows)
+    (example,) = Table("text", "de", "audio", hold_out=3).read(tmp_path, "dev", "audio", False)
+    assert (len(example.source), example.target) == (179999, "hallo")
 
 
-def test_a_named_column_of_ids_must_be_there(tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", pairs(3))
     with pytest.raises(DataError, match="train.jsonl line 1: 'nope' is missing"):
         split(Table("article", "headline", id="nope"), tmp_path, "train")
-
-
-def test_a_long_document(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text(f"source,target\n{'word ' * 40000},title\n")
-    assert len(Table()._examples(tmp_path, tmp_path / "train.csv", "train", False)[0].source) == 199999
-
-
-def test_two_folders_of_one_split(tmp_path: Path) -> None:
-    for part in ("train", "dev", "val", "test"):
-        speak(tmp_path / part / "a.wav", "word")
-    with pytest.raises(DataError, match="both dev and val; keep one of them"):
-        split(Table("text", "text", "audio"), tmp_path, "train")
-
-
-def test_a_recording_without_text(tmp_path: Path) -> None:
-    speak(tmp_path / "a.wav", None)
+    speak(tmp_path / "spoken" / "a.wav", None)
     with pytest.raises(DataError, match=r"a.txt is missing: the text of a.wav"):
-        split(Table("text", "text", "audio"), tmp_path, "train")
+        split(Table("text", "text", "audio"), tmp_path / "spoken", "train")
+    for part in ("train", "dev", "val", "test"):
+        speak(tmp_path / "two" / part / "a.wav", "word")
+    with pytest.raises(DataError, match="both dev and val; keep one of them"):
+        split(Table("text", "text", "audio"), tmp_path / "two", "train")
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])

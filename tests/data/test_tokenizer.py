@@ -23,15 +23,6 @@ def test_text_comes_back(tmp_path: Path, kind: Kind, size: int) -> None:
     assert tokenizer.encode_all(["eins", "zwei drei"]) == [tokenizer.encode("eins"), tokenizer.encode("zwei drei")]
 
 
-def test_specials(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.train(LINES, 32)
-    assert [tokenizer.piece(i) for i in range(4)] == ["<s>", "<pad>", "</s>", "<unk>"]
-    assert (Tokenizer.bos, Tokenizer.pad, Tokenizer.eos, Tokenizer.unk) == (0, 1, 2, 3)
-    ids = tokenizer.encode("acht")
-    assert tokenizer.decode([0, *ids, 2, 1, 1]) == "acht"
-    assert Tokenizer.unk in tokenizer.encode("xyz")
-
-
 def test_training_is_deterministic_and_load_gives_the_same(tmp_path: Path) -> None:
     a, b = Tokenizer.train(LINES, 32), Tokenizer.train(iter(LINES), 32)
     a.save(tmp_path / "a.model")
@@ -74,12 +65,6 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=f"{path.name}: .*SentencePiece model") as error:
             Tokenizer.load(path)
         assert "\n" not in str(error.value)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot be written"):
-        Tokenizer.cached(LINES, tmp_path / "file", 32)
 
 
 def test_cached_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from attnlab.config.batch import Share, share_equally
-from attnlab.data.batching import ordered_batches
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.windows import (
     IGNORE,
@@ -23,27 +22,12 @@ def tokens(count: int, first: int = 0) -> TokenFile:
     return TokenFile(Path("ids"), np.arange(first, first + count, dtype=np.int32), first + count)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 64, 100, 1023, 4097])
-def test_a_permutation_gives_each_place_once(size: int) -> None:
-    order = Permutation(size, 1, 2)[np.arange(size)]
-    assert sorted(order.tolist()) == list(range(size))
-
-
-def test_a_permutation_is_the_key_s_and_looks_random() -> None:
-    size = 5000
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 100, 5000])
+def test_a_permutation_gives_each_place_once_and_is_the_key_s(size: int) -> None:
     first, again, other = (Permutation(size, *key)[np.arange(size)] for key in ((1, 0), (1, 0), (1, 1)))
-    assert np.array_equal(first, again)
-    assert (first == other).mean() < 0.01
-    for order in (first, other):
-        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
-        assert abs(np.corrcoef(order, np.arange(size))[0, 1]) < 0.05
-        assert np.abs(np.diff(order)).mean() == pytest.approx(size / 3, rel=0.05)
-
-
-def test_a_permutation_of_many_needs_no_memory() -> None:
-    size = 10**11
-    places = Permutation(size, 3)[np.array([0, 1, size - 1])]
-    assert len(set(places.tolist())) == 3 and places.min() >= 0 and places.max() < size
+    assert sorted(first.tolist()) == list(range(size)) and np.array_equal(first, again)
+    if size == 5000:
+        assert (first == other).mean() < 0.01 and abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.05
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
@@ -59,11 +43,6 @@ def test_training_windows_lie_side_by_side(epoch: int) -> None:
     assert sum(1000 <= i < 2000 for i in seen) == length  # exactly one window fits, so no offset moves it out
     assert not any(i >= 3000 for i in seen)
     assert len(windows) in (5 + 1 + 3, 5 + 1 + 4, 6 + 1 + 4, 6 + 1 + 3)
-
-
-def test_another_epoch_has_other_windows() -> None:
-    starts = {int(TrainingWindows([tokens(1000)], 64, 1, epoch)[0][0][0]) for epoch in range(8)}
-    assert len(starts) > 4
 
 
 @pytest.mark.parametrize(("world_size", "limit"), [(1, 12), (1, 5), (2, 6), (3, 4), (3, 2), (4, 2)])
@@ -104,8 +83,3 @@ def test_a_limit_spreads_the_windows() -> None:
     windows = EvaluationWindows(tokens(1001), 10, 10, limit=4)
     assert [int(windows[i][0][0]) for i in range(len(windows))] == [0, 250, 500, 750]
     assert len(EvaluationWindows(tokens(1001), 10, 10, limit=1000)) == 100
-
-
-def test_held_out_batches_are_dealt_out_whole() -> None:
-    every = [ordered_batches([10], 3, rank=rank, world_size=2) for rank in range(2)]
-    assert every == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9]]]

@@ -189,10 +189,8 @@ class Row:
 def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a table.
 
-    Args:
-        path: .csv and .tsv: a header and rows. .parquet. .jsonl and .json: JSON objects; .json also a list of objects
-            or an object whose `examples` is such a list (BIG-bench).
-        columns: of a Parquet file, those that are read.
+    .csv and .tsv: a header and rows. .jsonl and .json: JSON objects; .json also a list of objects or an object whose
+    `examples` is such a list (BIG-bench). .parquet: those of `columns` that it has.
     """
     if path.suffix in (".csv", ".tsv"):
         yield from _separated(path)

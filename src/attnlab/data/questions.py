@@ -1,7 +1,4 @@
-"""Question sets in their published layouts, and the questions of a run.
-
-The sets are HotpotQA, FEVER, Bias in Bios, and WikidataQA of BIG-bench.
-"""
+"""HotpotQA, FEVER, Bias in Bios and WikidataQA of BIG-bench in their published layouts, and the questions of a run."""
 
 from __future__ import annotations
 
@@ -34,8 +31,8 @@ class Question:
     """One question with its published prompt.
 
     Attributes:
-        id: where it was read: the file's name and the line, item or row.
-        text: the question, claim, biography or cloze text as it was read, stripped.
+        id: the file's name and the line, item or row.
+        text: the question, claim, biography or cloze text.
         prompt: what a decoder continues.
         answers: the accepted answers; the loss is that of the first.
         choices: the answers to choose from; empty: the answer is free text.
@@ -81,11 +78,7 @@ class QuestionSet(ABC):
             raise DataError(f"data_root={root}: no files of {self.title}; {self.layout}")
 
     def files(self, root: Path, split: int) -> list[Path]:
-        """The files of a split: those of the first name that has any, as .jsonl, .json or .parquet.
-
-        Raises:
-            DataError: several files match that are not shards of one split.
-        """
+        """The files of a split, of the first name that has any.  DataError: several, which are not its shards."""
         for name in (f"{folder}{name}" for folder in self.folders for name in self.splits[split]):
             files = sorted(path for suffix in SUFFIXES for path in root.glob(f"{name}{suffix}") if path.is_file())
             if len(files) > 1 and not all(SHARD in path.name for path in files):
@@ -100,11 +93,7 @@ class QuestionSet(ABC):
         return (row for path in self.files(root, split) for row in rows(path, self.columns))
 
     def read(self, root: Path) -> list[Question]:
-        """The questions in the published order.
-
-        Raises:
-            DataError: a file is missing or malformed, or a question has no answer.
-        """
+        """The questions in the published order.  DataError: a file is missing or malformed."""
         self.check(root)
         return list(self.questions(root))
 
@@ -120,7 +109,6 @@ class QuestionSet(ABC):
         """The prompt of a masked language model; every `mask` in it stands for one token of the answer.
 
         Args:
-            text: of the question.
             last: cuts a text to its last n tokens.
         """
         return " ".join([self.prompt(text), *[mask] * self.masks])
@@ -323,15 +311,12 @@ class Questions:
 
     Args:
         root: the folder with the files in their published layout; None: the sample world's.
-        questions: the name of the set.
         limit: the first so many questions are read; None: all.
         longest_answer: an answer of more tokens, special tokens included, leaves its question out; counted only in
             sets whose answers are free text. The released code counts Llama 2's tokens.
 
     Attributes:
-        kind: the set.
         corpus: what was read, with sizes; "sample" for the sample world.
-        location: the folder that was read.
         filtered: the number of questions left out, by reason.
         validation, test: the first fifth of the questions, and the others.
     """
@@ -354,11 +339,7 @@ class Questions:
         self.test: list[Question] = []
 
     def read(self) -> None:
-        """Read the files, for which no tokenizer is needed.
-
-        Raises:
-            DataError: a file is missing or malformed, or a question has no answer.
-        """
+        """Read the files, for which no tokenizer is needed.  DataError: a file is missing or malformed."""
         if self.root is None:
             log.warning("data_root is not set: asking about the embedded sample world")
             self.location = write_world(self.cache_dir / "samples", self.seed)

@@ -105,10 +105,3 @@ def test_held_out_batches_are_of_one_cell_and_cover_all(world: int) -> None:
 def test_what_cannot_be_drawn_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**settings)
-
-
-def test_more_sequences_in_an_update_than_a_cell_has() -> None:
-    data = make(update_sequences=64, batch_size=64)
-    data.setup()
-    with pytest.raises(ConfigError, match="task.train.batch.sequences=64: expected at most 40"):
-        data.train_dataloader()

@@ -13,11 +13,10 @@ import tempfile
 import wave
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -37,27 +36,15 @@ UNAVAILABLE = "espeak-ng, the speech synthesizer of the sample corpus, cannot be
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 
-@dataclass(frozen=True)
-class Voice:
-    """A voice of espeak-ng.
-
-    Args:
-        name: a language, optionally with "+variant" (en-us+f1).
-        rate: words per minute.
-        pitch: 0 to 99.
-    """
+class Voice(NamedTuple):
+    """A voice of espeak-ng: language+variant, words per minute, pitch from 0 to 99."""
 
     name: str
-    rate: int = 175
+    rate: int = 190
     pitch: int = 50
 
 
-VOICES = (
-    Voice("en-us", rate=190, pitch=50),
-    Voice("en-us+m3", rate=190, pitch=45),
-    Voice("en-us+f1", rate=190, pitch=50),
-    Voice("en-us+f2", rate=190, pitch=45),
-)
+VOICES = (Voice("en-us"), Voice("en-us+m3", pitch=45), Voice("en-us+f1"), Voice("en-us+f2", pitch=45))
 SAMPLE_RATE = 16000
 FRAME = 160  # samples; segments start and end on frames, hundredths of a second that are exact in the YAML
 MARGIN = 4  # frames of silence that belong to a segment, on each side
@@ -243,7 +230,7 @@ def _spoken(groups: Sequence[tuple[Key, Sequence[str]]]) -> Iterator[tuple[int, 
         rng = np.random.default_rng([SEED, number])
         voice = VOICES[number % len(VOICES)]
         rate, pitch = voice.rate + int(rng.integers(-8, 9)), voice.pitch + int(rng.integers(-5, 6))
-        yield number, key, speak_all(replace(voice, rate=rate, pitch=pitch), texts, rng)
+        yield number, key, speak_all(Voice(voice.name, rate, pitch), texts, rng)
 
 
 def _blocks(items: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:

@@ -5,14 +5,11 @@
 
 Needs the extra `hf` and the weights of the model (by default microsoft/wavlm-large).  The files text, feats.scp and
 feats/<id>.npy (float16) are written to <output>/<split>/; features that exist are not computed again, so that an
-interrupted command continues.  <output>/extraction.json names their model and layer; features of another model or layer
-are refused.
+interrupted command continues.  <output>/extraction.json names their model and layer; others are refused.
 
 A file has (frames, width) of one layer or of the mean of all, and with --layer all (frames, layers, width), which
 task.data.features.layers reads and task.model.encoder.mix_layers mixes with learned weights.  The 25 layers of WavLM
-Large take 2.56 MB for a second of speech (50 frames of 25 x 1024 numbers of two bytes), 9.2 GB for an hour: 0.92 TB for
-the 100 hours of AMI's training split once, 2.8 TB at its three speeds.  If the disk has less space than the first
-utterance lets expect, it is an error.
+Large take 2.56 MB for a second of speech (50 frames of 25 x 1024 float16): 2.8 TB for AMI at its three speeds.
 """
 
 import argparse
@@ -116,22 +113,18 @@ def pretrained(name: str, layer: str, device: str) -> Model:
         name: of the model, or its directory.
         layer: the number of a layer (0: the input of the first one), "mean" of all layers, or "all": (frames, layers,
             width).
-        device: of torch.
 
     Raises:
         DataError: transformers is not installed, the model cannot be read, or it has no such layer.
     """
     try:
         from transformers import AutoModel
-    except ImportError as error:
-        raise DataError("transformers is not installed: pip install 'attnlab[hf]'") from error
-    try:
+
         network = AutoModel.from_pretrained(name, weights_only=True).eval().to(device)  # a .bin file cannot run code
     except Exception as error:  # safetensors, torch, the hub and transformers each have other classes
         expected = "a folder with config.json and model.safetensors (or pytorch_model.bin, tensors alone), or a name"
-        raise DataError(
-            f"--model={name} --device={device}: cannot be read ({first_line(error)}); expected {expected}"
-        ) from error
+        why = f"{first_line(error)}; it needs pip install 'attnlab[hf]'"
+        raise DataError(f"--model={name} --device={device}: cannot be read ({why}); expected {expected}") from error
     layers = int(network.config.num_hidden_layers) + 1
     if layer.isdecimal() and int(layer) >= layers:
         raise DataError(f"--layer={layer}: {name} has the layers 0 to {layers - 1}")
@@ -182,9 +175,7 @@ def main() -> None:
     except AttnlabError as error:
         parser.exit(error.exit_code, f"error: {error}\n")
     except KeyboardInterrupt:
-        parser.exit(
-            128 + signal.SIGINT, "error: interrupted; the same command continues with the files that are left\n"
-        )
+        parser.exit(128 + signal.SIGINT, "error: interrupted; the same command continues\n")
 
 
 if __name__ == "__main__":
