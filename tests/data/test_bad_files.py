@@ -115,15 +115,6 @@ def test_a_wrong_file_of_a_corpus(layout: str, file: str, change: Change, messag
     refused(lambda: read(reader(), tmp_path, "train", kind), message)
 
 
-def test_a_directory_in_a_file_s_place(tmp_path: Path) -> None:
-    refused(lambda: read_text(tmp_path), "a directory; expected a text file")
-    build, reader, kind = LAYOUTS["plain text"]
-    build(tmp_path)
-    (tmp_path / "train.de").unlink()
-    (tmp_path / "train.de").mkdir()
-    refused(lambda: read(reader(), tmp_path, "train", kind), r"train\.de: a directory; expected a file")
-
-
 def test_a_parquet_file_that_is_none_or_has_no_text(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"PAR1 nothing")
@@ -152,7 +143,8 @@ def test_a_file_that_is_no_text(content: bytes, message: str, tmp_path: Path) ->
     refused(lambda: list(read_lines(path)), f"^{re.escape(str(path))}.*{message}")
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_directory_and_a_byte_order_mark(tmp_path: Path) -> None:
+    refused(lambda: read_text(tmp_path), "a directory; expected a text file")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo \xef\xbb\xbf\n")
     assert list(read_lines(tmp_path / "a.txt")) == ["one", "two \ufeff"]
 

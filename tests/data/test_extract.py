@@ -41,21 +41,12 @@ def test_a_corpus_is_stored_and_read_back(tmp_path: Path) -> None:
     extract(Kaldi(), root, out, lambda _: pytest.fail("computed again"), speeds=(0.5, 1.0))
 
 
-@pytest.mark.parametrize("config", [None, "{}"])
-def test_what_is_no_model_is_an_error(tmp_path: Path, config: str | None) -> None:
-    folder = tmp_path / "model"
-    if config is not None:
-        write(folder / "config.json", config)
-    with pytest.raises(DataError, match=r"--model=.*: cannot be read .*config\.json and model\.safetensors"):
-        pretrained(str(folder), "all", "cpu")
-
-
 class Harmful:
     def __reduce__(self) -> tuple[Any, ...]:
         return pytest.fail, ("the file ran code",)
 
 
-def test_weights_in_a_bin_file_are_read_and_cannot_run_code(tmp_path: Path) -> None:
+def test_weights_in_a_bin_file_are_read_and_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """WavLM Large was published as pytorch_model.bin."""
     network = tiny(tmp_path)
     samples = np.random.default_rng(0).normal(size=4000).astype(np.float32)
@@ -66,6 +57,11 @@ def test_weights_in_a_bin_file_are_read_and_cannot_run_code(tmp_path: Path) -> N
     torch.save(network.state_dict() | {"x": Harmful()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(DataError, match=r"--model=.*: cannot be read .*tensors alone"):
         pretrained(str(tmp_path), "all", "cpu")
+    with pytest.raises(DataError, match=r"--model=.*: cannot be read .*config\.json and model\.safetensors"):
+        pretrained(str(tmp_path / "none"), "all", "cpu")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(DataError, match=r"pip install 'attnlab\[hf\]'"):
+        pretrained("any", "mean", "cpu")
 
 
 def tiny(folder: Path) -> WavLMModel:

@@ -128,14 +128,11 @@ def test_an_update_is_mixed_alike_on_any_number_of_processes(world_size: int, li
     assert pairs(world_size, share_equally("images", 8, limit, world_size, paired=True)) == alone
 
 
-def test_an_epoch_of_repeated_augmentation_sees_each_image_so_often() -> None:
+def test_a_copy_of_an_image_is_augmented_anew(root: Path, tmp_path: Path) -> None:
     updates = ImageUpdates(20, Share(6, 1), 3, seed=3, epoch=1, rank=0, world_size=1, start=0)
     indices = [i for batch in updates for i in batch]
     assert len(indices) == 18 and len({i % 20 for i in indices}) == 6
     assert sorted(Counter(i // 20 for i in indices).items()) == [(0, 6), (1, 6), (2, 6)]
-
-
-def test_a_copy_of_an_image_is_augmented_anew(root: Path, tmp_path: Path) -> None:
     dataset = data(root, tmp_path, repeats=2, color_jitter=0.4)
     dataset.train_dataloader()
     images, size = dataset.sets["train"], len(dataset.sets["train"])

@@ -85,11 +85,7 @@ def test_wrong_inputs(tmp_path: Path, name: str, content: bytes | None, kind: In
     assert "\n" not in str(caught.value)
 
 
-def test_nothing() -> None:
-    with pytest.raises(DataError, match="input= is empty; expected a text"):
-        Inputs(" ", TEXT)
-
-
-def test_a_text_that_is_no_unicode() -> None:
-    with pytest.raises(DataError, match="not UTF-8 text"):
-        Inputs("a\udcff", TEXT)
+@pytest.mark.parametrize(("source", "told"), [(" ", "input= is empty; expected a text"), ("a\udcff", "not UTF-8 text")])
+def test_what_is_no_text(source: str, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        Inputs(source, TEXT)

@@ -12,8 +12,6 @@ from attnlab.data.questions import Questions, question_set
 from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
 
-NAMES = ("hotpotqa", "fever", "bios", "wikidata")
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -24,13 +22,6 @@ def lines(path: Path, *values: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
     return path
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sample_world_is_read_in_every_layout(name: str, place: Path) -> None:
-    questions = question_set(name).read(place)
-    assert len(questions) >= 64
-    assert all(question.answers[0] in (question.choices or question.answers) for question in questions)
 
 
 @pytest.mark.slow
@@ -71,6 +62,9 @@ def test_claims_with_both_labels_are_left_out_and_repeated_ones_count_once(tmp_p
     questions = question_set("fever").read(tmp_path)
     assert [(question.text, question.answers) for question in questions] == [("A.", ("true",)), ("C", ("false",))]
     assert "claim: C. Is this" in questions[1].prompt
+    lines(tmp_path / "paper_dev.json", {"claim": "A.", "label": 1})
+    with pytest.raises(DataError, match="files of the same split; keep one"):
+        question_set("fever").read(tmp_path)
 
 
 def test_biographies_of_eight_professions_by_number_or_name(tmp_path: Path) -> None:
@@ -115,6 +109,7 @@ def test_broken_input_is_one_line_with_its_place(
 
 
 def test_first_fifth_is_validation_and_long_answers_are_left_out(place: Path, tmp_path: Path) -> None:
+    assert all(len(question_set(name).read(place)) >= 64 for name in ("hotpotqa", "fever", "bios", "wikidata"))
     data = Questions(str(place), str(tmp_path), "wikidata", limit=33, longest_answer=5)
     everything = question_set("wikidata").read(place)
     data.setup(len)
@@ -122,10 +117,3 @@ def test_first_fifth_is_validation_and_long_answers_are_left_out(place: Path, tm
     assert 33 <= len(short) < len(everything)
     assert data.filtered == {"answers of too many tokens": len(everything) - len(short)}
     assert data.validation + data.test == short[:33] and len(data.validation) == 6
-
-
-def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
-    for suffix in ("jsonl", "json"):
-        lines(tmp_path / f"paper_dev.{suffix}", {"claim": "A.", "label": 1})
-    with pytest.raises(DataError, match="files of the same split; keep one"):
-        question_set("fever").read(tmp_path)

@@ -105,7 +105,7 @@ def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., Se
         loader = data.train_dataloader()
         return {id: x[:n] for b in loader for id, x, n in zip(b.ids, b.features, b.feature_lengths, strict=True)}
 
-    first, again, others = features(), features(update_frames=400), features(epoch=1)
+    first, again, others = features(), features(update_frames=400, num_workers=1), features(epoch=1)
     assert sorted(first) == sorted(again) == sorted(others)
     assert all(torch.equal(first[id], again[id]) for id in first)  # batched otherwise, masked alike
     assert not all(torch.equal(first[id], others[id]) for id in first)
@@ -131,13 +131,6 @@ def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
     assert len(dev_0) + len(dev_1) == len({*dev_0, *dev_1}) == 5
     assert len(test_0) == 5
     assert sorted(loaders(0, True)[2] + loaders(1, True)[2]) == sorted(test_0)
-
-
-def test_workers_give_the_same(make: Callable[..., SequenceToTextData]) -> None:
-    a, b = (make(augment=SpecAugment(), num_workers=n, update_frames=300) for n in (0, 1))
-    for x, y in zip(a.train_dataloader(), b.train_dataloader(), strict=True):
-        assert x.ids == y.ids
-        assert torch.equal(x.features, y.features)
 
 
 class Recorder(lightning.LightningModule):

@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from attnlab.config.batch import counted
+from attnlab.config.batch import FrameShare, Share, counted
 from attnlab.errors import ConfigError, DataError
 
 T = TypeVar("T")
@@ -54,27 +54,19 @@ class Data(LightningDataModule):
     num_workers: int | None = None
 
     @abstractmethod
-    def batches_per_update(self, processes: int) -> int:
-        """The number of batches that each process accumulates.
+    def share(self, processes: int) -> Share | FrameShare:
+        """How processes share an update.  ConfigError: they cannot."""
 
-        Raises:
-            ConfigError: they cannot share an update.
-        """
+    def batches_per_update(self, processes: int) -> int:
+        """The number of batches that each process accumulates.  ConfigError: they cannot share an update."""
+        return self.share(processes).accumulate
 
     @abstractmethod
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
-        """The number of items of each held-out split, by name.
-
-        Args:
-            stage: "validate": the validation split alone; "test": the test split alone; None: both.
-        """
+        """The number of items of each held-out split of a stage, "validate" or "test"; None: of both."""
 
     def check_held_out(self, processes: int, stage: str | None) -> None:
-        """Refuse a held-out split that has fewer items than there are processes to share it.
-
-        Raises:
-            ConfigError: names the split and its size.
-        """
+        """Raise ConfigError where a held-out split has fewer items than there are processes to share it."""
         for split, size in self.held_out_sizes(stage).items():
             if size < processes:
                 has = f"{processes} processes cannot share the {split} split, which has {counted(size, 'item')}"
@@ -88,16 +80,12 @@ class Data(LightningDataModule):
         """Whether each of several processes gets a part of every batch, so that BatchNorm must see all of them."""
         return False
 
-    def first_batch(self, epoch: int) -> int:
-        """The first batch of an epoch.  Called repeatedly: the trainer counts batches before its epoch is set."""
-        return self.resume_at[1] if epoch == self.resume_at[0] else 0
-
     def order(self) -> dict[str, int]:
         """What the order of the present training epoch is a function of, as the samplers take it."""
         epoch = self.trainer.current_epoch if self.trainer else 0
         rank, world_size = self._ranks()
-        place = {"rank": rank, "world_size": world_size, "start": self.first_batch(epoch)}
-        return {"seed": self.seed, "epoch": epoch} | place
+        start = self.resume_at[1] if epoch == self.resume_at[0] else 0
+        return {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
 
     def _ranks(self) -> tuple[int, int]:
         """Rank and number of processes."""

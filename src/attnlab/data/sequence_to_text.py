@@ -186,15 +186,12 @@ class SequenceToTextData(Data):
         for split in wanted:
             self.split(split)
 
-    def _share(self, processes: int) -> FrameShare:
+    def share(self, processes: int) -> FrameShare:
         longest = self.max_input_frames
         if self.front.kind == "text":  # which is batched by the longer of source and target
             longest = max(longest, self.max_target_tokens)
         bounds = self.update_frames, self.bucket_frames, self.max_frames, longest
         return share_frames(*bounds, processes, self.split_buckets)
-
-    def batches_per_update(self, processes: int) -> int:
-        return self._share(processes).accumulate
 
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
         splits = self.reader.splits[1:]
@@ -205,7 +202,7 @@ class SequenceToTextData(Data):
         return not self.split_buckets
 
     def divides_batches(self, processes: int) -> bool:
-        return not self.split_buckets and self._share(processes).parts > 1
+        return not self.split_buckets and self.share(processes).parts > 1
 
     def train_dataloader(self) -> Loader[Example]:
         data = self.split(self.reader.splits[0])
@@ -216,7 +213,7 @@ class SequenceToTextData(Data):
                 raise ConfigError(f"task.{key}={most}: {frames}; raise it, or lower task.data.max_input_frames")
         order = self.order()
         data = replace(data, augment=self.augment, seed=self.seed, epoch=order["epoch"])
-        share = self._share(order["world_size"])
+        share = self.share(order["world_size"])
         batches = FrameUpdates(data.lengths, self.bucket_frames, share, self.max_sentences, **order)
         return self.loader(data, batches, collate)
 

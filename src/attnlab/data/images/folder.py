@@ -126,11 +126,8 @@ class ImageData(Data):
         self.corpus = "sample" if self.root is None else f"{root.name} at {root}: {sizes}"
         self.location = root
 
-    def _share(self, processes: int) -> Share:
+    def share(self, processes: int) -> Share:
         return share_equally("images", self.update_images, self.batch_size, processes, paired=self.paired)
-
-    def batches_per_update(self, processes: int) -> int:
-        return self._share(processes).accumulate
 
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
         return {"val": len(self.sets["val"])}
@@ -139,7 +136,7 @@ class ImageData(Data):
         order = self.order()
         dataset = self.sets["train"]
         dataset.epoch = order["epoch"]
-        updates = ImageUpdates(len(dataset), self._share(order["world_size"]), max(1, self.repeats), **order)
+        updates = ImageUpdates(len(dataset), self.share(order["world_size"]), max(1, self.repeats), **order)
         if not len(updates):
             raise ConfigError(
                 f"task.train.batch.images={self.update_images}: expected at most {len(dataset)}, all images"

@@ -206,11 +206,8 @@ class RecallData(Data):
         """The sequences of a split that `setup` has drawn."""
         return self._sets[split]
 
-    def _share(self, processes: int) -> Share:
+    def share(self, processes: int) -> Share:
         return share_equally("sequences", self.update_sequences, self.batch_size, processes)
-
-    def batches_per_update(self, processes: int) -> int:
-        return self._share(processes).accumulate
 
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
         splits = {"validate": SPLITS[1:2], "test": SPLITS[2:]}.get(stage or "", SPLITS[1:])
@@ -219,7 +216,7 @@ class RecallData(Data):
     def train_dataloader(self) -> Loader[Window]:
         order = self.order()
         sequences = self._sets["train"]
-        updates = CellUpdates(sequences, self._share(order["world_size"]), **order)
+        updates = CellUpdates(sequences, self.share(order["world_size"]), **order)
         if not len(updates):
             most = max(cell.count for cell in self.cells["train"])
             key = f"task.train.batch.sequences={self.update_sequences}"

@@ -168,11 +168,8 @@ class LanguageModellingData(Data):
         file = self.tokens(split)
         return Source().entropy * file.words / len(file)
 
-    def _share(self, processes: int) -> Share:
+    def share(self, processes: int) -> Share:
         return share_equally("tokens", self.update_tokens, self.batch_size, processes, self.window)
-
-    def batches_per_update(self, processes: int) -> int:
-        return self._share(processes).accumulate
 
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
         splits: Sequence[Split] = SPLITS[1:]
@@ -182,7 +179,7 @@ class LanguageModellingData(Data):
     def train_dataloader(self) -> Loader[Window]:
         order = self.order()
         windows = TrainingWindows(self._files["train"], self.window, self.seed, order["epoch"])
-        batches = ShuffledBatches(len(windows), self._share(order["world_size"]), **order)
+        batches = ShuffledBatches(len(windows), self.share(order["world_size"]), **order)
         if not len(batches):
             most = f"expected at most {len(windows) * self.window}, the {len(windows)} windows of the training text"
             raise ConfigError(f"task.train.batch.tokens={self.update_tokens}: {most}")
