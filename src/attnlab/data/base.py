@@ -38,8 +38,7 @@ class Data(LightningDataModule):
 
     Attributes:
         corpus: what was read, with sizes; "sample" for an embedded corpus.
-        location: the directory that was read; of an embedded corpus, its place in the cache; None: the data is
-            generated, and nothing is read.
+        location: the directory that was read, in the cache for an embedded corpus; None: nothing is read.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
         seed: of the order of training.

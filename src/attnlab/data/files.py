@@ -48,17 +48,15 @@ def contents(folder: Path) -> str:
 
 def first_of(root: Path, names: Iterable[str], what: str) -> Path:
     """The first of the files `names` that exists under `root`, plain or gzipped; `what` they hold, for the error."""
-    names = list(names)
-    for path in (root / f"{name}{suffix}" for name in names for suffix in ("", ".gz")):
-        if path.is_dir():
-            raise DataError(f"{path}: a directory; expected a file ({what})")
+    paths = [root / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
+    for path in paths:
         if path.is_file():
             return path
-    raise DataError(f"{root / names[0]}: no such file ({what}); data_root names the directory that holds it")
+    raise DataError(f"{paths[0]}: no such file ({what}); data_root names the directory that holds it")
 
 
 def only(paths: Sequence[Path]) -> Path | None:
-    """The one of several spellings that exists; None: none does. DataError: several do."""
+    """The one of these that exists; None: none does. DataError: several do."""
     if len(paths) > 1:
         raise DataError(f"data_root={paths[0].parent}: both {paths[0].name} and {paths[1].name}; keep one of them")
     return paths[0] if paths else None
@@ -155,13 +153,7 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table or one JSON object, with its place for errors.
-
-    Attributes:
-        values: by column.
-        number: of the line, item or row, from 1.
-        unit: what is counted.
-    """
+    """One row of a table or one JSON object, with its place for errors: the `number` of a line, item or row, from 1."""
 
     values: dict[str, Any]
     path: Path

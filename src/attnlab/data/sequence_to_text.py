@@ -43,7 +43,6 @@ class Examples(Dataset[Example]):
 
     Args:
         utterances, inputs, targets: of the complete split; targets end in </s>.
-        ctc_targets: None: CTC is not used.
         sizes: what batches are cut by, (utterances,), in frames or ids: the input's length, or the target's where text
             is read and that is longer.
         chosen: numbers of the utterances that are used, in the order of the indices.
@@ -63,14 +62,13 @@ class Examples(Dataset[Example]):
         return len(self.chosen)
 
     def __getitem__(self, index: int) -> Example:
-        fills = index < 0
-        i = int(self.chosen[filler(index) if fills else index])
+        i = int(self.chosen[filler(index) if index < 0 else index])
         features = self.inputs[i]
         if self.augment is not None:
             features = self.augment(cast(Array, features), np.random.default_rng([self.seed, self.epoch, i]))
         x = self.utterances[i]
         ctc = None if self.ctc_targets is None else self.ctc_targets[i]
-        return Example(x.id, features, self.targets[i], ctc, x.source, x.target, x.label, x.others, fills)
+        return Example(x.id, features, self.targets[i], ctc, x.source, x.target, x.label, x.others, index < 0)
 
     @property
     def lengths(self) -> Ids:
@@ -89,9 +87,7 @@ class SequenceToTextData(Data):
         features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.
         augment: masks of training inputs, or None.
         vocab_size: pieces of the decoder, specials and classes included; of source and target together for text.
-        vocab_type: the kind of pieces.
         ctc_vocab_size: pieces of the transcript as CTC labels, or None.
-        ctc_vocab_type: the kind of these pieces.
         hard_vocab_limit: refuse a text that allows fewer pieces; False: such a text gets what it allows.
         update_frames: input frames or pieces of an update, padding included, on all processes together; a multiple of
             `bucket_frames`.
@@ -99,13 +95,11 @@ class SequenceToTextData(Data):
         split_buckets: whether a bucket may be divided into several batches.  BatchNorm needs False: its statistics are
             then those of a bucket, on any number of processes.
         max_frames: the largest number of frames in a batch of one process, padding included; None: `bucket_frames`.
-        max_sentences: the largest number of sentences in a bucket, or None.
         min_input_frames, max_input_frames, max_target_tokens: training leaves other utterances out and counts them in
             `filtered`; </s> counts as a token.  Evaluation leaves out nothing.
         drop_empty: leave out utterances without text rather than refuse the corpus.
         unknown_labels: accept classes in validation and test that training lacks, as errors.
-        speeds: training reads each recording once at each of these speeds; None: as it is.
-        num_workers: processes that read ahead; 0: none; None: none on the CPU, up to 8 with a CUDA device.
+        speeds: training reads each recording once at each of these speeds.
 
     Raises:
         ConfigError: settings that do not fit, before any feature is computed.
@@ -172,7 +166,7 @@ class SequenceToTextData(Data):
         self._splits: dict[str, Examples] = {}
 
     def prepare_data(self) -> None:
-        """Checks the whole corpus, then writes what is missing: sample corpus, vocabularies, features.
+        """Checks the complete corpus, then writes what is missing: sample corpus, vocabularies, features.
 
         Training computes the features of all splits, so that damaged test audio shows before it, not after it.
         """
@@ -226,8 +220,7 @@ class SequenceToTextData(Data):
         The processes share the split inside `trainer.test`; elsewhere the caller gets all of it.
 
         Args:
-            split: the name of another split.
-            max_frames: the largest number of frames in a batch; None: `test_max_frames`, or that of training.
+            max_frames: of a batch; None: `test_max_frames`, or that of training.
         """
         shared = self.trainer is not None and self.trainer.testing
         max_frames = max_frames or self.test_max_frames or self.max_frames
@@ -281,10 +274,7 @@ class SequenceToTextData(Data):
         return utterances
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """The size of each split by its name, see :func:`attnlab.data.statistics.statistics`.
-
-        Speed perturbation, filters of length and vocabularies play no part.
-        """
+        """The size of each split as it is read, see :func:`attnlab.data.corpus.statistics`."""
         return {name: statistics(utterances) for name, utterances in self._read_texts().items()}
 
     def _check_labels(self, utterances: dict[str, list[Utterance]], known: set[str]) -> None:

@@ -38,8 +38,7 @@ class Table(Reader):
         audio: the column with the path of a recording, from `data_root` on; null: the input is a text.
         id: the column with a unique name; null: the line's number.
         name: of the corpus; null: that of the folder.
-        hold_out: where no files give dev and test: every `hold_out`-th example is in the test split, and the one after
-            it in dev.
+        hold_out: without files for dev and test, every `hold_out`-th example is in test, the one after it in dev.
     """
 
     unit = "examples"

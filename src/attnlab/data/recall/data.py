@@ -122,11 +122,8 @@ class RecallData(Data):
         update_sequences: sequences of an update, on all processes together, all of one cell.
         batch_size: the largest number of sequences in a batch of one process.
         eval_batch_size: of a held-out batch.
-        power: of `mqar`: the exponent of the law of gaps; 1: all gaps alike.
-        noise: of `mqar`: random tokens where nothing else stands.
-        offset: of `mqar`: blanks before the first pair.
+        power, noise, offset: of `mqar`, see :class:`attnlab.data.recall.problems.AssociativeRecall`.
         seed: of the training set and its order; held-out sequences are the same for all seeds.
-        num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
 
     Raises:
         ConfigError: a cell that the problem cannot have.

@@ -1,7 +1,6 @@
 """Generated problems that measure what attention keeps of its past: a sequence, and the answers at some positions.
 
-Each problem draws whole arrays at once, as a pure function of a generator.  Only the positions
-of answers have targets.
+Each problem draws all arrays at once, as a pure function of a generator.  Only the positions of answers have targets.
 """
 
 from abc import ABC, abstractmethod
@@ -24,14 +23,11 @@ POWER = 0.01  # Zoology's exponent a: the weight of gap g is a * g ** (a - 1)
 class Problem(ABC):
     """One kind of sequence with answers.
 
-    A cell of the grid has a length, which is the number of tokens of a sequence, and a level, whose meaning
-    depends on the problem.
+    A cell of the grid has a length, the number of tokens of a sequence, and a level, whose meaning is the class's
+    `level`, as the record and messages say it.
 
     Args:
         vocab_size: V, the tokens are 0 to V - 1.
-
-    Attributes:
-        level: what the level of a cell is, as the record and messages say it.
     """
 
     level: ClassVar[str]
@@ -65,7 +61,6 @@ class AssociativeRecall(Problem):
     no layer to bring key and value together; `offset` 1 puts a value and the next key there.
 
     Args:
-        vocab_size: V.
         power: a; 1: all places alike.
         offset: blanks before the first pair; 0: as published.
         noise: False: 0 stands at all other places; True: random tokens of the vocabulary, keys among them.

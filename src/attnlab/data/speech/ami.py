@@ -89,9 +89,7 @@ class AMI(Reader):
         return segments
 
     def meetings(self, root: Path, split: str) -> list[str]:
-        """The meetings of a split.
-
-        They are those of splits/split_<split>.final or .orig; without these files, those of the partition that exist.
+        """The meetings of splits/split_<split>.final or .orig; without these files, of the partition.
 
         Raises:
             DataError: the split has no meetings.
@@ -146,10 +144,7 @@ class AMI(Reader):
 
 
 class Kaldi(Reader):
-    """Kaldi-style directories.
-
-    The folder of a split may also be named ihm_<split>, that of train also train_sp or ihm_train_sp.
-    """
+    """Kaldi-style directories: of train also train_sp, and each also with ihm_ before its name."""
 
     name = "Kaldi directories"
     splits = ("train", "dev", "eval")
@@ -230,12 +225,8 @@ def clean(words: Sequence[_Word]) -> str:
 def split_long(words: Sequence[_Word], start: float, end: float) -> list[tuple[float, float, list[_Word]]]:
     """Split a segment of more than `MAX_WORDS` words after full stops, and pieces that are still longer after commas.
 
-    Args:
-        words: of the segment.
-        start, end: of the segment, in seconds.
-
     Returns:
-        Start, end and words of each piece.
+        Start and end in seconds, and words, of each piece.
     """
     pieces = [list(words)]
     for signs in (".?!", ","):

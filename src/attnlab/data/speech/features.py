@@ -53,7 +53,6 @@ class FilterBank:
 
     Args:
         sample_rate: in Hz; recordings at another rate are resampled.
-        num_mels: the number of filters.
         normalize: utterance CMVN: each channel has mean 0 and variance 1 over the utterance.
     """
 
@@ -164,9 +163,6 @@ class FeatureStore:
 def open_features(cache_dir: Path, split: str, segments: Sequence[Segment], bank: FilterBank) -> FeatureStore:
     """The stored features of `segments`, which are first computed where they are missing or damaged.
 
-    Args:
-        split: the beginning of the folder's name.
-
     Raises:
         DataError: a recording cannot be read, or there is no space to write.
     """
@@ -215,15 +211,13 @@ class SpecAugment:
 
     All layers of a frame, where it has several, are warped and masked alike.
 
-    Widths are uniform over {0, ..., freq_mask - 1} and {0, ..., min(time_mask, probability * T) - 1}, as the recipe's
-    code draws them.  Masked values become 0, the mean after utterance CMVN.
+    Widths are uniform over {0, ..., freq_mask - 1} channels and {0, ..., min(time_mask, probability * T) - 1} frames,
+    as the recipe's code draws them.  Masked values become 0, the mean after utterance CMVN.
 
     Args:
-        num_freq_masks, freq_mask: the number of frequency masks and the bound of their width, in channels.
-        num_time_masks, time_mask: the number of time masks and the bound of their width, in frames.
-        probability: the largest masked share of time, 0 to 1.
+        probability: the largest masked share of time.
         time_warp: W, in frames: a random frame is moved by up to W frames, what lies before and after it is stretched
-            or shortened linearly, and the number of frames stays. 0: none. Shorter inputs than 2 W + 1 are not warped.
+            or shortened linearly, and the number of frames stays. Shorter inputs than 2 W + 1 are not warped.
     """
 
     num_freq_masks: Annotated[int, Ge(0), Le(1000)] = 1

@@ -26,12 +26,7 @@ SHARDS = "fineweb_train_*.bin and fineweb_val_*.bin, or train.bin and val.bin"
 
 
 class TextCorpus(ABC):
-    """A corpus of texts, each a line or a document.
-
-    Attributes:
-        name: for messages and records.
-        held_out: how the validation and test splits were chosen.
-    """
+    """A corpus of texts, each a line or a document; `held_out`: how the validation and test splits were chosen."""
 
     name: str
     held_out = "the published splits"
@@ -134,8 +129,8 @@ class WikiTextRaw(SplitFiles):
 class BillionWords(TextCorpus):
     """The one billion word benchmark: 99 training shards and 50 held-out shards, a sentence per line.
 
-    Held-out shard 00000 is the test set, as usual, and the others are the validation set, so no checkpoint is chosen on
-    the test set (the Tensorized Transformer's code validates and tests on all 50).
+    Held-out shard 00000 is the test set, the others the validation set (the Tensorized Transformer's code validates
+    and tests on all 50).
     """
 
     held_out = "test: held-out shard 00000; validation: the other held-out shards"
@@ -247,9 +242,9 @@ class TextFiles(TextCorpus):
 
     Args:
         column: the column of a table with the text.
-        name: of the corpus, for records; null: that of the folder.
-        hold_out: where there is no file for validation or test, every `hold_out`-th text of the training file is in the
-            test split, and the one after it in validation.
+        name: of the corpus; null: that of the folder.
+        hold_out: without a file for validation or test, every `hold_out`-th text of the training file is in the test
+            split, and the one after it in validation.
     """
 
     def __init__(self, column: str = "text", name: str | None = None, hold_out: Annotated[int, Ge(3)] = 20) -> None:

@@ -53,7 +53,6 @@ class LanguageModellingData(Data):
         eval_window: tokens of a held-out window, disjoint; None: `window`.
         eval_batch_size: windows of a held-out batch; None: `batch_size`.
         eval_windows: the largest number of held-out windows, evenly spread; None: all.
-        num_workers: worker processes of a loader; 0: none; None: none on the CPU, up to 8 with a CUDA device.
 
     Raises:
         ConfigError: settings that do not fit.

@@ -23,7 +23,7 @@ from attnlab.data.corpus import Kind, Reader, Utterance, held_out, refuse_empty
 from attnlab.data.files import read_json, read_lines, read_text, rows, squeeze
 from attnlab.errors import DataError
 
-_SEGMENT = re.compile(r"<seg[^>]*\bid=\"?([^\">\s]+)\"?[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,6 @@ class Parallel(Reader):
     layouts `@@` is text.
 
     Args:
-        source_language, target_language: the codes in the file names.
         layout: one of LAYOUTS, or "auto": the first one whose files all exist.
         unescape: replace HTML entities by their characters.
         hold_out: for a split without files, every `hold_out`-th pair is taken out of the training pairs; at least 3.
@@ -131,9 +130,9 @@ class Parallel(Reader):
 
     def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> list[Utterance]:
         source, target = (root / self._fill(name, side) for side in (0, 1))
-        pairs = (_sgml if name.endswith(".sgm") else read_pairs)(source, target, split, drop_empty)
         return [
-            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in pairs
+            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords))
+            for x in read_pairs(source, target, split, drop_empty)
         ]
 
     def plain(self, text: str) -> str:
@@ -149,16 +148,6 @@ class Parallel(Reader):
         from attnlab.data.samples.written import write_translations
 
         return write_translations(cache_dir)
-
-
-def _sgml(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
-    sides = [[squeeze(html.unescape(text)) for _, text in _SEGMENT.findall(read_text(p))] for p in (source, target)]
-    if not sides[0] or len(sides[0]) != len(sides[1]):
-        raise DataError(f"{source} has {len(sides[0])} segments, {target.name} {len(sides[1])}; expected equal numbers")
-    return [
-        pair(f"{name}_{i}", left, right, f"{source} segment {i}", f"{target} segment {i}", drop_empty)
-        for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
-    ]
 
 
 # --- summaries ---
@@ -261,33 +250,33 @@ class SciTLDR(Reader):
 
 
 def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
-    """Examples from two files of lines: line i of both is one example, with the id `name`_i.
+    """Examples from two files: item i of both is one example, with the id `name`_i.
 
-    Raises:
-        DataError: the files have unequal numbers of lines, or a line is empty.
+    Items are lines, or the segments of SGML files.  DataError: their numbers differ, or one is empty.
     """
-    sides = [[squeeze(line) for line in read_lines(path)] for path in (source, target)]
+    segments = source.suffix == ".sgm"
+    read = sgml_segments if segments else read_lines
+    unit = "segment" if segments else "line"
+    sides = [[squeeze(text) for text in read(path)] for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
-        raise DataError(f"{source} has {len(sides[0])} lines, {target.name} {len(sides[1])}; expected equal numbers")
+        raise DataError(f"{source} has {len(sides[0])} {unit}s, {target.name} {len(sides[1])}; expected equal numbers")
     return [
-        pair(f"{name}_{i}", left, right, f"{source} line {i}", f"{target} line {i}", drop_empty)
+        pair(f"{name}_{i}", left, right, f"{source} {unit} {i}", f"{target} {unit} {i}", drop_empty)
         for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
     ]
+
+
+def sgml_segments(path: Path) -> list[str]:
+    """The texts of the segments of an SGML file, as WMT's test sets have them."""
+    return [html.unescape(text) for text in _SEGMENT.findall(read_text(path))]
 
 
 def pair(
     id: str, source: str, target: str, at: str, target_at: str, drop_empty: bool, others: tuple[str, ...] = ()
 ) -> Utterance:
-    """An example of two texts.
+    """An example of two texts, which stand at the places `at` and `target_at`.
 
-    Args:
-        id: unique in its split.
-        at, target_at: the places of both texts, for the error.
-        drop_empty: give an example with an empty text an empty target, to be left out, in place of an error.
-        others: further references.
-
-    Raises:
-        DataError: a text is empty.
+    DataError: a text is empty; with `drop_empty` such an example has an empty target, to be left out.
     """
     refuse_empty(source, at, drop_empty)
     refuse_empty(target, target_at, drop_empty)
