@@ -87,19 +87,13 @@ def test_held_out_batches_are_of_one_cell_and_cover_all(world: int) -> None:
     [
         ({"train": [[16, 8, 10]]}, r"task.data.train: \[16, 8, 10\]: 8 pairs and their questions need an even length"),
         ({"offset": 1}, r"\[16, 4, 40\]: 4 pairs and their questions after 1 blank need an even length of at least 18"),
-        ({"train": [[17, 4, 10]]}, "need an even length of at least 16"),
         ({"test": [[16, 0, 10]]}, "expected int >= 1, the number of pairs"),
         ({"vocab_size": 8}, "a vocabulary of 8 has 3 keys: expected at least 4"),
         ({"train": [[16, 4]]}, r"task.data.train: \[16, 4\]: expected \[length, pairs, sequences\]"),
-        ({"train": [["16", 4, 1]]}, r"task.data.train: \['16', 4, 1\]: expected \[length, pairs, sequences\]"),
         ({"train": [[16, float("nan"), 1]]}, r"\[16, nan, 1\]: expected \[length, pairs, sequences\]"),
-        ({"test": [[16, 4, float("inf")]]}, r"task.data.test: \[16, 4, inf\]: expected \[length, pairs, sequences\]"),
-        ({"test": [16, 4, 10]}, r"task.data.test: 16: expected \[length, pairs, sequences\]"),
         ({"train": [[16, 4, 10], [16, 4, 20]]}, "the cell 16x4 occurs twice"),
         ({"problem": "selective_copying", "test": [[16, 9, 1]]}, "9 tokens and their copies need a length of at least"),
-        ({"problem": "selective_copying", "vocab_size": 3}, "fewer than 2 tokens to copy"),
         ({"problem": "needle", "train": [[16, 0.5, 1]], "test": [[16, 1.5, 1]]}, "expected a depth from 0 to 1, or -1"),
-        ({"problem": "needle", "train": [[3, 0.5, 1]], "test": [[16, 0.5, 1]]}, "need a length of at least 4"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -254,7 +254,7 @@ def _words(path: Path) -> list[_Word]:
             times = [float(time) for key in ("starttime", "endtime") if (time := element.get(key))]
             text = (element.text or "").strip()
             if text and len(times) == 2:  # some words have no times
-                words.append(_Word(text, *times, element.get("punc") == "true"))
+                words.append(_Word(text, times[0], times[1], element.get("punc") == "true"))
     return words
 
 

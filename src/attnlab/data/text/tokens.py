@@ -76,10 +76,11 @@ class TokenFile:
 
     def sound(self, blocks: Iterable[int]) -> bool:
         """Whether these blocks have their checksums; each is checked once."""
-        for block in () if self._checks is None else blocks:
-            if block not in self._verified:
+        checks = self._checks
+        for block in blocks if checks else ():
+            if checks and block not in self._verified:
                 data = self._ids.view(np.uint8)[block * BLOCK : (block + 1) * BLOCK]
-                if zlib.crc32(data.tobytes()) != self._checks[block]:
+                if zlib.crc32(data.tobytes()) != checks[block]:
                     return False
                 self._verified.add(block)
         return True
