@@ -1,4 +1,4 @@
-"""Stored features of a whole corpus, with a stand-in for the pretrained model."""
+"""Stored features of a corpus, with a stand-in for the pretrained model."""
 
 import subprocess
 import sys

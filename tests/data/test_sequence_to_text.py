@@ -21,7 +21,7 @@ Edit = Callable[[str, str, str], Path]
 
 @pytest.fixture
 def make(corpus: Path, tmp_path: Path) -> Callable[..., SequenceToTextData]:
-    """A data module of the small corpus, with the settings given."""
+    """A data module of the small corpus, with these settings."""
 
     def build(**settings: Any) -> SequenceToTextData:
         defaults = {"root": str(corpus), "cache_dir": str(tmp_path / "cache"), "features": BANK, "vocab_size": 16}

@@ -1,4 +1,4 @@
-"""Ids on disk: found again, whole or noticed; and other people's shards."""
+"""Ids on disk: built once, damage is noticed; and shards of other programs."""
 
 import json
 from collections.abc import Iterator
