@@ -54,16 +54,6 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
         )
 
 
-def test_a_failed_writer_leaves_nothing(tmp_path: Path) -> None:
-    def full(folder: Path) -> None:
-        write(folder)
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(DataError, match=r"x: .*No space left on device"):
-        stored_files(tmp_path / "x", full)
-    assert not list(tmp_path.glob("[!.]*")) and not list(tmp_path.glob("*.partial"))
-
-
 def test_what_cannot_be_read_after_writing_is_an_error(tmp_path: Path) -> None:
     def read(folder: Path) -> None:
         raise Damaged("wrong")

@@ -55,7 +55,7 @@ def test_nothing_but_submitit_queues_a_job_again(monkeypatch: pytest.MonkeyPatch
     for name in ("SUBMITIT_EXECUTOR", "SLURM_NTASKS", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID", "RANK", "GROUP_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert cluster_environment() == []
-    enter(monkeypatch, {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "mine"})
+    enter(monkeypatch, {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "custom"})
     (environment,) = cluster_environment()
     assert isinstance(environment, SLURMEnvironment) and environment.auto_requeue is False
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")

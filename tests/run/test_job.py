@@ -131,9 +131,9 @@ def test_an_interrupted_run(
             record["training"]["steps"] = 7
             raise
 
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    handlers = [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     assert run(mode) == code
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+    assert [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
     record = records.read(tmp_path)
     assert (record["status"], record["error"]) == ("interrupted", f"interrupted by {number.name}")
     assert record["training"]["steps"] == 7

@@ -31,13 +31,13 @@ HARDWARE = {  # the words for it, and by how much the jobs and the kills are div
     "one process": ("hardware=cpu", 1),
     "two ranks": ("hardware=ddp hardware.accelerator=cpu", 4),
 }
-PATIENCE = 1800.0  # seconds for a whole sweep on a busy machine
+PATIENCE = 1800.0  # seconds for a sweep on a busy machine
 GONE = 40.0  # seconds in which every process has ended after its parent was killed
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 class Sweep:
-    """One multirun, started as often as needed, in a directory of its own.
+    """One multirun, started as often as needed, in a new directory.
 
     Args:
         folder: where it is started.

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 from attnlab.run.directory import holder_of
 from attnlab.run.ledger import Ledger
@@ -49,31 +50,48 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("job"))
 
 
-def command(root: Path, directory: Path, *overrides: str) -> list[str]:
+def speech(root: Path, directory: Path, *overrides: str) -> list[str]:
+    """The words of a command that trains a tiny speech translation."""
     where = [f"data_root='{root}'", f"cache_dir='{root}/cache'", f"hydra.run.dir='{directory}'"]
-    return [sys.executable, "-m", "attnlab", "task=mustc", *TINY, *where, *overrides]
+    return ["task=mustc", *TINY, *where, *overrides]
 
 
-def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "attnlab", *words], env=environment, text=True, **options)
+
+
+def run(*words: str) -> None:
+    process = start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    errors = process.communicate()[1]
+    assert process.returncode == 0, errors[-3000:]
 
 
 def record(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "record.json").read_text())
 
 
+def weights(directory: Path) -> dict[str, Tensor]:
+    return load_file(directory / "checkpoints" / "averaged.safetensors")
+
+
+def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert max(float((second[name] - value).abs().max()) for name, value in first.items()) < 1e-5
+
+
 @pytest.mark.slow
 def test_two_processes_train_and_give_one_record_that_one_process_scores_alike(root: Path, tmp_path: Path) -> None:
     words = ("hardware.accelerator=cpu", "task.train.max_epochs=2")
-    done = run(root, tmp_path / "run", "hardware=ddp", *words)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run(*speech(root, tmp_path / "run", "hardware=ddp", *words))
     result = record(tmp_path / "run")
     assert (result["status"], result["quality"]["sentences"], result["training"]["epochs"]) == ("finished", 5, 2)
     assert len(list(tmp_path.rglob("record.json"))) == len(list(tmp_path.rglob("predictions.tsv"))) == 1
     assert "shared by 2 processes" in result["inference"]["protocol"]
-    assert_scored_alike(tmp_path / "run", command(root, tmp_path / "alone", "hardware=cpu", *words), tmp_path / "alone")
+    again = ("hardware=cpu", "mode=test", f"checkpoint='{tmp_path / 'run'}'")
+    run(*speech(root, tmp_path / "alone", *words, *again))
+    assert (tmp_path / "alone/predictions.tsv").read_bytes() == (tmp_path / "run/predictions.tsv").read_bytes()
+    assert record(tmp_path / "alone")["quality"] == result["quality"]
 
 
 @pytest.mark.slow
@@ -81,7 +99,7 @@ def test_two_processes_train_and_give_one_record_that_one_process_scores_alike(r
 def test_a_killed_rank_leaves_no_other_and_a_true_record(victim: int, root: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     words = ("hardware=ddp", "hardware.accelerator=cpu", "task.train.max_epochs=100000")
-    process = subprocess.Popen(command(root, directory, *words), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = start(*speech(root, directory, *words))
     try:
         deadline = time.monotonic() + 900
         while not (directory / "checkpoints" / "last.ckpt").is_file() and process.poll() is None:
@@ -98,16 +116,6 @@ def test_a_killed_rank_leaves_no_other_and_a_true_record(victim: int, root: Path
     assert entry.status in (("interrupted",) if victim == 0 else ("failed", "interrupted"))
 
 
-def assert_scored_alike(run: Path, arguments: list[str], again: Path) -> None:
-    """The weights of `run` give the same scores with another number of processes, which write to `again`."""
-    arguments = [*arguments, "mode=test", f"checkpoint='{run}'"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert (again / "predictions.tsv").read_bytes() == (run / "predictions.tsv").read_bytes()
-    assert record(again)["quality"] == record(run)["quality"]
-
-
 def write_texts(root: Path) -> Path:
     words = random.Random(1)
     for part, lines in (("train", 90), ("valid", 9), ("test", 9)):
@@ -119,19 +127,10 @@ def write_texts(root: Path) -> Path:
 @pytest.mark.slow
 def test_sharded_training_is_distributed_training(root: Path, tmp_path: Path) -> None:
     """hardware=fsdp, a speech translation: parameters in parts, the same numbers."""
-    both = {}
+    words = ("hardware.accelerator=cpu", "task.train.max_epochs=1", "+task.optimizer.eps=1")
     for hardware in ("ddp", "fsdp"):
-        chosen = [
-            f"hardware={hardware}",
-            "hardware.accelerator=cpu",
-            "task.train.max_epochs=1",
-            "+task.optimizer.eps=1",
-        ]
-        done = run(root, tmp_path / hardware, *chosen)
-        assert done.returncode == 0, done.stderr[-3000:]
-        both[hardware] = load_file(tmp_path / hardware / "checkpoints" / "averaged.safetensors")
-    assert both["ddp"].keys() == both["fsdp"].keys()
-    assert max(float((both["fsdp"][name] - value).abs().max()) for name, value in both["ddp"].items()) < 1e-5
+        run(*speech(root, tmp_path / hardware, f"hardware={hardware}", *words))
+    assert_close(weights(tmp_path / "ddp"), weights(tmp_path / "fsdp"))
     assert record(tmp_path / "fsdp")["quality"] == record(tmp_path / "ddp")["quality"]
     assert "on rank zero alone" in record(tmp_path / "fsdp")["inference"]["protocol"]
 
@@ -141,11 +140,8 @@ def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     root, directory = write_texts(tmp_path), tmp_path / "run"
     words = ["task=wikitext2", "attention=mtla", f"data_root='{root}'", f"cache_dir='{root}/cache'", *TINY_TEXT]
     words += ["hardware=fsdp", "hardware.accelerator=cpu", "task.train.max_steps=8"]
-    longer = [f"resume='{directory}'", "task.train.max_steps=12"]
-    for settings, place in ((words, directory), (longer, tmp_path / "more")):
-        arguments = [sys.executable, "-m", "attnlab", *settings, f"hydra.run.dir='{place}'"]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
+    run(*words, f"hydra.run.dir='{directory}'")
+    run(f"resume='{directory}'", "task.train.max_steps=12", f"hydra.run.dir='{tmp_path / 'more'}'")
     result = record(tmp_path / "more")
     assert (result["training"]["steps"], result["training"]["resumed"]) == (12, True)
     assert result["parent"] == {"path": str(directory), "run": record(directory)["identity"]["run"]}
@@ -160,16 +156,10 @@ def test_sharded_healing_is_that_of_one_process(tmp_path: Path) -> None:
     healing = ["convert.healing.steps=4", "convert.healing.tokens=64", "convert.healing.warmup=1"]
     words = [*TINY_CONVERTED, f"model='{model}'", "convert=mla", "convert.keep=0.5", *healing, f"data_root='{root}'"]
     words += ["convert.calibration.tokens=256", "convert.calibration.window=32", f"cache_dir='{root}/cache'"]
+    run(*words, f"hydra.run.dir='{tmp_path / 'alone'}'")
     sharded = ["hardware=fsdp", "hardware.accelerator=cpu", "hardware.devices=2"]
-    for place, settings in (("alone", []), ("fsdp", sharded)):
-        arguments = [sys.executable, "-m", "attnlab", *words, *settings, f"hydra.run.dir='{tmp_path / place}'"]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-    single, other = (
-        load_file(tmp_path / place / "checkpoints" / "averaged.safetensors") for place in ("alone", "fsdp")
-    )
-    assert single.keys() == other.keys()
-    assert max(float((other[name] - value).abs().max()) for name, value in single.items()) < 1e-5
+    run(*words, *sharded, f"hydra.run.dir='{tmp_path / 'fsdp'}'")
+    assert_close(weights(tmp_path / "alone"), weights(tmp_path / "fsdp"))
     single, other = (record(tmp_path / place)["conversion"] for place in ("alone", "fsdp"))
     assert single["layers"] == other["layers"]
     for point in ("original", "converted", "healed"):

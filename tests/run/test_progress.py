@@ -48,7 +48,7 @@ def test_on_a_terminal_lines_of_the_log_are_not_glued_to_the_bar(monkeypatch: py
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    log = logging.Logger("own")
+    log = logging.Logger("tests")
     log.addHandler(StderrHandler())
     with progress("outer", 2) as outer:
         for row in each("inner", range(2)):
@@ -56,7 +56,7 @@ def test_on_a_terminal_lines_of_the_log_are_not_glued_to_the_bar(monkeypatch: py
             outer(1)
     shown = terminal.getvalue()
     assert "outer" in shown and "inner" in shown
-    for row in range(2):  # each on a line of its own: the bar is erased first, and drawn again below
+    for row in range(2):  # on separate lines: the bar is erased first, and drawn again below
         before, _, after = shown.partition(f"a line about {row}")
         assert before.endswith(("\x1b[2K", "\n")) and after.startswith("\n")
     assert shown.count("\x1b[?25l") == 1  # the cursor is hidden once: one bar, not two

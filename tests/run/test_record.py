@@ -1,10 +1,8 @@
 """record.json: its skeleton, its writing, what a good one is."""
 
 import copy
-import errno
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +55,6 @@ def test_the_environment_names_what_ran(skeleton: dict[str, Any]) -> None:
     assert problems(skeleton | {"environment": environment}) == []
 
 
-def test_writing_is_atomic(skeleton: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records.write(skeleton, tmp_path)
-    assert records.read(tmp_path) == skeleton
-    with pytest.raises(TypeError):
-        records.write(skeleton | {"status": object()}, tmp_path)
-
-    def broken(*_: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="Input/output"):
-        records.write(skeleton | {"status": "finished"}, tmp_path)
-    assert records.read(tmp_path)["status"] == "running"
-    assert os.listdir(tmp_path) == ["record.json"]
-
-
 def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
     values = {"nan": math.nan, "inf": -math.inf, "numpy": np.float32(0.5), "torch": torch.tensor(3), "path": Path("x")}
     records.write({"values": values, "list": (1, math.nan)}, tmp_path)
@@ -93,16 +75,12 @@ def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
         ({"parameters": {"total": 1}}, "parameters.attention: expected a number"),
         ({"parameters": {"total": None, "attention": 1, "trainable": 1}}, "parameters.total: expected a number"),
         ({"training": NOT_RUN}, "training: expected a mapping"),
-        ({"config": None}, "config: expected a mapping"),
         ({"identity": {"recipe": "a", "run": "b", "corpus": "c"}}, "identity.weights: expected a mapping"),
         ({"identity": {"recipe": 1, "run": "b", "corpus": "c", "weights": {}}}, "identity.recipe: expected str"),
         ({"status": "failed"}, "an error belongs to"),
         ({"error": "x"}, "an error belongs to"),
-        ({"schema": 1}, "schema 1"),
-        *(({"bench": bench}, "bench: expected") for bench in (None, [1], {"rows": [1]}, {"rows": None}, "x")),
-        ({"config": {"task": "x"}}, "config.task: expected a mapping"),
+        *(({"bench": bench}, "bench: expected") for bench in (None, {"rows": [1]}, {"rows": None})),
         ({"config": {"task": {"data": 3}}}, "config.task.data: expected a mapping"),
-        ({"config": {"attention": [1]}}, "config.attention: expected a mapping"),
     ],
 )
 def test_a_bad_record_is_recognised(skeleton: dict[str, Any], change: dict[str, Any], problem: str) -> None:

@@ -139,9 +139,9 @@ def test_the_rest_is_removed_where_one_cannot_be(
 WRITTEN = ("checkpoints/last.ckpt", f"checkpoints/.last.ckpt.{'a' * 32}.partial", "curves-2/metrics.csv", "config.yaml")
 OTHERS = {  # a path, and what is named of it
     ".git/HEAD": ".git",
-    "mine/": "mine",
+    "custom/": "custom",
     "checkpoints/step_best.ckpt": "checkpoints/step_best.ckpt",
-    "curves/mine/a.csv": "curves/mine",
+    "curves/custom/a.csv": "curves/custom",
     "compressed/inner/record.json": "compressed/inner",
 }
 

@@ -148,8 +148,8 @@ def test_modes(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_of_a_sweep_outside_outputs_are_found(cfg: DictConfig, here: Path) -> None:
-    folder = here / "mine"
-    done = ran(cfg, "../mine/0_job")
+    folder = here / "custom"
+    done = ran(cfg, "../custom/0_job")
     assert is_run(done)
     assert decide(cfg, folder / "0_job", folder).directory.resolve() == done.resolve()
     again = decide(changed(cfg, rerun=True), folder / "0_job", folder)
@@ -158,7 +158,7 @@ def test_runs_of_a_sweep_outside_outputs_are_found(cfg: DictConfig, here: Path) 
 
 
 def test_the_settings_that_go_with_resume() -> None:
-    accepted = ["--config-dir=/mine", "hardware=cpu", "trainer.limit_val_batches=3", "tags=[a]"]
+    accepted = ["--config-dir=/custom", "hardware=cpu", "trainer.limit_val_batches=3", "tags=[a]"]
     refused = ["task=wikitext2", "stride=2", "mode=train", "~logger", "retry=true", "task.data.num_workers=${seed}"]
     assert resume_settings([*accepted, *refused, "task.train.max_steps=5"]) == accepted
 
@@ -179,7 +179,7 @@ def test_a_job_is_noted_run_continued_and_skipped(
         ran(cfg, path, status, len(commands) == 1, training={"steps": 1, "best_val_loss": 1.5})
 
     monkeypatch.setattr(sweep, "run_process", process)
-    settings = ["--config-dir=/mine", *WORDS]
+    settings = ["--config-dir=/custom", *WORDS]
     first = Path("outputs/multirun/first/0_wikitext2_mtla")
     values = []
     for name in ("first", "second", "third"):
@@ -192,7 +192,7 @@ def test_a_job_is_noted_run_continued_and_skipped(
         assert job_dir.exists() == (name == "first")
         assert summarize(folder, 1) == (name == "first")
     assert [str(value) for value in values] == ["nan", "1.5", "1.5"]
-    resume = ["--config-dir=/mine", "hardware=cpu", f"resume='{first.absolute()}'"]
+    resume = ["--config-dir=/custom", "hardware=cpu", f"resume='{first.absolute()}'"]
     assert commands[0] == (settings, first.absolute()) and len(commands) == 2
     assert [text.replace("='outputs", f"='{here}/outputs") for text in commands[1][0]] == resume
     printed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("job 0: ")]
@@ -262,28 +262,28 @@ def status(directory: Path) -> Any:
 
 @pytest.mark.slow
 def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> None:
-    """The mechanism is one of the user's own, from a directory that the jobs must be told of."""
-    (here / "mine" / "attention").mkdir(parents=True)
+    """The mechanism is the user's, from a directory that the jobs must be told of."""
+    (here / "custom" / "attention").mkdir(parents=True)
     text = (CONF / "attention" / "mha.yaml").read_text()
-    (here / "mine" / "attention" / "own.yaml").write_text(text)
-    process = start(here, "attention=own", "--config-dir=mine", "attention.head_dim=36,35,38")
-    finished, failed, killed = (here / "sweep" / f"{number}_mustc_own" for number in range(3))
+    (here / "custom" / "attention" / "custom.yaml").write_text(text)
+    process = start(here, "attention=custom", "--config-dir=custom", "attention.head_dim=36,35,38")
+    finished, failed, killed = (here / "sweep" / f"{number}_mustc_custom" for number in range(3))
     wait_for(lambda: status(killed) == "running", process)
     (job,) = psutil.Process(process.pid).children()
     job.kill()
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 1
     assert [status(path) for path in (finished, failed, killed)] == ["finished", "failed", "failed"]
-    command = "python -m attnlab --config-dir=mine mode=describe attention=own attention.head_dim=36"
+    command = "python -m attnlab --config-dir=custom mode=describe attention=custom attention.head_dim=36"
     assert records.read(finished)["command"] == command
     assert "\n1 of 3 jobs finished: sweep\n" in errors
     files = [f"comparison{name}" for name in (".md", ".csv", "_unfinished.csv")]
     assert errors.splitlines()[-3:] == [f"sweep/{name}" for name in files]
     tables = [list(csv.DictReader((here / "sweep" / name).read_text().splitlines())) for name in files[1:]]
-    assert [(row["Job"], row["attention.head_dim"]) for row in tables[0]] == [("0_mustc_own", "36")]
+    assert [(row["Job"], row["attention.head_dim"]) for row in tables[0]] == [("0_mustc_custom", "36")]
     assert [(row["Job"], row["attention.head_dim"], row["Status"]) for row in tables[1]] == [
-        ("1_mustc_own", "35", "failed"),
-        ("2_mustc_own", "38", "failed"),
+        ("1_mustc_custom", "35", "failed"),
+        ("2_mustc_custom", "38", "failed"),
     ]
     assert ["head_dim" in tables[1][0]["Error"], "SIGKILL" in tables[1][1]["Error"]] == [True, True]
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 WORDS = {"loss": "training loss", "val_loss": "validation loss", "val_accuracy": "accuracy"}
 EVERY = 30.0  # seconds between two lines where there is no terminal
-MEASURED = 20  # updates, without the first, from which the time of the whole training is estimated
+MEASURED = 20  # updates, without the first, from which the time of the training is estimated
 LONG = 600.0  # seconds of training about which a run warns
 LIMITS = "task.train.max_minutes, max_epochs or max_steps"
 

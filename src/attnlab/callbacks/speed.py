@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class TrainingSpeed(Contributor):
-    """Seconds of the whole fit, validation and checkpoints included, and target tokens (or images) per second.
+    """Seconds of the fit, validation and checkpoints included, and target tokens (or images) per second.
 
     Contributes to the section `training`. The module's `tokens_seen` counts all processes. The seconds are rank zero's.
 
@@ -48,7 +48,7 @@ class ScoringSpeed(Contributor, ScoringCallback):
     """Seconds of the model alone while the test set is scored, and tokens (or images) per second.
 
     Contributes to the section `inference`: `seconds`, `UNIT_per_second`, `batch` (the largest), `about`, and
-    `busy_cores_before`, the cores that other processes kept busy just before. Over several processes the units are
+    `busy_cores_before`, the cores that other processes occupied just before. Over several processes the units are
     summed and the seconds are those of the slowest.
 
     Args:

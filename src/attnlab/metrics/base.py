@@ -84,7 +84,7 @@ class IndexedMetric(Metric):
 class TextMetric(IndexedMetric):
     """Texts under corpus indices.
 
-    Strings cannot be gathered as they are, so they are held as one uint8 buffer of UTF-8 with the length of each text
+    Strings cannot be gathered as they are, so they are stored as one uint8 buffer of UTF-8 with the length of each text
     in bytes and the number of texts of each row.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Folders in the cache: computed once, found again by name, checked when they are opened, computed again when damaged.
+"""Folders in the cache: computed once, opened by name, checked when they are opened, computed again when damaged.
 
 The name of a folder ends in a digest of everything that its content depends on, so that nothing changed is taken for
 the old. Features, token ids, sample corpora, compressed matrices, converted layers and pretrained weights are stored in
@@ -101,7 +101,7 @@ def stored_files(folder: Path, write: Callable[[Path], None]) -> Path:
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
-    """Write plain values with a checksum of their own into a stored folder."""
+    """Write plain values with their checksum into a stored folder."""
     (folder / INDEX).write_text(json.dumps({**index, "check": digest(index)}))
 
 

@@ -38,7 +38,7 @@ UNITS = {
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the moment: a progress bar puts its own stream there, and keeps lines apart."""
+    """Writes to what `sys.stderr` is at the moment: a progress bar puts another stream there, and separates lines."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -102,7 +102,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the unfinished files of a killed process from a folder, whose lock is held, and from those below it."""
+    """Remove the unfinished files of a killed process from a locked folder and from those below it."""
     for path in folder.rglob(".*.partial"):
         if PARTIAL.search(path.name):
             path.unlink(missing_ok=True)

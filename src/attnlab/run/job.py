@@ -183,7 +183,7 @@ def _error_of_rank(directory: Path | None) -> str:
 
 
 def _quiet_libraries() -> None:
-    """Remove Lightning's own log handlers and advice; from processes other than rank zero print errors only."""
+    """Remove Lightning's log handlers and advice; from processes other than rank zero print errors only."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -6,6 +6,7 @@ not be read again. An index that is damaged or was made by other code is made ag
 Below the index: removing run directories, only what is one for sure, contains nothing else, and is not in use.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -36,13 +37,15 @@ UNRECORDED = "unrecorded"  # that of a folder without one
 VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # of the code that makes entries
 LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an error is still seen as a run
 
+Rows = dict[str, tuple[list[int], dict[str, Any]]]  # by folder: time of change and size of its record, and its entry
+
 
 @dataclass(frozen=True)
 class LedgerEntry:
     """What the index has of a run, as its record has it.
 
     Args:
-        directory: the run's; in the index it is relative to the index's folder.
+        directory: the run's.
         status: also "interrupted" where the record says "running" and the process is gone, and "broken" where the file
             is not a record.
         error: why the run failed or was interrupted, or what is wrong with the file; empty: nothing.
@@ -100,8 +103,8 @@ class Ledger:
         `unrecorded` then has the folders that a run has begun and that have no record.
         """
         runs = []
-        for _, _, entry in self._refreshed().values():
-            entry = replace(entry, directory=self.root / entry.directory)
+        for path, (_, values) in self._refreshed().items():
+            entry = LedgerEntry(self.root / path, **values | {"tags": tuple(values.get("tags", ()))})
             if entry.status == "running" and holder_of(entry.directory) is None:
                 entry = replace(entry, status="interrupted", error="its process is gone")
             runs.append(entry)
@@ -116,9 +119,13 @@ class Ledger:
         runs = [run for run in self.runs() if (run.mode, run.seed, run.task) == (mode, seed, task)]
         return [run for run in runs if _key(run) == key]
 
-    def _refreshed(self) -> dict[str, tuple[int, int, LedgerEntry]]:
-        """Time of change, size and entry of each record by its folder, of an index that is up to date."""
-        before, rows, left = self._read(), {}, []
+    def _refreshed(self) -> Rows:
+        """An index that is up to date."""
+        before: Rows = {}
+        with contextlib.suppress(OSError, *records.UNREADABLE):  # none that this code has written
+            before = json.loads(self.file.read_bytes())[VERSION]
+        rows: Rows = {}
+        left = []
         for folder, names in folders(self.root) if self.root.is_dir() else ():
             path = os.path.relpath(folder, self.root)
             try:
@@ -126,39 +133,18 @@ class Ledger:
             except OSError:  # removed in the meantime, or a link to nothing
                 continue
             if state is not None:
-                about = state.st_mtime_ns, state.st_size
-                row = before.get(path)
-                rows[path] = row if row and row[:2] == about else (*about, _entry(folder, Path(path)))
+                row, about = before.get(path), [state.st_mtime_ns, state.st_size]
+                rows[path] = row if row and row[0] == about else (about, _entry(folder))
             elif names >= TRACES:
                 left.append(folder)
         above = {parent for path in rows for parent in (self.root / path).parents} if left else set()
         self.unrecorded = sorted(folder for folder in left if folder not in above)
         if rows != before:
-            self._write(rows)
+            try:
+                write_text(self.file, json.dumps({VERSION: rows}))
+            except WriteError as error:
+                log.warning("%s; every record is read each time", error)
         return rows
-
-    def _read(self) -> dict[str, tuple[int, int, LedgerEntry]]:
-        """The index in the file; empty where there is none that this code has written."""
-        try:
-            version, rows = json.loads(self.file.read_bytes())
-            if version != VERSION:
-                return {}
-            return {
-                path: (mtime, size, LedgerEntry(Path(path), **values | {"tags": tuple(values["tags"])}))
-                for path, (mtime, size, values) in rows.items()
-            }
-        except (OSError, *records.UNREADABLE):
-            return {}
-
-    def _write(self, rows: Mapping[str, tuple[int, int, LedgerEntry]]) -> None:
-        plain = {
-            path: (mtime, size, {name: value for name, value in vars(entry).items() if name != "directory"})
-            for path, (mtime, size, entry) in rows.items()
-        }
-        try:
-            write_text(self.file, json.dumps([VERSION, plain]))
-        except WriteError as error:
-            log.warning("%s; every record is read each time", error)
 
 
 @functools.cache
@@ -173,8 +159,8 @@ def _key(run: LedgerEntry) -> str:
         return ""
 
 
-def _entry(folder: Path, directory: Path) -> LedgerEntry:
-    """The entry of the record in a folder."""
+def _entry(folder: Path) -> dict[str, Any]:
+    """What a :class:`LedgerEntry` has of the record in a folder."""
     try:
         if not (folder / RECORD).is_file():
             raise ValueError("not a record: no file")
@@ -182,7 +168,7 @@ def _entry(folder: Path, directory: Path) -> LedgerEntry:
         if not isinstance(record, dict) or record.get("status") not in records.STATUSES:
             raise ValueError("not a record: no status")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        return LedgerEntry(directory, BROKEN, error=" ".join(str(error).split()))
+        return {"status": BROKEN, "error": " ".join(str(error).split())}
     about, where, cache, quality = (
         section if isinstance(section := record.get(name), Mapping) else {}
         for name in ("identity", "environment", "kv_cache", "quality")
@@ -195,8 +181,8 @@ def _entry(folder: Path, directory: Path) -> LedgerEntry:
     scores = [(name, value) for name, value in quality.items() if _number(value) is not None]
     values |= dict(zip(("metric", "quality"), scores[0], strict=True)) if scores else {}
     tags = record.get("tags")
-    values["tags"] = tuple(map(str, tags)) if isinstance(tags, list) else ()
-    return LedgerEntry(directory, **values, cache=_number(cache.get("elements_per_token_per_layer")))
+    values["tags"] = [*map(str, tags)] if isinstance(tags, list) else []
+    return values | {"cache": _number(cache.get("elements_per_token_per_layer"))}
 
 
 def _number(value: Any) -> Any:
@@ -233,7 +219,7 @@ def remove(directory: Path, root: Path, what: Collection[str]) -> None:
         OSError: a file cannot be removed; what is left is still a run.
     """
     with locked(directory, wait=0):
-        status = _entry(directory, directory).status if os.path.lexists(directory / RECORD) else UNRECORDED
+        status = _entry(directory)["status"] if os.path.lexists(directory / RECORD) else UNRECORDED
         status = "interrupted" if status == "running" else status  # this process has the lock
         if why := f"it is {status} now" * (status not in what) or refusal(directory, root):
             raise DataError(why)

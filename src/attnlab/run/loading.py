@@ -1,4 +1,4 @@
-"""The configuration of a run that is used (`checkpoint=`) or continued (`resume=`): its own, never composed again.
+"""The configuration of a run that is used (`checkpoint=`) or continued (`resume=`); it is never composed again.
 
 A run directory may come from somebody else, so its config.yaml is data: it has no references, and a `_target_` in it
 may name only classes of this package and what a YAML file of the configuration names.
@@ -198,7 +198,7 @@ class _Loading:
     # --- what the command adds ----------------------------------------------------------------------------------
 
     def _with_today(self, elsewhere: Sequence[Override]) -> DictConfig:
-        """The run's configuration, with the command's own keys and this machine's hardware.
+        """The run's configuration, with the command's keys and this machine's hardware.
 
         What was added to the root since the run was made has its default.
         """

@@ -123,9 +123,9 @@ def rendezvous() -> dict[str, str]:
 
 
 def queue_again() -> None:
-    """Call submitit's own handler of SIGUSR2, which queues the job again and ends this process; without one, end it.
+    """Call submitit's handler of SIGUSR2, which queues the job again and ends this process; without one, end it.
 
-    On other nodes than the first nothing is done: the whole job is queued again from there.
+    On other nodes than the first nothing is done: the job is queued again from there.
 
     Raises:
         SystemExit: always on the first node.

@@ -1,4 +1,4 @@
-"""A sweep (`-m`): each job is a process of its own. Finished jobs are skipped, interrupted and failed ones continued.
+"""A sweep (`-m`): each job is a new process. Finished jobs are skipped, interrupted and failed ones continued.
 
 A job is looked up by its configuration before data is read: a run below outputs/ or in the sweep's directory with the
 job's recipe, seed and mode whose corpus has the same content. An embedded sample corpus follows from the configuration.

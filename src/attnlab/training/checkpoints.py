@@ -19,7 +19,7 @@ from attnlab.run.identity import of_checkpoint
 
 log = logging.getLogger(__name__)
 
-OVERRIDES = "give the command the overrides that the checkpoint's run was given (its config.yaml has them)"
+OVERRIDES = "give the command the overrides of the checkpoint's run (its config.yaml has them)"
 PREFIX = "model."  # of the model's weights in a training checkpoint
 
 

@@ -1,4 +1,4 @@
-"""The base of every LightningModule here: gradients per item of a whole update, seeds, errors that say where."""
+"""The base of every LightningModule here: gradients per item of an update, seeds, errors that say where."""
 
 import math
 from abc import abstractmethod
@@ -44,12 +44,12 @@ class Pending:
 class Module(LightningModule):
     """Trains `model` on sums over items (target tokens, images).
 
-    Gradients are those of the loss per item over the whole update: all accumulated batches, all processes.  `loss` in
+    Gradients are those of the loss per item over the update: all accumulated batches, all processes.  `loss` in
     the curves is that loss, the mean over the updates since the last point.  Dropout is a function of (seed, epoch,
     batch, rank), so that a resumed run continues as if it had not stopped.
 
     Losses and norms stay on the device; the host reads them together once in `log_every` updates, and before a
-    checkpoint is saved.  A NaN is found then and named, and no checkpoint has it.
+    checkpoint is saved.  A NaN is then an error that names it, and no checkpoint has it.
 
     Args:
         schedule: makes the schedule of an optimizer; `total_steps` is the number of updates, None if unknown.

@@ -102,7 +102,9 @@ def fit(
     )
     unit, resumed = "images" if "images" in cfg.task.train.batch else "tokens", Resume(data)
     configured = configured_callbacks(cfg, monitor, better)
-    callbacks = [best, resumed, Memory(), TrainingSpeed(unit), *configured, *progress(), EndAfterUpdate(best)]
+    callbacks = [best, resumed, Memory(), TrainingSpeed(unit), *configured, *progress()]
+    if in_submitit() or SLURMEnvironment.detect():
+        callbacks.append(EndAfterUpdate(best))
     if not any(isinstance(callback, LearningRateMonitor) for callback in configured):
         callbacks.append(LearningRateMonitor())
     trainer = build_trainer(cfg, directory, callbacks, processes, accumulate, loggers=open_loggers(cfg, directory))
