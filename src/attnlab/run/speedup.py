@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attnlab.config.build import leaves
 from attnlab.errors import DataError
 from attnlab.run.record import NOT_RUN
 
@@ -65,11 +66,13 @@ def require_same_protocol(record: Mapping[str, Any], baseline: Mapping[str, Any]
         DataError: names the first difference.
     """
     for key, option in PROTOCOL.items():
-        pair = _corpora(record, baseline) if key == "corpus" else (_value(record, key), _value(baseline, key))
-        if pair[0] != pair[1] and (measured or pair[0] != NOT_RUN):
+        value, other = _pair(record, baseline, key)
+        if key == "corpus" and NOT_RUN not in (fingerprints := _pair(record, baseline, "identity.corpus")):
+            value, other = fingerprints
+        if value != other and (measured or value != NOT_RUN):
             raise DataError(
-                f"baseline: {key} differs, so the two runs cannot be compared: this run has {pair[0]}, the baseline "
-                f"{pair[1]}; change {option}, or measure the baseline again"
+                f"baseline: {key} differs, so the two runs cannot be compared: this run has {value}, the baseline "
+                f"{other}; change {option}, or measure the baseline again"
             )
 
 
@@ -86,24 +89,13 @@ def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) 
     for name, (key, more) in RATIOS.items():
         if name == "peak_memory" and record.get("mode") != baseline.get("mode"):
             continue  # a process that has trained before it scores holds more
-        value, other = _value(record, key), _value(baseline, key)
-        if _positive(value) and _positive(other):
+        value, other = _pair(record, baseline, key)
+        if all(isinstance(number, int | float) and number > 0 for number in (value, other)):
             ratios[name] = round(value / other if more else other / value, 4)
     return {"baseline": {"path": place, "run": identity, **about}, **ratios}
 
 
-def _corpora(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> tuple[Any, Any]:
-    """By fingerprint where both have one; else as text."""
-    corpora = _value(record, "identity.corpus"), _value(baseline, "identity.corpus")
-    return corpora if NOT_RUN not in corpora else (_value(record, "corpus"), _value(baseline, "corpus"))
-
-
-def _value(record: Mapping[str, Any], key: str) -> Any:
-    value: Any = record
-    for part in key.split("."):
-        value = value.get(part, NOT_RUN) if isinstance(value, Mapping) else NOT_RUN
-    return value
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def _pair(record: Mapping[str, Any], baseline: Mapping[str, Any], key: str) -> tuple[Any, Any]:
+    """The values of a dotted key in both; NOT_RUN where there is none."""
+    value, other = (dict(leaves(side)).get(key, NOT_RUN) for side in (record, baseline))
+    return value, other
