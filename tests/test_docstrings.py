@@ -68,24 +68,3 @@ def test_every_tensor_is_explained() -> None:
     for path, module in modules().items():
         missing += [f"{path.relative_to(PACKAGE)}: {name}: {', '.join(left)}" for name, left in unexplained(module)]
     assert not missing, "\n".join(missing)
-
-
-def test_the_rule_itself() -> None:
-    source = '''
-class MHA:
-    """Attention.  Others are those of `MLA`.
-
-    Args:
-        first, second: two.
-    """
-    def __init__(self, first: Tensor, second: Tensor, latent_dim: Tensor, third: Tensor | None, path: Path): ...
-@dataclass
-class Pair:
-    """A pair of x (B, T, d) and `y`."""
-    x: Tensor
-    y: Tensor
-    z: list[Tensor]
-    count: int
-def bare(): ...
-'''
-    assert list(unexplained(ast.parse(source))) == [("MHA", ["third"]), ("Pair", ["z"]), ("bare", [])]

@@ -69,10 +69,10 @@ def test_the_constraints_pin_all_that_is_installed() -> None:
         if key in seen or key[0].startswith(("nvidia-", "cuda-", "triton")):
             continue
         seen.add(key)
-        found = distribution(requirement.name)
+        installed = distribution(requirement.name)
         if key[0] != "attnlab":
-            assert pinned.get(key[0]) == found.version.partition("+")[0], requirement
-        for more in map(Requirement, found.requires or []):
+            assert pinned.get(key[0]) == installed.version.partition("+")[0], requirement
+        for more in map(Requirement, installed.requires or []):
             if any(not more.marker or more.marker.evaluate({"extra": extra}) for extra in requirement.extras or {""}):
                 todo.append(more)
     assert len(seen) > 80

@@ -34,8 +34,8 @@ TINY = "task.model.d_model=16 task.attention_heads=2 task.train.max_steps=2 task
 
 def python(part: str) -> str:
     """The README's only Python block that has this text."""
-    (found,) = [text for language, text in BLOCKS if language == "python" and part in text]
-    return found
+    (block,) = [text for language, text in BLOCKS if language == "python" and part in text]
+    return block
 
 
 def test_every_command_is_of_a_known_kind() -> None:
@@ -94,6 +94,7 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(plan.jobs) == (9 if "seed=1,2,3" in words else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "mode=describe" in line])
 def test_commands_without_data_run(command: str, tmp_path: Path) -> None:
     done = started(command, tmp_path)
@@ -152,8 +153,7 @@ def test_the_mechanism_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (text,) = [text for language, text in BLOCKS if language == "yaml"]
     node = yaml.safe_load(text)
     assert node.pop("_target_") == "attnlab.attention.sharp.SharpMHA"
-    found = signature("lifted.sharp.SharpMHA")
-    assert set(node) == set(found.parameters)
+    assert set(node) == set(signature("lifted.sharp.SharpMHA").parameters)
 
 
 def test_loading_a_compressed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

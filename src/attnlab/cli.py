@@ -15,9 +15,9 @@ import signal
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +41,6 @@ from attnlab.run.processes import end_with_parent
 from attnlab.run.record import first_process
 
 STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the processes of one run inherit it
-HELP = {"--help", "-h"}
 VERSIONS = ("torch", "lightning", "transformers", "timm", "hydra-core")  # that decide what a run does, beside attnlab
 
 
@@ -58,9 +57,6 @@ def leave(code: int) -> NoReturn:
 
     Python would first take the libraries down, which lasts seconds, and wait for threads; one that is still inside a
     library (:func:`attnlab.run.progress.waited`) would even abort the process then.
-
-    Args:
-        code: the exit code.
     """
     atexit._run_exitfuncs()  # loggers of services, worker processes, temporary folders
     for stream in (sys.stdout, sys.stderr):
@@ -76,7 +72,7 @@ def command() -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without some letter must not end a run
-    traceback_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
         return run(sys.argv[1:])
     except KeyboardInterrupt:
@@ -86,15 +82,15 @@ def command() -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except Exception as error:
-        if traceback_wanted:
+        if with_traceback:
             traceback.print_exc()
         if isinstance(error, InterpolationResolutionError):
             error = ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}")
         elif isinstance(error, OSError) and not isinstance(error, AttnlabError) and error.filename:
             error = DataError(f"{error.filename}: {error.strerror}")
-        known = isinstance(error, AttnlabError)
-        print(f"error: {'' if known else f'{type(error).__name__}: '}{one_line(error)}", file=sys.stderr)
-        return error.exit_code if isinstance(error, AttnlabError) else 1
+        kind, code = ("", error.exit_code) if isinstance(error, AttnlabError) else (f"{type(error).__name__}: ", 1)
+        print(f"error: {kind}{one_line(error)}", file=sys.stderr)
+        return code
 
 
 def run(words: Sequence[str]) -> int:
@@ -128,12 +124,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def call_hydra(flags: Namespace, task: Callable[[DictConfig], Any], settings: Sequence[str] | None = None) -> None:
-    """What Hydra itself does with a command line: a multirun, or information.
+    """What Hydra itself does with a command line, or with other settings: a multirun, or information.
 
-    Args:
-        flags: of the command line.
-        task: called for each job.
-        settings: None: those of the command line.
+    `task` is called for each job.
     """
     flags = copy.copy(flags)
     flags.overrides = list(flags.overrides if settings is None else settings)
@@ -176,19 +169,13 @@ def run_job(checked: Command) -> int:
 
 
 def set_up_logging(composed: DictConfig, directory: Path | None) -> None:
-    """Set up logging as the configuration says; without a directory no file is written.
-
-    Args:
-        composed: with Hydra's node.
-        directory: the run's.
-    """
+    """Set up logging as the configuration says; without a directory no file is written."""
     cfg = copy.deepcopy(composed)
     OmegaConf.update(cfg, "hydra.runtime.output_dir", str(directory), force_add=True)
     settings: Any = OmegaConf.to_container(cfg.hydra.job_logging, resolve=True)
-    if directory is None and isinstance(settings, dict):
-        settings.get("handlers", {}).pop("file", None)
-        root = settings.get("root", {})
-        root["handlers"] = [name for name in root.get("handlers", []) if name != "file"]
+    if directory is None and "file" in settings.get("handlers", {}):
+        del settings["handlers"]["file"]
+        settings["root"]["handlers"].remove("file")
     configure_log(DictConfig(settings), cfg.hydra.verbose)
 
 
@@ -214,25 +201,21 @@ def run_jobs(checked: Command) -> int:
 def end_of_multirun(checked: Command, code: int) -> int:
     """Say how the jobs ended, compare them in a table, and write the table beside them.
 
-    Args:
-        checked: the command line.
-        code: the exit code so far.
-
     Returns:
         The exit code: `code`, or 1 if it was 0 and a job has not finished or the table could not be written.
     """
     from attnlab.report import sweep as comparison
 
-    jobs = [] if checked.line.searches else checked.jobs
+    jobs, keys = checked.jobs, [setting.key_or_group for setting in checked.line.swept]
+    if checked.line.searches:
+        jobs = []
     code = max(code, sweep.summarize(checked.directory, len(jobs) or None))
     try:
-        for path in comparison.render(
-            checked.directory, jobs, [setting.key_or_group for setting in checked.line.swept]
-        ):
+        for path in comparison.render(checked.directory, jobs, keys):
             print(printable(str(path)), file=sys.stderr)
     except AttnlabError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return max(code, error.exit_code)
+        code = max(code, error.exit_code)
     return code
 
 
@@ -242,19 +225,14 @@ def information(arguments: Sequence[str]) -> str:
     Raises:
         ConfigError: `list` of a group that does not exist.
     """
-    if HELP & set(arguments):
+    if {"--help", "-h"} & set(arguments):
         name = Path(sys.argv[0]).name
         return help_text(name if name == "attnlab" else f"python -m {'src.run' if name == 'run.py' else 'attnlab'}")
     if "--version" in arguments:
-        return f"attnlab {__version__} ({', '.join(_versions())}, python {platform.python_version()})"
+        installed = {name: distribution.version for name in VERSIONS for distribution in distributions(name=name)}
+        versions = ", ".join(f"{name} {version}" for name, version in installed.items())
+        return f"attnlab {__version__} ({versions}, python {platform.python_version()})"
     return listing(list(arguments[1:])) if arguments[:1] == ["list"] else ""
-
-
-def _versions() -> Iterator[str]:
-    """Name and version of the packages of VERSIONS that are installed."""
-    for name in VERSIONS:
-        with contextlib.suppress(PackageNotFoundError):
-            yield f"{name} {version(name)}"
 
 
 def run_one(checked: Command) -> float:

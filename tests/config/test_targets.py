@@ -174,7 +174,6 @@ HYDRA: dict[str, tuple[str, Any]] = {  # key below hydra, value
     "a function of the search": ("sweeper.custom_search_space", "os.system"),
     "a search of Hydra's own keys": ("sweeper.params", {"hydra/job_logging": "evil"}),
     "a command of the cluster": ("launcher.setup", ["touch x"]),
-    "another search path": ("searchpath", ["file:///evil"]),
 }
 
 

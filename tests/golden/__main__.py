@@ -8,6 +8,6 @@ from tests.golden.runs import RUNS, file, losses
 
 for name in sys.argv[1:] or RUNS:
     with tempfile.TemporaryDirectory() as directory:
-        found = losses(name, Path(directory))
-    file(name).write_text("".join(f"{loss:.6f}\n" for loss in found))
-    print(f"{file(name)}: {len(found)} updates, {found[0]:.4f} to {found[-1]:.4f}", file=sys.stderr)
+        values = losses(name, Path(directory))
+    file(name).write_text("".join(f"{loss:.6f}\n" for loss in values))
+    print(f"{file(name)}: {len(values)} updates, {values[0]:.4f} to {values[-1]:.4f}", file=sys.stderr)

@@ -1,8 +1,7 @@
 """The global batch: how the processes of a run share what one update sees.
 
 A recipe states in `task.train.batch` what one update sees on all devices together. How many batches each process
-accumulates follows from the number of processes and from the upper limit of a batch (`task.data.batch_size`,
-`task.data.max_frames`). The arithmetic needs no torch, so that a wrong setting is refused before anything is imported.
+accumulates follows from the number of processes and from the largest batch (`task.data.batch_size`, `max_frames`).
 """
 
 from dataclasses import dataclass
@@ -63,10 +62,10 @@ def share_equally(unit: str, number: int, limit: int, processes: int, window: in
         near = " or ".join(str(value * window) for value in _multiples(items, processes * pair))
         counts = [] if items % pair else _divisors_beside(items // pair, processes)
         devices = f", or hardware.devices={' or '.join(map(str, counts))}" if counts else ""
-        shown = f"{number} ({items} windows)" if window > 1 else number
-        pairs = " in pairs (task.mixup)" if paired else ""
-        sharers = counted(processes, "process")
-        raise ConfigError(f"{key}={shown} cannot be shared equally{pairs} by {sharers}; nearest: {near}{devices}")
+        how = "equally in pairs (task.mixup)" if paired else "equally"
+        raise ConfigError(
+            f"{key}={number} cannot be shared {how} by {counted(processes, 'process')}; nearest: {near}{devices}"
+        )
     if limit < pair:
         raise ConfigError(f"task.data.batch_size={limit}: expected at least 2, as images are mixed in pairs")
     part = items // processes
@@ -97,26 +96,20 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
     Raises:
         ConfigError: the update cannot be shared equally, or no batch fits `limit`.
     """
+    key = "task.train.batch"
     if frames % bucket:
         near = " or ".join(map(str, _multiples(frames, bucket)))
-        raise ConfigError(
-            f"task.train.batch.frames={frames}: expected a multiple of task.train.batch.bucket={bucket}; "
-            f"nearest: {near}"
-        )
-    buckets, least = frames // bucket, 1
+        raise ConfigError(f"{key}.frames={frames}: expected a multiple of {key}.bucket={bucket}; nearest: {near}")
+    buckets, least, undivided = frames // bucket, 1, f"which BatchNorm does not allow to divide ({key}.split=false)"
     if not split:
         if buckets > 1 and buckets % processes:
             near = " or ".join(map(str, _divisors_beside(buckets, processes)))
             raise ConfigError(
-                f"task.train.batch: {processes} processes cannot share {counted(buckets, 'bucket')} of {bucket} "
-                "frames, which BatchNorm does not allow to divide (task.train.batch.split=false); nearest: "
-                f"hardware.devices={near}, or a smaller task.train.batch.bucket, which is another recipe"
+                f"{key}: {processes} processes cannot share {buckets} buckets of {bucket} frames, {undivided}; "
+                f"nearest: hardware.devices={near}"
             )
         if limit < bucket:
-            raise ConfigError(
-                f"task.data.max_frames={limit}: expected at least task.train.batch.bucket={bucket}, which BatchNorm "
-                "does not allow to divide (task.train.batch.split=false)"
-            )
+            raise ConfigError(f"task.data.max_frames={limit}: expected at least {key}.bucket={bucket}, {undivided}")
         return FrameShare(buckets, processes if buckets == 1 else 1, max(1, buckets // processes))
     if limit < bucket:
         if limit <= longest:
@@ -134,7 +127,6 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
     """Refuse a global batch that the processes of a run cannot share.
 
     Args:
-        cfg: resolved.
         processes: None: from `cfg.hardware`. Nothing is checked where it depends on the machine (devices=auto).
 
     Raises:
@@ -150,10 +142,8 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
         share_equally(unit, batch[unit], data.batch_size, processes, data.window if unit == "tokens" else 1, paired)
     else:
         if batch.bucket < data.min_input_frames:
-            raise ConfigError(
-                f"task.train.batch.bucket={batch.bucket}: expected at least task.data.min_input_frames="
-                f"{data.min_input_frames}, the shortest input of training"
-            )
+            least = f"task.data.min_input_frames={data.min_input_frames}"
+            raise ConfigError(f"task.train.batch.bucket={batch.bucket}: expected at least {least}")
         longest = max(data.max_input_frames, data.max_target_tokens)
         share_frames(batch.frames, batch.bucket, data.max_frames, longest, processes, batch.split)
 
@@ -161,11 +151,8 @@ def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
 def configured_processes(cfg: DictConfig) -> int | None:
     """The number of processes in `cfg.hardware`; None where it depends on the machine."""
     devices = cfg.hardware.devices
-    if isinstance(devices, int) and devices > 0:
-        return devices * int(cfg.hardware.num_nodes)
-    if OmegaConf.is_list(devices):
-        return len(devices) * int(cfg.hardware.num_nodes)
-    return None
+    count = len(devices) if OmegaConf.is_list(devices) else devices
+    return count * int(cfg.hardware.num_nodes) if isinstance(count, int) and count > 0 else None
 
 
 def counted(number: int, unit: str) -> str:

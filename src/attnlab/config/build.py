@@ -28,20 +28,21 @@ from attnlab.config.nodes import bases_of, check_target
 from attnlab.errors import ConfigError
 
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # a link in a checkout, a folder in the wheel
-GROUPS = (
-    "task",
-    "attention",
-    "compress",
-    "convert",
-    "scale",
-    "hardware",
-    "recipe",
-    "bench",
-    "logger",
-    "callbacks",
-    "experiment",
-    "debug",
-)
+ABOUT = {  # the groups of conf/, as `attnlab list` prints them
+    "task": "what is trained or asked, on which corpus",
+    "attention": "the mechanism",
+    "compress": "how a pretrained model's weights are made smaller",
+    "convert": "what the attention of a pretrained decoder becomes",
+    "scale": "sample: minutes on two CPU cores; paper: the published recipe",
+    "hardware": "accelerator, devices, precision, strategy",
+    "recipe": "a task's values at a scale; follows from task and scale",
+    "bench": "what mode=bench measures",
+    "logger": "where curves go besides CSV files; a list works",
+    "callbacks": "of Lightning; a list works",
+    "experiment": "a published row that is more than task, attention and scale",
+    "debug": "a short run that finds errors",
+}
+GROUPS = tuple(ABOUT)
 PATTERN = "attention.pattern"  # of a hybrid stack: the mechanism of each layer
 LISTS = ("logger", "callbacks")  # groups of which several options may be chosen
 KNOBS = ("stride", "rank")
@@ -98,16 +99,27 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
     with open_dict(cfg):
         cfg.pop("hydra", None)
         cfg.choices = {group: choices.get(group) for group in GROUPS}
-        for key in PATHS:
-            if cfg.get(key) is not None:
-                cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
+    _make_absolute(cfg)  # before others refer to them
     resolve(cfg)
-    settle(cfg)
     for knob, paths in knobs.items():
         cfg[knob] = OmegaConf.select(cfg, paths[0]) if paths else None
+    return closed(cfg)
+
+
+def closed(cfg: DictConfig) -> DictConfig:
+    """Make a configuration without references read-only, with absolute paths and the precision of this machine."""
+    _make_absolute(cfg)
+    settle(cfg)
     OmegaConf.set_struct(cfg, True)
     OmegaConf.set_readonly(cfg, True)
     return cfg
+
+
+def _make_absolute(cfg: DictConfig) -> None:
+    with open_dict(cfg):
+        for key in PATHS:
+            if cfg.get(key) is not None:
+                cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
 
 
 def resolve(cfg: DictConfig) -> None:

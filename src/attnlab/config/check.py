@@ -22,7 +22,6 @@ from attnlab.config.batch import check_batch
 from attnlab.config.bounds import literals, marks
 from attnlab.config.command_line import CommandLine, parse, parse_flags
 from attnlab.config.compose import Composer
-from attnlab.config.hardware import check_device
 from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
 from attnlab.config.nodes import check_nodes, declared, targets
@@ -43,13 +42,12 @@ READ_BY = {  # root keys that only some modes read
     "baseline": ("train", "test", "compress"),
 }
 NEED_WEIGHTS = ("test", "predict", "generate", "evaluate")
-DECODERS = "base/language_modelling"  # in the files of tasks that can begin with a pretrained decoder
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
 USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
 PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.", "optuna.samplers.")  # what Hydra builds
 RESERVED = (  # of Hydra's node: what runs code or commands, or names files; --config-dir cannot set it
-    *("searchpath", "callbacks", "job.env_set", "job.name", "job_logging", "hydra_logging"),
+    *("callbacks", "job.env_set", "job.name", "job_logging", "hydra_logging"),
     *(f"launcher.{name}" for name in ("setup", "srun_args", "python", "additional_parameters")),
     *("sweeper.params", "sweeper.custom_search_space"),
 )
@@ -74,7 +72,7 @@ class Command:
 
     Args:
         line: as it was parsed.
-        jobs: the fixed configuration of each job; of a sweeper that searches the ends of its search space.
+        jobs: the fixed configuration of each job; of a sweeper that searches, of one with the first values.
         texts: the settings of each job.
         hydra: the composed configuration of the first job, with Hydra's node.
         directory: of the run, or of the multirun.
@@ -109,7 +107,7 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
         ConfigError: the first error found, in one line.
     """
     flags = parse_flags(words)
-    composer = Composer(flags.config_dir, flags.config_name)
+    composer = Composer(flags.config_dir)
     with composer.hydra():
         line = parse(words, flags, composer)
         settings = line.jobs()
@@ -126,8 +124,8 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             for cfg in [*composed, *([composer.job(_of_groups(fixed, composer))] if line.swept else [])]:
                 check_hydra(cfg.hydra, builtin, line.keys)
         jobs = [run.cfg if run else _fix(cfg, composer) for run, cfg in zip(loaded, composed, strict=True)]
-        for job, cfg in zip(jobs, composed, strict=True):
-            _check_folder(job, cfg, line.keys)
+        for job in jobs:
+            _check_folder(job, line.keys)
         run = loaded[0]
         if line.multirun and any(job.resume is not None for job in jobs):
             raise ConfigError("resume= continues one run: leave -m out")
@@ -219,15 +217,13 @@ def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> 
                 raise ConfigError(f"{path}._target_={target}: expected a class of Hydra or of a plugin of Hydra")
 
 
-def _check_folder(job: DictConfig, composed: DictConfig, overrides: Sequence[str]) -> None:
+def _check_folder(job: DictConfig, keys: Sequence[str]) -> None:
     """Refuse a folder of tasks that a file names, a run's or one of --config-dir: only the command line may.
 
     Besides `!function`, which names a file beside that of the task, prompts are templates that can reach all of Python.
     """
     folder = OmegaConf.select(job, FOLDER)
-    searched = OmegaConf.select(composed, "hydra.sweeper.params") or {}
-    named = folder is not None and FOLDER not in overrides
-    if job.mode == "evaluate" and (named or any(str(key).lstrip("+") == FOLDER for key in searched)):
+    if job.mode == "evaluate" and folder is not None and FOLDER not in keys:
         raise ConfigError(
             f"{FOLDER}={folder}: a file of the configuration names this folder, and tasks can bring code; if the "
             f"folder is yours, give {FOLDER}=<folder> on the command line, or {FOLDER}=null for the harness's own tasks"
@@ -349,11 +345,9 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     if cfg.task.get("weights") is not None:
         return
     if cfg.model is not None and not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
-        texts = {name: composer.text("task", name) for name in composer.options("task")}
-        starting = [name for name, text in texts.items() if "${model}" in text or DECODERS in text]
         raise ConfigError(
-            f"model={cfg.model}: task={choices.task} trains from random weights; pretrained ones are for "
-            f"task={', '.join(starting)}"
+            f"model={cfg.model}: task={choices.task} trains from random weights; imagenet, reasoning and tasks of "
+            "language models begin with pretrained ones"
         )
     if cfg.model is not None:
         check_model(cfg.model, cfg.task.model._target_)
@@ -393,12 +387,11 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
 
 
 def check_present(cfg: DictConfig) -> None:
-    """Refuse a job whose device, corpus or files are not on this machine.
+    """Refuse a job whose corpus or files are not on this machine.
 
     Raises:
         ConfigError: names the key or the path, and what is expected there.
     """
-    check_device(cfg)
     if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
         return
     if cfg.checkpoint is None:  # a run has what it was made of in its directory

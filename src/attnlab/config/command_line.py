@@ -54,7 +54,7 @@ class CommandLine:
         return any(setting.key_or_group == SWEEPER and setting.value() != "basic" for setting in self.settings)
 
     def jobs(self) -> list[list[Override]]:
-        """The settings of every job of Hydra's own sweeper; of another one, those at the ends of each search space.
+        """The settings of every job of Hydra's own sweeper; of another one, a job with the first values.
 
         Raises:
             ConfigError: there are several values without -m, or a sweeper that searches is not told in which direction.
@@ -76,10 +76,7 @@ class CommandLine:
             )
         else:
             fixed = [_text(setting) for setting in self.settings if setting not in self.swept]
-            spaces = {setting.key_or_group: _ends(setting) for setting in self.swept}
-            first = {key: values[0] for key, values in spaces.items()}
-            searched = [first | {key: value} for key, values in spaces.items() for value in values]
-            lines = [[*fixed, *(f"{key}={value}" for key, value in line.items())] for line in searched]
+            lines = [[*fixed, *(f"{setting.key_or_group}={_first(setting)}" for setting in self.swept)]]
         return [[self.composer.parse(text) for text in line] for line in lines]
 
     def for_hydra(self) -> list[str]:
@@ -98,8 +95,7 @@ class CommandLine:
 
     def sources(self) -> list[str]:
         """The flags that say where the YAML files are."""
-        names = {"--config-dir": self.flags.config_dir, "--config-name": self.flags.config_name}
-        return [f"{flag}={value}" for flag, value in names.items() if value is not None]
+        return [] if self.flags.config_dir is None else [f"--config-dir={self.flags.config_dir}"]
 
     @staticmethod
     def _is_forced(setting: Override) -> bool:
@@ -116,8 +112,9 @@ def parse_flags(words: Sequence[str]) -> Namespace:
     parser = get_args_parser()
     parser.error = _usage  # type: ignore[method-assign]
     flags: Namespace = parser.parse_intermixed_args(list(words))
-    if flags.config_path:
-        raise ConfigError("--config-path is fixed; --config-dir adds a directory of YAML files")
+    if flags.config_path or flags.config_name:
+        flag = "--config-path" if flags.config_path else "--config-name"
+        raise ConfigError(f"{flag} is fixed; --config-dir adds a directory of YAML files")
     return flags
 
 
@@ -149,14 +146,10 @@ def _text(setting: Override) -> str:
     return f"{setting.get_key_element()}={str(setting.input_line).partition('=')[2]}"
 
 
-def _ends(setting: Override) -> list[str]:
-    """The values of a search space that are checked: every choice, or the ends of a range."""
+def _first(setting: Override) -> str:
+    """The first value of a search space."""
     space = setting.value()
-    if isinstance(space, IntervalSweep):
-        return [str(space.start), str(space.end)]
-    if isinstance(space, RangeSweep):
-        return [str(space.start), str(space.stop)]
-    return list(setting.sweep_string_iterator())
+    return str(space.start) if isinstance(space, IntervalSweep | RangeSweep) else next(setting.sweep_string_iterator())
 
 
 def _usage(message: str) -> NoReturn:

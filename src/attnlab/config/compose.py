@@ -49,21 +49,15 @@ class Composer:
 
     Args:
         directory: another directory of YAML files besides conf/ (`--config-dir`).
-        name: the file with the root keys (`--config-name`), of that directory or of conf/; None: config.
 
     Raises:
-        ConfigError: there is no such directory or file.
+        ConfigError: there is no such directory, or a file in it cannot be read.
     """
 
-    def __init__(self, directory: str | None = None, name: str | None = None) -> None:
+    def __init__(self, directory: str | None = None) -> None:
         self.directories = [config.CONF, *([Path(directory).absolute()] if directory else [])]
         if not self.directories[-1].is_dir():
             raise ConfigError(f"--config-dir={directory}: no such directory")
-        self.name = (name or "config").removesuffix(".yaml")
-        self.home = next((folder for folder in self.directories if (folder / f"{self.name}.yaml").is_file()), None)
-        if self.home is None:
-            places = " or ".join(map(str, self.directories))
-            raise ConfigError(f"--config-name={name}: no such file in {places}; --config-dir adds a directory")
         self.texts = tuple(self._checked(file) for file in sorted(self.directories[-1].rglob("*.yaml")) if directory)
         self.groups = sorted(
             {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
@@ -72,11 +66,10 @@ class Composer:
     @contextmanager
     def hydra(self) -> Iterator[None]:
         """Hydra, initialised with the directories."""
-        with initialize_config_dir(str(self.home), job_name="run", version_base="1.3"):
-            search_path = create_config_search_path(str(self.home))
-            for path in self.directories:
-                if path != self.home:
-                    search_path.prepend("command-line", f"file://{path}", SearchPathQuery(provider="schema"))
+        with initialize_config_dir(str(config.CONF), job_name="run", version_base="1.3"):
+            search_path = create_config_search_path(str(config.CONF))
+            for path in self.directories[1:]:
+                search_path.prepend("command-line", f"file://{path}", SearchPathQuery(provider="schema"))
             GlobalHydra.instance().clear()
             Hydra.create_main_hydra2("run", search_path)
             yield
@@ -141,7 +134,7 @@ class Composer:
         It is cached: do not modify it.
         """
         try:
-            return _composed(self.texts, tuple(self.directories), file or self.name, *settings)
+            return _composed(self.texts, tuple(self.directories), file or "config", *settings)
         except MissingConfigException as error:
             group, _, name = (error.missing_cfg_file or "").partition("/")
             options = self.options(group) if group in self.groups else error.options or []

@@ -4,26 +4,12 @@ import re
 import textwrap
 from pathlib import Path
 
-from attnlab.config.build import CONF, GROUPS
+from attnlab.config.build import ABOUT, CONF, GROUPS
 from attnlab.config.compose import Composer
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 
 WIDTH = 110
-ABOUT = {
-    "task": "what is trained or asked, on which corpus",
-    "attention": "the mechanism",
-    "compress": "how a pretrained model's weights are made smaller",
-    "convert": "what the attention of a pretrained decoder becomes",
-    "scale": "sample: minutes on two CPU cores; paper: the published recipe",
-    "hardware": "accelerator, devices, precision, strategy",
-    "recipe": "a task's values at a scale; follows from task and scale",
-    "bench": "what mode=bench measures",
-    "logger": "where curves go besides CSV files; a list works",
-    "callbacks": "of Lightning; a list works",
-    "experiment": "a published row that is more than task, attention and scale",
-    "debug": "a short run that finds errors",
-}
 SHORT = ("task", "attention", "compress", "convert", "scale", "hardware", "logger", "callbacks")  # in --help
 KEYS = {
     "mode": "train, test, predict, generate, evaluate, compress, convert, export, bench, describe; unset: the "
@@ -49,11 +35,7 @@ EXAMPLES = (
 
 
 def help_text(program: str) -> str:
-    """What --help prints: a screen.
-
-    Args:
-        program: how attnlab was called, for the examples.
-    """
+    """What --help prints: a screen. `program`: how attnlab was called, for the examples."""
     lines = [
         "attnlab trains, compresses, decodes and compares compact attention. One command is one row of a paper.",
         "",
@@ -84,8 +66,7 @@ def listing(names: list[str]) -> str:
     """
     composer = Composer()
     if not names:
-        rows = [(group, f"{ABOUT[group]} ({len(composer.options(group))})") for group in GROUPS]
-        return "\n".join(f"{group:12}{about}" for group, about in rows)
+        return "\n".join(f"{group:12}{ABOUT[group]} ({len(composer.options(group))})" for group in GROUPS)
     for name in names:
         if name not in GROUPS:
             raise ConfigError(f"list {name}: no such group{nearest(name, GROUPS)}")

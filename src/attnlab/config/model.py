@@ -19,11 +19,7 @@ FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight fi
 
 
 def check_model(source: str, target: str) -> None:
-    """Refuse a path that does not exist, and for image models a name that timm does not have.
-
-    Raises:
-        ConfigError: says what is expected.
-    """
+    """Refuse a path that does not exist, and for image models a name that timm does not have (ConfigError)."""
     path = Path(source).expanduser()
     if target == TIMM:
         if path.exists():
@@ -31,10 +27,7 @@ def check_model(source: str, target: str) -> None:
                 check_weights("model", source)
             return
         if path.suffix in FILES or _only_a_path(source):
-            raise ConfigError(
-                f"model={source}: no such file or folder; give a .safetensors or .pth file, a run, or a name of timm's "
-                "hub"
-            )
+            raise ConfigError(f"model={source}: no such file or folder; give a .safetensors or .pth file, or a run")
         check_architecture("model", source)
     elif path.is_file():
         raise ConfigError(f"model={source}: a file; give its folder, with config.json, tokenizer and *.safetensors")
@@ -52,13 +45,9 @@ def check_weights(key: str, source: str) -> None:
     expected = "expected a .safetensors file, or a .ckpt or .pth file of torch.save"
     if not path.is_file():
         raise ConfigError(f"{key}={source}: {'not a file' if path.exists() else 'no such file'}; {expected}")
-    try:
-        with path.open("rb") as file:
-            head = file.read(9)
-        size = path.stat().st_size
-    except OSError as error:
-        raise ConfigError(f"{key}={source}: cannot be read ({error.strerror})") from error
-    tensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
+    with path.open("rb") as file:
+        head = file.read(9)
+    tensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size - 8
     if not tensors and not head.startswith(SAVED):
         raise ConfigError(f"{key}={source}: holds no weights, or is damaged; {expected}")
 
@@ -70,10 +59,7 @@ def _only_a_path(source: str) -> bool:
 
 def check_architecture(key: str, name: str) -> None:
     """Refuse a name whose architecture timm does not have, or whose source in timm neither takes a size of images nor
-    builds a VisionTransformer.
-
-    Raises:
-        ConfigError: names the nearest name.
+    builds a VisionTransformer. ConfigError names the nearest name.
     """
     architecture = name.partition(".")[0]
     if ":" in name or "/" in name:  # hf-hub:owner/model
@@ -87,11 +73,7 @@ def check_architecture(key: str, name: str) -> None:
 
 
 def check_optimizer(name: str) -> None:
-    """Refuse an optimizer that timm does not have.
-
-    Raises:
-        ConfigError: names the nearest name.
-    """
+    """Refuse an optimizer that timm does not have. ConfigError names the nearest name."""
     source = _timm("optim")[1]
     known = re.findall(r"""\bname=['"](\w+)['"]""", source)
     if known and not re.search(rf"""['"]{re.escape(name.lower().removeprefix("lookahead_"))}['"]""", source):

@@ -8,7 +8,7 @@ Classes and functions of this package are known by their name alone, `MTLA`: mov
 line, renaming one does.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,6 @@ class Renames:
             adding an option changes no identity.
         classes: old name of a class or function -> new name. Whole dotted paths are allowed for foreign ones.
         overlays: old name of an overlay, in commands of old records -> what to write instead of `experiment=`.
-        rewrite: functions that change an old configuration (plain, in place) where one line cannot say it. They run
-            before the other tables, in order, and must leave a current configuration as it is.
     """
 
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -33,69 +31,12 @@ class Renames:
     absent: Mapping[str, Any] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
     overlays: Mapping[str, str] = field(default_factory=dict)
-    rewrite: tuple[Callable[[MutableMapping[str, Any]], None], ...] = ()
-
-
-def _reader_of_mustc(config: MutableMapping[str, Any]) -> None:
-    """MuST-C's data had no reader, and its score followed from the target alone."""
-    task = config.get("task", {})
-    data = task.get("data", {})
-    if str(data.get("_target_", "")).rpartition(".")[2] != "SpeechToTextData":
-        return
-    keys = ("source_language", "target_language", "target")
-    data["reader"] = {"_target_": "MustC"} | {key: data.pop(key) for key in keys if key in data}
-    data["_target_"] = "SequenceToTextData"
-    if "flow" not in task:
-        task.setdefault("kind", {"_target_": "SequenceToTextTask"})
-    task.setdefault("score", "wer" if data["reader"].get("target") == "transcript" else "bleu")
-
-
-def _global_batch(config: MutableMapping[str, Any]) -> None:
-    """Batches of a process, accumulated batches and devices become what one update sees."""
-    task = config.get("task", {})
-    train, data = task.get("train", {}), task.get("data", {})
-    if "accumulate" not in train:
-        return
-    hardware = config.get("hardware", {})
-    devices, nodes = hardware.get("devices", 1), hardware.get("num_nodes", 1)
-    processes = (devices if isinstance(devices, int) else len(devices) if isinstance(devices, list) else 1) * nodes
-    batches = train.pop("accumulate") * processes
-    if "window" in data:
-        train["batch"] = {"tokens": data["window"] * data["batch_size"] * batches}
-        data["update_tokens"] = train["batch"]["tokens"]
-    elif "image_size" in data:
-        train["batch"] = {"images": data["batch_size"] * batches}
-        data["update_images"] = train["batch"]["images"]
-        if processes == 1:  # repeated augmentation was of effect in distributed training alone
-            data["repeats"] = 0
-    elif "max_frames" in data:
-        encoder = str(task.get("model", {}).get("encoder", {}).get("_target_", ""))
-        conformer = encoder.rpartition(".")[2] == "ConformerEncoder"
-        train["batch"] = {"frames": data["max_frames"] * batches, "bucket": data["max_frames"], "split": not conformer}
-        data |= {"update_frames": train["batch"]["frames"], "bucket_frames": data["max_frames"]}
-        data["split_buckets"] = not conformer
-
-
-def _pretrained_weights(plain: MutableMapping[str, Any]) -> None:
-    """`task.model.checkpoint` became `weights`, which only `model=` sets: its old name is refused, not renamed."""
-    task = plain.get("task")
-    model = task.get("model") if isinstance(task, dict) else None
-    if isinstance(model, dict) and "checkpoint" in model:
-        model["weights"] = model.pop("checkpoint")
-
-
-def _rank_beside_keep(plain: MutableMapping[str, Any]) -> None:
-    """MLPSVD had a rank beside `keep`, of no effect."""
-    node = plain.get("compress")
-    if isinstance(node, dict) and str(node.get("_target_", "")).rpartition(".")[2] == "MLPSVD" and node.get("keep"):
-        node["mlp_rank"] = None
 
 
 RENAMES = Renames(
     keys={
         "bench.prompt": "bench.prefix",
         "task.attention_prompt": "task.attention_prefix",
-        "task.flow": "task.kind",
         "AbsoluteMultiLinear.reads_prompt": "AbsoluteMultiLinear.reads_prefix",
         "RelativeMultiLinear.reads_prompt": "RelativeMultiLinear.reads_prefix",
         "SummedMultiLinear.reads_prompt": "SummedMultiLinear.reads_prefix",
@@ -168,13 +109,6 @@ RENAMES = Renames(
         "SlidingWindow.qk_norm": False,
         "SlidingWindow.rope_scaling": None,
         "SlidingWindow.norm_eps": 1e-6,
-    },
-    rewrite=(_reader_of_mustc, _global_batch, _pretrained_weights, _rank_beside_keep),
-    classes={
-        "ImageClassificationFlow": "ImageClassificationTask",
-        "LanguageModellingFlow": "LanguageModellingTask",
-        "SequenceToTextFlow": "SequenceToTextTask",
-        "SpokenIntentFlow": "SpokenIntentTask",
     },
     overlays={
         "asr_digits": "task=mustc attention=mtla task.target=transcript",

@@ -10,7 +10,7 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.hardware import BFLOAT16, NO_APPLE_GPU, NO_FLOAT16, capabilities
+from attnlab.config.hardware import BFLOAT16, capabilities
 from attnlab.errors import ConfigError
 from attnlab.run.record import BUSY, first_process
 
@@ -39,18 +39,22 @@ def check_devices(cfg: DictConfig) -> None:
     Raises:
         ConfigError: names the key, and what there is.
     """
-    devices, precision = cfg.hardware.devices, cfg.hardware.precision
-    if cfg.hardware.accelerator == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"hardware.accelerator=mps: {NO_APPLE_GPU}")
-    if device_of(cfg).type != "cuda":
-        if precision == "16-mixed":
-            raise ConfigError(NO_FLOAT16)
-        return
+    wanted, devices, precision = cfg.hardware.accelerator, cfg.hardware.devices, cfg.hardware.precision
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
+        raise ConfigError(f"hardware.accelerator={wanted}: torch finds no GPU here; take hardware=cpu or hardware=auto")
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("hardware.accelerator=mps: torch finds no Apple GPU here; take hardware=cpu or hardware=auto")
+    on_cuda = wanted in ("gpu", "cuda") or (wanted == "auto" and cuda)
     most = max(devices) + 1 if OmegaConf.is_list(devices) else devices if isinstance(devices, int) else 0
-    if (count := torch.cuda.device_count()) < most:
-        raise ConfigError(f"hardware.devices={devices}: this machine has {count} GPU{'s' * (count > 1)}")
-    compute = min(capabilities(devices))
-    if precision.startswith("bf16") and compute < BFLOAT16:
+    if OmegaConf.is_list(devices) and not on_cuda and wanted != "mps":
+        raise ConfigError(f"hardware.devices={devices}: expected the number of processes on a CPU")
+    if on_cuda and 0 < cuda < most:
+        raise ConfigError(f"hardware.devices={devices}: this machine has {cuda} GPU{'s' * (cuda > 1)}")
+    compute = min(capabilities(devices), default=None) if on_cuda else None
+    if precision == "16-mixed" and compute is None:
+        raise ConfigError("hardware.precision=16-mixed: float16 needs a CUDA device; take 32-true or bf16-mixed")
+    if precision.startswith("bf16") and compute is not None and compute < BFLOAT16:
         raise ConfigError(
             f"hardware.precision={precision}: a GPU of compute capability {compute[0]}.{compute[1]} has no bfloat16 "
             "(8.0 or later has); take hardware.precision=32-true or 16-mixed"

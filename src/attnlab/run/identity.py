@@ -146,8 +146,6 @@ def renamed(plain: dict[str, Any]) -> dict[str, Any]:
 
     Values equal to what an absent key meant are dropped. The pattern of a hybrid stack becomes its shortest period.
     """
-    for rewrite in RENAMES.rewrite:
-        rewrite(plain)
     plain = _changed(plain, lambda value: stable_name(value) if isinstance(value, str) else value)
     for old, new in RENAMES.keys.items():
         for node, key in _owners(plain, old):

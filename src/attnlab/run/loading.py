@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
 from attnlab.config.compose import Composer, assigned, check_value, walk
-from attnlab.config.hardware import settle
 from attnlab.config.nodes import check_nodes, targets
 from attnlab.config.schema import definition
 from attnlab.errors import ConfigError
@@ -138,12 +137,7 @@ class _Loading:
                 self._agree(group, name, self.saved["choices"].get(group))
         cfg = self._with_today(elsewhere)
         changed = self._change(cfg, overlays, values)
-        for key in config.PATHS:
-            if cfg.get(key) is not None:
-                cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
-        settle(cfg)
-        OmegaConf.set_struct(cfg, True)
-        OmegaConf.set_readonly(cfg, True)
+        config.closed(cfg)
         check_mode(cfg, cfg.choices.task)
         if self.key == "resume":
             self._check_continues(cfg, changed)
