@@ -129,10 +129,6 @@ def over_the_context(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame
     """A row for each mechanism and each length of its command; `not run` where no record has it.
 
     ms: wall time of one cached step of one layer, median, least and most over the rounds.
-
-    Args:
-        spec: with the name of each row's mechanism as its fact "variant", and commands of mode=bench.
-        records: the oldest first.
     """
     rows = []
     for row in spec.rows:
@@ -170,11 +166,7 @@ def context_table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
 
 
 def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord | None:
-    """The newest finished record of a row's shape, recipe and lengths that has measured the row's mechanism.
-
-    Args:
-        records: the oldest first.
-    """
+    """The newest finished record of a row's shape, recipe and lengths that has measured the row's mechanism."""
     overrides = spec.overrides(row)
     cfg = composed(*overrides)
     shape = {key: cfg.bench[key] for key in SHAPE}

@@ -61,10 +61,7 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the reports that the words after `attnlab report` name, and print the paths of their files.
-
-    Returns:
-        The exit code: 0.
+    """Write the reports that the words after `attnlab report` name, and print their paths; the exit code, 0.
 
     Raises:
         ConfigError: the words or a specification are wrong, or the packages that make the page are missing.

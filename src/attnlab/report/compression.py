@@ -11,7 +11,7 @@ import pandas as pd
 
 from attnlab.report import figure
 from attnlab.report.significance import standard_error
-from attnlab.report.table import Grid, facts, finished, frame, spread
+from attnlab.report.table import Grid, differing, facts, finished, frame, spread
 from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
@@ -66,26 +66,21 @@ def pictures(saved: SavedRecord, stems: dict[str, Path]) -> list[Path]:
 
 def models_of(records: Sequence[SavedRecord]) -> pd.DataFrame:
     """The compressed models of finished records, with their top-1 in percent (NaN: not measured) and sizes."""
-    settings = {saved.path: _settings(saved) for saved in records}
-
-    def method(saved: SavedRecord) -> str:
-        """The method with those settings, without ranks and seeds, in which its records differ."""
-        these, name = settings[saved.path], saved.record["compress"]
-        others = [settings[other.path] for other in records if other.record["compress"] == name]
-        keys = [k for k in these if k not in OF_ONE_LINE and any(other.get(k) != these[k] for other in others)]
-        return " ".join([name, *(f"{key}={these[key]}" for key in keys)])
-
-    return frame(
+    settings = [saved.record["config"]["compress"] for saved in records]
+    variants = [{k: v for k, v in these.items() if k[0] != "_" and k not in OF_ONE_LINE} for these in settings]
+    names = [saved.record["compress"] for saved in records]
+    models = frame(
         records,
-        method=method,
         rank="rank",
         seed="seed",
-        vo_rank=lambda saved: int(settings[saved.path].get("vo_rank") or 0),  # 0: the default
+        vo_rank=lambda saved: int(saved.record["config"]["compress"].get("vo_rank") or 0),  # 0: the default
         columns=_columns,
         error=lambda saved: mean(layer["qk_error"] for layer in layers_of(saved)),
         **{key: f"compression.remaining.{key}_percent" for key in SHARES},
         **{point: partial(_top1, point=point) for point in (DENSE, *POINTS)},
     )
+    words = zip(names, differing(names, variants), strict=True)
+    return models.assign(method=[f"{name} {shown}".rstrip() for name, shown in words])
 
 
 def sweep_table(models: pd.DataFrame) -> Grid:
@@ -282,15 +277,12 @@ def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
 
 
 def reordered(weights: "Vector") -> "tuple[list[int], Vector]":
-    """A fusion matrix with its columns scaled to a largest absolute value of 1, and rows and columns in blocks.
+    """The heads in their new order, and a fusion matrix in blocks, its columns scaled to a largest weight of 1.
 
     A column belongs to the head with its largest weight (IrrAtt, section 3.1). Heads with more columns come first.
 
     Args:
         weights: (heads, terms) absolute values.
-
-    Returns:
-        The heads in their new order, and the (heads, terms) matrix in the order of the blocks.
     """
     import numpy as np
 
@@ -311,11 +303,6 @@ def _columns(saved: SavedRecord) -> float:
     """Query-key columns of a layer, the mean over the layers."""
     ranks = [layer["ranks"] for layer in layers_of(saved)]
     return mean(sum(heads) if isinstance(heads, list) else heads for heads in ranks)
-
-
-def _settings(saved: SavedRecord) -> dict[str, Any]:
-    """The settings of the method, without its class."""
-    return {key: value for key, value in saved.record["config"]["compress"].items() if key[0] != "_"}
 
 
 def _top1(saved: SavedRecord, point: str) -> float:

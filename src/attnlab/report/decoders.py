@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from attnlab.report import figure
-from attnlab.report.table import Grid, finished, frame, known, read_runs, spread
+from attnlab.report.table import Grid, differing, finished, frame, known, read_runs, spread
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
@@ -124,11 +124,8 @@ def compressions(records: Sequence[SavedRecord]) -> pd.DataFrame:
         Corpus="corpus", Device="environment.device", Git="environment.git", Command="command",
     ).astype({"Kept": float, "Seed": int})  # fmt: skip
     runs = runs.join(pd.DataFrame(map(_numbers, runs["saved"]), index=runs.index))
-    alike = runs.groupby(COMPRESSION[:4], dropna=False)["Settings"]
-    common = alike.transform(lambda sets: [set.intersection(*sets)] * len(sets))
-    runs["Settings"] = [
-        " ".join(sorted(these - shared)) for these, shared in zip(runs["Settings"], common, strict=True)
-    ]
+    names = [tuple(map(str, name)) for name in runs[COMPRESSION[:4]].to_numpy()]
+    runs["Settings"] = differing(names, runs["Settings"])
     runs = runs.drop_duplicates([*COMPRESSION, "Seed"], keep="last")
     order = [*COMPRESSION, "Seed"]
     return runs.sort_values(order, ascending=[c != "Kept" for c in order], na_position="last", kind="stable")
@@ -316,10 +313,10 @@ def _numbers(saved: SavedRecord) -> dict[str, float | None]:
     return values
 
 
-def _settings(saved: SavedRecord) -> set[str]:
+def _settings(saved: SavedRecord) -> dict[str, str]:
     """The settings of a record's command without those that have a column."""
-    keyed = {text: text.partition("=")[0] for text in _words(saved)}
-    return {text for text, key in keyed.items() if key not in WITH_A_COLUMN and not key.startswith("hydra.")}
+    pairs = sorted((key, value) for key, _, value in (text.partition("=") for text in _words(saved)))
+    return {key: value for key, value in pairs if key not in WITH_A_COLUMN and not key.startswith("hydra.")}
 
 
 def _questions(saved: SavedRecord) -> str:

@@ -41,13 +41,6 @@ def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]
     """Write `stem`.csv, and `stem`.png unless it was drawn from the same CSV already. Without rows write nothing.
 
     Pictures of one figure differ between versions of matplotlib and fonts; their numbers do not.
-
-    Args:
-        stem: the path without suffix.
-        data: everything that `draw` reads.
-
-    Returns:
-        Both paths.
     """
     if data.empty:
         return []
@@ -128,11 +121,7 @@ def name_below(page: Figure) -> None:
 
 
 def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
-    """A point for each row at the mean of its seeds, with the row's label beside it and a small dot for each seed.
-
-    Args:
-        points: with the columns POINTS.
-    """
+    """A point for each row of POINTS at the mean of its seeds, its label beside it, and a small dot for each seed."""
     page, axes = _page(plot, title)
     means = []
     rows = points.astype({"x": float, "y": float}).groupby("row", sort=False)
@@ -168,11 +157,7 @@ def frontier(points: Sequence[tuple[float, float]], better: str) -> list[tuple[f
 
 
 def seeds(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
-    """A line for each row through the means at each x, with bars from the least to the most of the seeds.
-
-    Args:
-        points: with the columns POINTS.
-    """
+    """A line for each row of POINTS through the means at each x, with bars from the least to the most of the seeds."""
     page, axes = _page(plot, title)
     at = points.astype({"x": float, "y": float}).groupby(["row", "x"], sort=False)["y"]
     means = at.agg(["mean", "min", "max"]).reset_index()
@@ -253,11 +238,7 @@ def plot_curves(directory: Path) -> Path | None:
 
 
 def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel] = LOSSES) -> pd.DataFrame:
-    """The curves of several runs: a row for each point, with CURVES.
-
-    Args:
-        runs: label, seed and run directory of each.
-    """
+    """The columns CURVES of several runs, each with its label, seed and run directory."""
     import pandas as pd
 
     logged = {directory: read_curves(directory) for _, _, directory in runs}
@@ -272,11 +253,7 @@ def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel] = LOSSES
 
 
 def draw_together(data: pd.DataFrame, title: str = "") -> Figure:
-    """A panel for each metric and a line for each run, of one colour for all its seeds; the names stand below.
-
-    Args:
-        data: as :func:`together` gives it.
-    """
+    """A panel for each metric of CURVES and a line for each run, of one colour for all its seeds; the names below."""
     names, runs = list(data["panel"].unique()), list(data["run"].unique())
     page, [row] = panels(1, len(names), (1 + 4.4 * len(names), 4))
     for axes, name in zip(row, names, strict=True):

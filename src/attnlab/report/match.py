@@ -36,11 +36,7 @@ def scored(records: Sequence[SavedRecord], spec: Spec) -> tuple[list[SavedRecord
 
 
 def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
-    """Whether a record's `corpus` is the one that a specification names: its name, and its size within the bounds.
-
-    Args:
-        wanted: `name`, and `train`, the least and the largest number of training sentences (or test questions).
-    """
+    """Whether a record's `corpus` has the `name`, and its training sentences or test questions lie in `train`."""
     sizes = re.findall(r"\btrain (\d+)|\b(\d+) test questions", text)
     if not wanted or not sizes or not text.startswith(wanted["name"]):
         return False
@@ -62,7 +58,6 @@ def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[tuple[S
     Another pretrained model never stands for a row, nor does a trained one for a row with mode=test.
 
     Args:
-        row: one without a command has no records.
         records: scored records that read the specification's corpus, the oldest first.
     """
     if not records or not row.command or not spec.quality:
@@ -114,7 +109,6 @@ def differences(saved: SavedRecord, overrides: Sequence[str], start: str = "") -
     """In what the recipe of a record differs from that of a command line; one text for each key.
 
     Args:
-        overrides: of the row's command.
         start: the overrides of the run whose compressed model the row starts from; empty: it starts from none.
     """
     recipe, expected = dict(leaves(saved.canonical)), dict(_recipe(*overrides))
@@ -141,11 +135,7 @@ def differences(saved: SavedRecord, overrides: Sequence[str], start: str = "") -
 
 
 def statistics(row: Row, records: Sequence[SavedRecord]) -> Mapping[str, float]:
-    """What the newest record of mode=statistics says of the split of a row; empty where none has read its corpus.
-
-    Args:
-        records: the oldest first.
-    """
+    """What the newest record of mode=statistics says of the split of a row; empty where none has read its corpus."""
     for saved in reversed(records):
         splits, text = saved.record.get("statistics", {}), saved.record["corpus"]
         if saved.record["status"] != "finished" or row.split not in splits:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from attnlab.report import figure
-from attnlab.report.table import Grid, facts, finished
+from attnlab.report.table import Grid, differing, facts, finished
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
@@ -95,25 +95,16 @@ def table(records: Sequence[SavedRecord]) -> Grid:
 
 def labels(records: Sequence[SavedRecord]) -> list[str]:
     """A name for each run: its conversion with those settings in which conversions of that name differ."""
-    conversions = [_conversion(saved) for saved in records]
-    names = []
-    for saved, (target, settings) in zip(records, conversions, strict=True):
-        if not target:
-            names.append(str(saved.record["config"].get("model") or saved.mechanism))
-            continue
-        alike = [other for name, other in conversions if name == target]
-        differing = [key for key in settings if len({str(other.get(key)) for other in alike}) > 1]
-        shown = [key for key in settings if key in differing or (key in NAMED and settings[key] is not None)]
-        names.append(" ".join([target, *(f"{key}={settings[key]}" for key in shown)]))
-    return names
+    targets, settings = zip(*map(_conversion, records), strict=True)
+    words = differing(targets, settings, always=NAMED)
+    return [
+        f"{target} {shown}".rstrip() if target else str(saved.record["config"].get("model") or saved.mechanism)
+        for saved, target, shown in zip(records, targets, words, strict=True)
+    ]
 
 
 def draw(data: pd.DataFrame, label: str) -> "Figure":
-    """A line of heat maps for each run: its states side by side, all in the same colours; the mean of the seeds.
-
-    Args:
-        label: what the colours say.
-    """
+    """A line of heat maps for each run: its states side by side, all in the same colours; the mean of the seeds."""
     data = data.astype({"length": int, "depth": float, "value": float})
     runs = list(data["run"].unique())
     states = [state for state in STATES if (data["state"] == state).any()]

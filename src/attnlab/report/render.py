@@ -20,12 +20,7 @@ from attnlab.run.store import SavedRecord
 
 
 def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[Path]:
-    """Write the table as Markdown, LaTeX and CSV, and its plots, curves and pictures if they have anything to show.
-
-    Args:
-        records: the oldest first.
-        stem: the path of the files without suffix.
-    """
+    """Write the table as Markdown, LaTeX and CSV, and its plots, curves and pictures if they have anything to show."""
     if spec.picture == "context":
         data = bench.over_the_context(spec, records)
         data = data if (data["ms"] != NOT_RUN).any() else data.iloc[:0]
@@ -149,11 +144,7 @@ class Filled:
         return [{"Record": "", "Row": label} | facts(self.names[saved.path], saved) for label, saved in pairs]
 
     def notes(self, errors: bool) -> list[str]:
-        """Which records are not of the row's recipe, and how sure the differences to the baselines are.
-
-        Args:
-            errors: whether the table has standard errors.
-        """
+        """Which records are not of the row's recipe, and how sure the differences to the baselines are."""
         lines = [
             f"{self.names[saved.path]} {label}: NOT the row's recipe: {', '.join(wrong)}"
             for label, chosen in self.chosen.items()

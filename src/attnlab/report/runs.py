@@ -72,10 +72,7 @@ class Request(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the words after `attnlab runs` say.
-
-    Returns:
-        The exit code: 0.
+    """Do what the words after `attnlab runs` say; the exit code, 0.
 
     Raises:
         ConfigError: the words are wrong.

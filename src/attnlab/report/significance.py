@@ -159,10 +159,6 @@ def differences(
 ) -> list[Difference]:
     """How sure the differences between two records are, in each metric that their predictions give.
 
-    Args:
-        resamples: how often the test set is drawn anew, at least 20 times.
-        seed: of the draws.
-
     Raises:
         DataError: predictions are missing or damaged, are fewer than FEWEST, are not of the same items, or do not give
             the record's score; or the records are not scored by one metric.

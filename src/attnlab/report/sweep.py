@@ -54,19 +54,15 @@ OVER = {  # what the picture's x can be: where the record has it, and the label 
 
 
 def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[str] = ()) -> list[Path]:
-    """Compare the jobs of a multirun: comparison.md, comparison.csv, and pictures where there is something to draw.
+    """Print the tables of a multirun's jobs to stderr; write comparison.{md,csv} and pictures with their data as CSV.
 
-    Jobs that have not finished are in a second table, and in comparison_unfinished.csv. Pictures have their data as
-    CSV beside them. comparison_points shows the quality over what the sweep varies (:func:`drawn_over`),
-    comparison_speed over the speed of decoding if all jobs were measured alike, comparison_curves the losses. A picture
-    needs two points, or two runs with curves. The tables are also printed to stderr.
+    Jobs that have not finished are in a second table and in comparison_unfinished.csv. comparison_points shows the
+    quality over what the sweep varies (:func:`drawn_over`), comparison_speed over the speed of decoding if all jobs
+    were measured alike, comparison_curves the losses. A picture needs two points, or two runs with curves.
 
     Args:
         planned: the configuration of each job, in order; jobs that were never started are listed. Empty: unknown.
         swept: the keys that the command line gives several values.
-
-    Returns:
-        The paths written; empty where no job has left a directory.
 
     Raises:
         WriteError: a file cannot be written.
@@ -146,8 +142,7 @@ def jobs_of(
 def table(jobs: pd.DataFrame) -> Grid:
     """A row for each finished job, then one for each mechanism with its settings that has more than one seed.
 
-    Columns that no job has a number for are left out, and a note names them. Another note says how the speed of
-    decoding was measured, or that it was not measured alike.
+    Columns that no job has a number for are left out, and a note names them.
     """
     varied, done = jobs.attrs["varied"], jobs[jobs["Status"] == FINISHED]
     metrics = done["Metric"].dropna().unique()
@@ -192,10 +187,8 @@ def unfinished(
     """A row for each job that has not finished: how it ended, and its error.
 
     Args:
-        without: names of jobs that have no record that can be read, and what each did, see
-            :class:`attnlab.run.sweep.Decision`.
-        never: the configurations of jobs that were never started, by their numbers.
-        swept: the keys in which these may differ, whose columns they need.
+        without: jobs without a record that can be read, and what each did, see :class:`attnlab.run.sweep.Decision`.
+        never: the configurations of jobs that were never started, by their numbers; they may differ in `swept`.
     """
     keys = list(jobs.attrs["varied"])
     keys += [key for key in swept if key not in {*keys, *HIDDEN}] if never else []
@@ -246,13 +239,10 @@ def drawn_over(jobs: pd.DataFrame) -> tuple[str, bool]:
 
 
 def points_over(jobs: pd.DataFrame, x: str, is_line: bool = False) -> tuple[pd.DataFrame, str]:
-    """The data of a picture, a row for each finished job with both numbers, and the name of the metric.
+    """The data of a picture over a key of OVER, and the name of the metric.
 
-    There are no rows if jobs have several metrics, or were measured for SPEED in different ways.
-
-    Args:
-        x: a key of OVER.
-        is_line: whether jobs that differ in ranks or in KEPT alone are of one row.
+    There are no rows if jobs have several metrics, or were measured for SPEED in different ways. Of a line, jobs that
+    differ in ranks or in KEPT alone are of one row.
     """
     metrics = jobs["Metric"].dropna().unique()
     done = [job for _, same in groups(jobs) for _, job in same.iterrows()] if len(metrics) == 1 else []

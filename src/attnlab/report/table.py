@@ -4,7 +4,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -39,6 +39,25 @@ def _value(saved: SavedRecord, dotted: str) -> Any:
     for key in dotted.split("."):
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def differing(names: Sequence[Any], settings: Sequence[Mapping[str, Any]], always: Collection[str] = ()) -> list[str]:
+    """For each run those of its settings, as words, in which runs of the same name differ.
+
+    Args:
+        names: of the runs.
+        always: keys that are shown of every run that sets them.
+    """
+    runs = list(zip(names, settings, strict=True))
+    shown = [
+        {key for name, other in runs if name == this for key in these if str(other.get(key)) != str(these[key])}
+        | {key for key in always if these.get(key) is not None}
+        for this, these in runs
+    ]
+    return [
+        " ".join(f"{key}={these[key]}" for key in these if key in keys)
+        for (_, these), keys in zip(runs, shown, strict=True)
+    ]
 
 
 def known(values: Iterable[float | None]) -> list[float]:
@@ -138,14 +157,7 @@ class Grid:
         return _csv([self.headers, *self.rows])
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
-        """Write the table to files, and the facts of its records to `stem`_records.csv.
-
-        Args:
-            stem: the path without suffix.
-            kinds: suffixes: md, tex, csv.
-
-        Returns:
-            The paths written.
+        """Write the table as `stem` with the suffixes md, tex or csv, and facts of its records to `stem`_records.csv.
 
         Raises:
             WriteError: a file cannot be written.

@@ -9,11 +9,10 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.core.types import ID
@@ -42,39 +41,23 @@ NEAR = (*sweep.SIZES, sweep.SPEED)  # what is shown beside the mouse; the table 
 Lines = list[tuple[int, list[tuple[str, bool]]]]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table.
-
-    Args:
-        name: its heading.
-        filter: "list": the values to choose from; "search": a text or a bound.
-        kind: classes of its cells: "number" or "text", and "extra" where a phone has no room for it.
-    """
+class Column(NamedTuple):
+    """A column of the table: "list" for values to choose from, "search" for a text or a bound; classes of its cells."""
 
     name: str
     filter: str = "list"
-    kind: str = "text"
+    kind: str = "text"  # or "number"; with "extra" where a phone has no room for it
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """The text that a row shows in a column, and what a column of numbers is sorted by, "" where there is no number."""
 
     text: str
     order: float | str | None = None
 
 
-@dataclass(frozen=True)
-class Group:
-    """Runs whose qualities can be compared.
-
-    Args:
-        name: task, metric and corpus.
-        metric: for the axis.
-        runs: their positions on the page.
-        measures: what at least one of them has, of :data:`attnlab.report.sweep.NUMBERS`.
-    """
+class Group(NamedTuple):
+    """Runs on the page whose qualities can be compared; `measures`: those of NUMBERS that at least one of them has."""
 
     name: str
     metric: str
@@ -119,7 +102,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         points=POINTS,
         samples=samples(runs),
         count=SAMPLES,
-        data={"figures": figures, "groups": [vars(group) for group in comparable], "measures": measures},
+        data={"figures": figures, "groups": [group._asdict() for group in comparable], "measures": measures},
         datatables=_inside(read_package_file("html", "dt_bundle.js")),
         library_css=_inside(read_package_file("html", "dt_bundle.css")),
         css=_text("page.css"),
