@@ -51,7 +51,7 @@ def test_runs_side_by_side(template: dict[str, Any], tmp_path: Path, capsys: pyt
     scored = copy.deepcopy(template)
     (tmp_path / "runs" / "without.json").write_text(json.dumps(scored))
     scored["quality"] |= {"perplexity": 4.0, "needle": measured(0.25, 0.5)}
-    (tmp_path / "runs" / "own.json").write_text(json.dumps(scored))
+    (tmp_path / "runs" / "scored.json").write_text(json.dumps(scored))
     haystacks = [saved for saved in collect([tmp_path / "runs"]) if needle.is_one(saved)]
     assert len(haystacks) == 4
     names = ["mla keep=0.5 rotary=score", "mla keep=0.5 rotary=uniform", "mha"]

@@ -169,8 +169,8 @@ def base_of(row: Row, spec: Spec) -> str:
 def part(spec: Spec) -> Spec:
     """A part of a table: its first rows, one that differs, one with its own baseline, their baselines; quoted rows."""
     rows = [row for row in spec.rows if row.command]
-    own = [row for row in rows if row.differs][:1] + [row for row in rows if row.baseline][-1:]
-    chosen = {row.label for row in [*rows[:ROWS], *own]}
+    special = [row for row in rows if row.differs][:1] + [row for row in rows if row.baseline][-1:]
+    chosen = {row.label for row in [*rows[:ROWS], *special]}
     chosen |= {base_of(row, spec) for row in rows if row.label in chosen}
     return dataclasses.replace(spec, rows=[row for row in spec.rows if not row.command or row.label in chosen])
 

@@ -173,14 +173,14 @@ def differences(
             f"{first.name} has {scores[0]}, and {second.name} has {scores[1]}: a paired "
             "test needs BLEU, ROUGE, WER or an accuracy of both"
         )
-    one, two = (predictions.rows for predictions in pair)
-    if len(one) != len(two):
-        raise DataError(f"{pair[1].path}: {len(two)} rows, but {pair[0].path} has {len(one)}: not of one test set")
-    for line, (a, b) in enumerate(zip(one, two, strict=True), 2):
+    items, others = (predictions.rows for predictions in pair)
+    if len(items) != len(others):
+        raise DataError(f"{pair[1].path}: {len(others)} rows, but {pair[0].path} has {len(items)}: not of one test set")
+    for line, (a, b) in enumerate(zip(items, others, strict=True), 2):
         if (a.get("id"), a["reference"]) != (b.get("id"), b["reference"]):
             raise DataError(f"{pair[1].path}, line {line}: another item than in {pair[0].path}: not of one test set")
-    if len(one) < FEWEST:
-        raise DataError(f"{pair[0].path}: expected at least {FEWEST} items for a paired test, got {len(one)}")
+    if len(items) < FEWEST:
+        raise DataError(f"{pair[0].path}: expected at least {FEWEST} items for a paired test, got {len(items)}")
     results = []
     for name in metrics:
         score = corpus_bleu if name == "bleu" else share
@@ -194,7 +194,7 @@ def differences(
                 )
         *scores, p, low, high, moses = bootstrap(*tables, score, resamples, seed)
         sacrebleu = moses if name == "bleu" and scores[0] != scores[1] else None
-        results.append(Difference(name, *scores, p, low, high, sacrebleu, len(one), resamples, seed))
+        results.append(Difference(name, *scores, p, low, high, sacrebleu, len(items), resamples, seed))
     return results
 
 

@@ -142,12 +142,12 @@ def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
 def _row(run: Shown, measures: Sequence[str]) -> list[Cell]:
     values = {key: run.record.get(key) for key in ("task", "rank", "seed", "scale", "mode")}
     texts = {key: Cell("" if value is None else str(value)) for key, value in values.items()}
-    whole = [Cell(texts[key].text, v if isinstance(v := values[key], int) else "") for key in ("rank", "seed")]
+    integers = [Cell(texts[key].text, v if isinstance(v := values[key], int) else "") for key in ("rank", "seed")]
     quality = Cell(NOT_RUN, "") if run.quality is None else Cell(f"{run.quality:g}", run.quality)
     numbers = [Cell(sweep.cell(run.numbers.get(name), name), run.numbers.get(name, "")) for name in measures]
     started = str(run.record.get("started", ""))[:16].replace("T", " ")
     return [
-        Cell(run.mechanism or run.name), texts["task"], quality, Cell(label(run.metric)), *numbers, *whole,
+        Cell(run.mechanism or run.name), texts["task"], quality, Cell(label(run.metric)), *numbers, *integers,
         Cell(run.corpus), texts["scale"], texts["mode"], Cell(run.tags), Cell(run.status), Cell(started),
     ]  # fmt: skip
 
