@@ -31,7 +31,7 @@ X, Y = "multiply-adds, %", "top-1, %"  # of the plot
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write the table sweep.{md,csv,tex}, and figures with their data as CSV beside them; return their paths.
+    """Write sweep.{md,csv,tex}, and figures with their data as CSV beside them.
 
     With several seeds also means.{md,csv,tex}. top1 shows top-1 over multiply-adds. Of the record in the middle of a
     method's ranks, ranks_<method> shows the heads' ranks where they differ, and fusion_<method> the fusion matrices

@@ -55,12 +55,12 @@ def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]
 
 def drawn_from(picture: Path) -> str | None:
     """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file or it names none."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(picture) as image:
             return image.info.get(KEY)
-    except (OSError, UnidentifiedImageError):
+    except OSError:  # also of a file that is no picture
         return None
 
 

@@ -48,8 +48,6 @@ class Difference:
     """The difference of two records in one metric, by paired bootstrap.
 
     Args:
-        metric: its name in the records' `quality`.
-        first, second: the scores.
         p: how probable a difference of at least this size is if there is none, see :func:`bootstrap`.
         low, high: ends of the 95 % interval of second - first: zero lies outside where p < 0.05, and only there.
         sacrebleu: the p of sacrebleu's `PairedTest(test_type="bs")`; None: not BLEU, or the scores are equal.
@@ -192,9 +190,9 @@ def differences(
                     f"{predictions.path}: its rows give {name} {value:.2f}, but the record has {recorded}: they are of "
                     "another scoring, or the record's counts further references of each text"
                 )
-        *scores, p, low, high, moses = bootstrap(*tables, score, resamples, seed)
-        sacrebleu = moses if name == "bleu" and scores[0] != scores[1] else None
-        results.append(Difference(name, *scores, p, low, high, sacrebleu, len(items), resamples, seed))
+        before, after, p, low, high, moses = bootstrap(tables[0], tables[1], score, resamples, seed)
+        sacrebleu = moses if name == "bleu" and before != after else None
+        results.append(Difference(name, before, after, p, low, high, sacrebleu, len(items), resamples, seed))
     return results
 
 
@@ -220,7 +218,6 @@ def bootstrap(
 
     Args:
         first, second: (items, statistics) of two systems, in the same order.
-        score: the score of summed statistics.
         resamples: how often the items are drawn anew, at least 20 times.
     """
     import numpy as np

@@ -19,19 +19,16 @@ class Column:
     """A column of a table. One of value, mean, ratio, against, computed, setting and statistic gives our number.
 
     Args:
-        key: its name in a row's `published` and `computed`.
-        label: its heading.
+        key: its name in a row's `published` and `computed`, where a computed column has its number.
         value: a dotted key of the record.
         mean: dotted keys of the record, whose mean is shown.
         ratio: a dotted key: the baseline's number divided by the row's.
         against: a dotted key: the row's number minus the baseline's.
-        computed: the row's `computed` number.
         setting: a dotted key of the configuration that the row's command gives; a row may name another.
         statistic: of the row's split, a key of `statistics` in the records of mode=statistics.
         described: of a computed column, the dotted key that mode=describe fills; tests hold the rows to it.
         factor: our number is multiplied by it: 100 for a share in percent.
         exp: whether our number is exp of the record's: a perplexity of a loss in nats.
-        digits: decimals of our number.
         unit: follows our number without a space: M, %.
         note: the name of one of the specification's notes.
     """
@@ -63,7 +60,6 @@ class Row:
     """A row of a table.
 
     Args:
-        label: its first cell.
         published: the published numbers by the key of their column, as they are printed.
         command: the row's own overrides, `task=mustc scale=paper attention=mha`; empty for a number that the paper
             quotes from elsewhere.
@@ -76,7 +72,6 @@ class Row:
             empty: as the specification says.
         split: of the corpus, in a table of its statistics.
         train: least and most items of the training split of the corpus whose `split` it is.
-        parameters: the model's parameters.
         cache: cached numbers per token and layer.
         facts: further cells that say what the row is.
         computed: numbers that follow from the configuration; tests hold them, and `facts`, to mode=describe.
@@ -105,10 +100,8 @@ class Plot:
     """A point for each row and seed.
 
     Args:
-        x: a dotted key of the records.
-        y: the same.
+        x, y: dotted keys of the records.
         x_label: what x is, with its unit.
-        y_label: the same of y.
         log_x: whether equal factors of x are equally far apart.
         name: how the names of its files end.
         frontier: "max" or "min", which values of y are better: a line then joins the rows that no row with as small an
@@ -130,7 +123,6 @@ class Panel:
 
     Args:
         metric: its name in the run's curves: loss, val_loss.
-        label: of the axis.
         exp: whether exp of the metric is drawn: a perplexity of a loss in nats.
         rows: how the labels of its rows begin; empty: all rows.
     """
@@ -146,21 +138,14 @@ class Spec:
     """A table.
 
     Args:
-        title: the heading.
-        source: where the published numbers stand.
         corpus: `name`, how the name of the rows' corpus begins, and `train`, least and most training segments, or
             questions of the test split where nothing is trained; a table without measured columns has neither.
         baseline: the label of the row that ratios and differences refer to, where a row names no other; empty: none.
         command: the command of every row, with `{row}` where the row's own overrides go.
-        columns: the columns after those of `facts`.
-        rows: the rows.
         before: a command to run before those of the rows.
         after: a command to run after that of each row, with RUN for its run directory; its record counts.
         facts: headings of columns that say what a row is, by the key in its `facts`.
         notes: text by name, for columns and rows to refer to.
-        modes: the modes whose records count.
-        plots: figures of the same rows.
-        curves: panels of a figure of the rows' curves.
         picture: of the first row that has a run: "ranks" of heads, or "fusion" matrices; "context": decoding over the
             context from records of mode=bench, where each row's fact "variant" is the name of its mechanism there.
     """

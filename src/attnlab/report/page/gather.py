@@ -48,12 +48,9 @@ class Shown:
         record: of the present schema; empty where it is broken.
         status: as in the record; "interrupted" where the run's process is gone; "broken" where the file is no record.
         error: why the run failed or was interrupted, or what is wrong with the file; empty: nothing.
-        mechanism: for people.
-        metric: the name of the first number of the quality; empty: nothing was scored.
-        quality: that number.
+        metric, quality: the first number of the quality and its name; empty: nothing was scored.
         numbers: of :data:`attnlab.report.sweep.NUMBERS`; those that were not measured are left out.
         curves: (update, value) pairs of the training and the validation loss, at most POINTS each.
-        samples: predictions, evenly spread over the test set.
         notes: which files of the run could not be read, and why.
     """
 
