@@ -1,7 +1,7 @@
 """python -m tests.size: what the package weighs, as one table in Markdown.
 
-The main command is traced with three updates, after a first run has prepared its sample corpus. Private names begin with
-an underscore, and the package defines them. Seconds of the default tests are those of a quiet machine: `make test`.
+The main command is traced with three updates, after a first run has prepared its sample corpus. Private names are names
+with an underscore that the package defines. Seconds of the default tests are those of a quiet machine: `make test`.
 """
 
 import ast

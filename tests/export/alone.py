@@ -1,6 +1,6 @@
 """A program that has no attnlab: it loads exported folders with transformers alone and says what they compute.
 
-Called with the folders; each has `expected.json` beside it, and gets `found.json`.
+Called with the folders; FOLDER.json has what is asked, and the answer goes to FOLDER.answer.
 """
 
 import json
@@ -35,9 +35,9 @@ def main(folders: list[str]) -> None:
         with_code = any(folder.glob("*.py"))
         model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=with_code)
         ids = torch.tensor(asked["ids"])
-        found: dict[str, Any] = {"class": type(model).__name__, "training": model.training}
+        answer: dict[str, Any] = {"class": type(model).__name__, "training": model.training}
         with torch.no_grad():
-            found["logits"] = model(ids).logits.tolist()
+            answer["logits"] = model(ids).logits.tolist()
         made: dict[str, Any] = {}
         for name, options in asked["generate"].items():
             torch.manual_seed(0)
@@ -45,15 +45,15 @@ def main(folders: list[str]) -> None:
             mask = torch.tensor(options.pop("mask")) if "mask" in options else torch.ones_like(rows)
             out = model.generate(rows, attention_mask=mask, return_dict_in_generate=True, **options)
             made[name] = out.sequences[:, rows.shape[1] :].tolist()
-            found.setdefault("bytes", {})[name] = getattr(out.past_key_values, "nbytes", None)
-        found["generate"] = made
+            answer.setdefault("bytes", {})[name] = getattr(out.past_key_values, "nbytes", None)
+        answer["generate"] = made
         if (folder / "tokenizer_config.json").is_file():
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-            found["tokens"] = tokenizer(asked["text"]).input_ids
-            found["plain"] = tokenizer(asked["text"], add_special_tokens=False).input_ids
-            found["text"] = tokenizer.decode(found["plain"])
-        found["attnlab"] = sorted(name for name in sys.modules if name.partition(".")[0] == "attnlab")
-        folder.with_suffix(".found").write_text(json.dumps(found))
+            answer["tokens"] = tokenizer(asked["text"]).input_ids
+            answer["plain"] = tokenizer(asked["text"], add_special_tokens=False).input_ids
+            answer["text"] = tokenizer.decode(answer["plain"])
+        answer["attnlab"] = sorted(name for name in sys.modules if name.partition(".")[0] == "attnlab")
+        folder.with_suffix(".answer").write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Languag
     command = [sys.executable, "-I", str(alone.__file__), *(str(place / name) for name in CASES)]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {name: (models[name], json.loads((place / f"{name}.found").read_text())) for name in CASES}
+    return {name: (models[name], json.loads((place / f"{name}.answer").read_text())) for name in CASES}
 
 
 @pytest.mark.slow
@@ -63,12 +63,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Languag
 def test_transformers_alone_computes_the_same(
     name: str, answers: dict[str, tuple[LanguageModel, dict[str, Any]]]
 ) -> None:
-    model, found = answers[name]
-    own = name not in ("mha", "gqa", "mqa")
-    assert found["attnlab"] == [] and not found["training"]
-    assert found["class"] == ("AttnlabForCausalLM" if own else "LlamaForCausalLM")
-    torch.testing.assert_close(torch.tensor(found["logits"]), model(ids(2, 24)), rtol=0, atol=1e-5)
-    made, measured = found["generate"], found["bytes"]
+    model, answer = answers[name]
+    with_code = name not in ("mha", "gqa", "mqa")
+    assert answer["attnlab"] == [] and not answer["training"]
+    assert answer["class"] == ("AttnlabForCausalLM" if with_code else "LlamaForCausalLM")
+    torch.testing.assert_close(torch.tensor(answer["logits"]), model(ids(2, 24)), rtol=0, atol=1e-5)
+    made, measured = answer["generate"], answer["bytes"]
     greedy = Sampling(tokens=8, temperature=0)
     assert made["greedy"] == greedy(model, ids(2, 9)).tolist()
     assert made["sampled"] == made["sampled without a cache"]
@@ -76,7 +76,7 @@ def test_transformers_alone_computes_the_same(
     for row, padding in enumerate(PADDINGS):
         alone = Sampling(tokens=6, temperature=0)(model, ids(4, 9)[row : row + 1, padding:])
         assert made["padded"][row] == alone[0].tolist()
-    if own:
+    if with_code:
         assert measured["greedy"] == sum(a.cache_elements(2, 16) for a in model.attentions) * 4
         assert measured["beams"] == sum(a.cache_elements(6, 16) for a in model.attentions) * 4
         assert measured["padded"] == 4 * sum(
@@ -84,5 +84,5 @@ def test_transformers_alone_computes_the_same(
             for a in model.attentions
             for padding in set(PADDINGS)
         )
-    assert found["tokens"] == [WORDS.end, *found["plain"]] and found["plain"] == WORDS.ids("w1 w2 nobody w26")
-    assert found["text"] == "w1 w2 <unk> w26"
+    assert answer["tokens"] == [WORDS.end, *answer["plain"]] and answer["plain"] == WORDS.ids("w1 w2 nobody w26")
+    assert answer["text"] == "w1 w2 <unk> w26"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from attnlab.attention import MLA
 from attnlab.decoding import Sampling
@@ -36,24 +35,49 @@ def predicted(model: LanguageModel, rows: int, positions: int) -> int:
     return sum(a.cache_elements(rows, positions) for a in model.attentions) * 4
 
 
-@torch.no_grad()
-def test_two_folders_of_one_name_have_their_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process: transformers keeps one model class for each config class."""
-    import transformers
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies the code of folders to this place, as it would in a new process."""
     from transformers import dynamic_module_utils
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("modules")
+def test_two_folders_of_one_name_have_their_own_code(tmp_path: Path) -> None:
+    """In one process: transformers has one model class for each config class."""
+    import transformers
+
     for attention in ("mla", "tpa"):
         model, folder, _ = exported(tmp_path, attention)
         place = tmp_path / f"{attention}-run" / "exported"
         place.parent.mkdir()
         folder.rename(place)
-        theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
-        assert torch.equal(theirs(ids(2, 9)).logits, model(ids(2, 9)))
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
+        assert torch.equal(loaded(ids(2, 9)).logits, model(ids(2, 9)))
 
 
-# --- a plain Llama --------------------------------------------------------------------------------------------------
+@torch.no_grad()
+@pytest.mark.usefixtures("modules")
+def test_the_folder_is_loaded_with_its_own_code(tmp_path: Path) -> None:
+    import transformers
+
+    model, folder, _ = exported(tmp_path, "hybrid")
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert {type(module).__module__.partition(".")[0] for module in loaded.modules()} == {
+        "torch",
+        "transformers_modules",
+    }
+    tokens = ids(1, 9)
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=0, atol=1e-5)
+    assert loaded.generate(tokens, max_new_tokens=8)[:, 9:].equal(Sampling(tokens=8, temperature=0)(model, tokens))
+    loaded.save_pretrained(tmp_path / "again")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True)
+    assert again(tokens).logits.equal(loaded(tokens).logits)
 
 
 @torch.no_grad()
@@ -72,14 +96,14 @@ def test_a_plain_llama_has_the_same_logits(attention: str, options: dict[str, An
     model, folder, form = exported(tmp_path, attention, **options)
     assert form == "llama" and not list(folder.glob("*.py"))
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    assert type(theirs).__name__ == "LlamaForCausalLM"
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert type(loaded).__name__ == "LlamaForCausalLM"
     tokens = ids(2, 24)
-    torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=0, atol=1e-5)
     expected = Sampling(tokens=8, temperature=0)(model, tokens[:, :9])
     mask = torch.ones_like(tokens[:, :9])
-    assert theirs.generate(tokens[:, :9], attention_mask=mask, max_new_tokens=8)[:, 9:].equal(expected)
-    assert sum(p.numel() for p in theirs.parameters()) >= sum(p.numel() for p in model.parameters())
+    assert loaded.generate(tokens[:, :9], attention_mask=mask, max_new_tokens=8)[:, 9:].equal(expected)
+    assert sum(p.numel() for p in loaded.parameters()) >= sum(p.numel() for p in model.parameters())
 
 
 def test_what_a_llama_cannot_hold() -> None:
@@ -98,64 +122,58 @@ def test_what_a_llama_cannot_hold() -> None:
     assert llama.refusal(decoder) == "a Llama has no MLA"
 
 
-# --- a folder with its own modelling files --------------------------------------------------------------------------
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(("attention", "options"), [("hybrid", {}), ("multilinear_summed", {"model": TENSORIZED})])
 def test_generation_with_the_small_cache(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, folder, form = exported(tmp_path, attention, **options)
-    theirs, tokens = same_code(folder), ids(2, 9)
+    loaded, tokens = same_code(folder), ids(2, 9)
     assert form == "attnlab" and (folder / "modeling_attnlab.py").is_file()
-    torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=0, atol=1e-5)
     mask = torch.ones_like(tokens)
 
     def generate(**options: Any) -> Any:
         torch.manual_seed(0)
-        given: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": WORDS.end}
-        return theirs.generate(tokens, return_dict_in_generate=True, **given | options)
+        options = {"attention_mask": mask, "max_new_tokens": 4, "pad_token_id": WORDS.end} | options
+        return loaded.generate(tokens, return_dict_in_generate=True, **options)
 
     greedy = generate()
     assert greedy.sequences[:, 9:].equal(Sampling(tokens=4, temperature=0)(model, tokens))
     assert greedy.past_key_values.nbytes == predicted(model, 2, 9 + 4 - 1)  # the last token is not read
     assert greedy.past_key_values.get_seq_length() == greedy.past_key_values.get_max_length() == 12
     for how in ({"do_sample": True, "top_k": 5, "num_return_sequences": 2}, {"num_beams": 3}):
-        cached, whole = generate(**how), generate(**how, use_cache=False)
-        assert cached.sequences.equal(whole.sequences)
-        assert whole.past_key_values is None and cached.past_key_values.nbytes > 0
+        cached, uncached = generate(**how), generate(**how, use_cache=False)
+        assert cached.sequences.equal(uncached.sequences)
+        assert uncached.past_key_values is None and cached.past_key_values.nbytes > 0
 
 
 @torch.no_grad()
 def test_rows_with_padding_are_those_without(tmp_path: Path) -> None:
     model, folder, _ = exported(tmp_path, "mtla")
-    theirs, tokens = same_code(folder), ids(3, 9)
+    loaded, tokens = same_code(folder), ids(3, 9)
     paddings = (0, 3, 3)
     mask = torch.stack([torch.arange(9) >= padding for padding in paddings]).long()
-    logits = theirs(tokens, attention_mask=mask).logits
+    logits = loaded(tokens, attention_mask=mask).logits
     for row, padding in enumerate(paddings):
         alone = model(tokens[row : row + 1, padding:])
         torch.testing.assert_close(logits[row : row + 1, padding:], alone, rtol=0, atol=1e-5)
-    right = theirs(tokens, attention_mask=mask.flip(1)).logits
+    right = loaded(tokens, attention_mask=mask.flip(1)).logits
     torch.testing.assert_close(right[2, :6], model(tokens[2:, :6])[0], rtol=0, atol=1e-5)
     for beams in (1, 2):
-        found = theirs.generate(
-            tokens, attention_mask=mask, max_new_tokens=4, num_beams=beams, return_dict_in_generate=True, pad_token_id=0
-        )
+        options: dict[str, Any] = {"max_new_tokens": 4, "num_beams": beams, "pad_token_id": 0}
+        together = loaded.generate(tokens, attention_mask=mask, return_dict_in_generate=True, **options)
         for row, padding in enumerate(paddings):
             short = tokens[row : row + 1, padding:]
-            alone = theirs.generate(
-                short, attention_mask=torch.ones_like(short), max_new_tokens=4, num_beams=beams, pad_token_id=0
-            )
-            assert found.sequences[row, 9:].equal(alone[0, 9 - padding :])
+            alone = loaded.generate(short, attention_mask=torch.ones_like(short), **options)
+            assert together.sequences[row, 9:].equal(alone[0, 9 - padding :])
         expected = sum(predicted(model, beams * n, 12 - padding) for n, padding in ((1, 0), (2, 3)))
-        assert found.past_key_values.nbytes == expected
+        assert together.past_key_values.nbytes == expected
 
 
 def test_what_the_cache_refuses(tmp_path: Path) -> None:
     import transformers
 
     _, folder, _ = exported(tmp_path, "mtla")
-    theirs, tokens = same_code(folder), ids(2, 9)
+    loaded, tokens = same_code(folder), ids(2, 9)
     holes = torch.tensor([[1, 0, 1]])
     for arguments, message in (
         ({"attention_mask": holes}, "padding must stand on the left or the right of a text"),
@@ -166,32 +184,29 @@ def test_what_the_cache_refuses(tmp_path: Path) -> None:
         ({"past_key_values": transformers.DynamicCache()}, "is a DynamicCache; expected an AttnlabCache"),
     ):
         with pytest.raises(ValueError, match=message):
-            theirs(tokens[:1, :3], **arguments)
+            loaded(tokens[:1, :3], **arguments)
     with pytest.raises(ValueError, match="a text of 28 positions is longer than the 24 of this model"):
-        theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=20, pad_token_id=0)
-    cache = theirs(tokens, use_cache=True).past_key_values
+        loaded.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=20, pad_token_id=0)
+    cache = loaded(tokens, use_cache=True).past_key_values
     assert isinstance(cache, AttnlabCache)
     with pytest.raises(NotImplementedError, match="crop"):
         cache.crop(1)
     with pytest.raises(ValueError, match="1 rows; the cache was begun with 2"):
-        theirs(tokens[:1, :1], past_key_values=cache)
+        loaded(tokens[:1, :1], past_key_values=cache)
     with pytest.raises(ValueError, match="padding cannot follow a text"):
-        theirs(tokens[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 10).tril(8))
+        loaded(tokens[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 10).tril(8))
     with pytest.raises(ValueError, match="assisted generation is not supported"):
-        theirs.generate(tokens[:1], assistant_model=same_code(folder), max_new_tokens=2, pad_token_id=0)
+        loaded.generate(tokens[:1], assistant_model=same_code(folder), max_new_tokens=2, pad_token_id=0)
 
 
 def test_a_model_is_trained_further(tmp_path: Path) -> None:
     model, folder, _ = exported(tmp_path, "tpa")
-    theirs, tokens = same_code(folder).train(), ids(2, 9)
-    loss = theirs(tokens, labels=tokens).loss
+    loaded, tokens = same_code(folder).train(), ids(2, 9)
+    loss = loaded(tokens, labels=tokens).loss
     loss.backward()
     expected = model.loss(tokens[:, :-1], tokens[:, 1:]).mean()
     torch.testing.assert_close(loss.detach(), expected.detach(), rtol=0, atol=1e-5)
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in theirs.parameters())
-
-
-# --- the words ------------------------------------------------------------------------------------------------------
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loaded.parameters())
 
 
 def test_tokenizers_give_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
@@ -211,36 +226,6 @@ def test_tokenizers_give_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
         assert tokenizer.decode(vocabulary.ids(text)) == vocabulary.text(vocabulary.ids(text))
         batch = tokenizer([text, text.split()[0]], padding=True)
         assert batch.attention_mask[1][0] == 0 and batch.attention_mask[1][-1] == 1
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pieces")
-    assert theirs.generation_config.suppress_tokens == list(range(words.num_ids, words.size))
-    assert theirs.generation_config.eos_token_id is None
-
-
-def own_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers copies the code of folders to this place, as it would in a new process."""
-    from transformers import dynamic_module_utils
-
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder))
-    monkeypatch.syspath_prepend(str(folder))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-        monkeypatch.delitem(sys.modules, name)
-
-
-# --- by transformers alone ------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def test_the_folder_is_loaded_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import transformers
-
-    own_modules(tmp_path / "modules", monkeypatch)
-    model, folder, _ = exported(tmp_path, "hybrid")
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    modules = {type(module).__module__.partition(".")[0] for module in theirs.modules()}
-    assert modules == {"torch", "transformers_modules"}
-    tokens: Tensor = ids(1, 9)
-    torch.testing.assert_close(theirs(tokens).logits, model(tokens), rtol=0, atol=1e-5)
-    assert theirs.generate(tokens, max_new_tokens=8)[:, 9:].equal(Sampling(tokens=8, temperature=0)(model, tokens))
-    theirs.save_pretrained(tmp_path / "again")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True)
-    assert again(tokens).logits.equal(theirs(tokens).logits)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pieces")
+    assert loaded.generation_config.suppress_tokens == list(range(words.num_ids, words.size))
+    assert loaded.generation_config.eos_token_id is None

@@ -33,35 +33,35 @@ def test_a_mechanism_and_all_that_it_needs(cls: type) -> None:
 def test_the_code_stays_as_it_is_written() -> None:
     text = flatten([MTLA.__module__])["attention_mtla.py"]
     original = Path(str(sys.modules[MTLA.__module__].__file__)).read_text()
-    ours, reference = ([line for line in one.splitlines() if "import" not in line] for one in (text, original))
-    assert ours == reference
+    copied, written = ([line for line in code.splitlines() if "import" not in line] for code in (text, original))
+    assert copied == written
     assert "from .attention_ops_partial_softmax import Past, expanded_attention" in text
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").touch()
+    (tmp_path / "users").mkdir()
+    (tmp_path / "users" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
-    return tmp_path / "mine"
+    monkeypatch.delitem(sys.modules, "users", raising=False)  # of another test
+    return tmp_path / "users"
 
 
 def test_a_mechanism_of_a_users_own_package(package: Path) -> None:
     (package / "parts.py").write_text("WIDTH = 3\n")
     (package / "fast.py").write_text(
-        "import math\nfrom attnlab.attention import (\n    MHA,\n    Cache as Held,\n)\n\n\nclass Fast(MHA):\n"
+        "import math\nfrom attnlab.attention import (\n    MHA,\n    Cache as LayerCache,\n)\n\n\nclass Fast(MHA):\n"
         "    def build(self) -> int:\n        from .parts import WIDTH\n\n        return WIDTH\n"
     )
-    files = flatten(["mine.fast"])
-    assert {"mine_fast.py", "mine_parts.py", "attention_mha.py"} <= set(files)
-    assert files["mine_fast.py"].splitlines()[:4] == [
-        "# mine.fast, with imports rewritten.",
+    files = flatten(["users.fast"])
+    assert {"users_fast.py", "users_parts.py", "attention_mha.py"} <= set(files)
+    assert files["users_fast.py"].splitlines()[:4] == [
+        "# users.fast, with imports rewritten.",
         "import math",
         "from .attention_mha import MHA",
-        "from .attention_base import Cache as Held",
+        "from .attention_base import Cache as LayerCache",
     ]
-    assert "        from .mine_parts import WIDTH\n" in files["mine_fast.py"]
+    assert "        from .users_parts import WIDTH\n" in files["users_fast.py"]
     assert "Apache-2.0" in files["attention_mha.py"].splitlines()[0]
 
 
@@ -70,8 +70,8 @@ def test_a_mechanism_of_a_users_own_package(package: Path) -> None:
 )
 def test_a_module_as_a_whole_is_refused(line: str, package: Path) -> None:
     (package / "whole.py").write_text(f"{line}\n")
-    with pytest.raises(ConfigError, match="mine.whole imports attnlab.* as a whole"):
-        flatten(["mine.whole"])
+    with pytest.raises(ConfigError, match="users.whole imports attnlab.* as a whole"):
+        flatten(["users.whole"])
 
 
 def test_what_has_no_source_is_refused() -> None:

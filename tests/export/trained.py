@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor, nn
 
 from attnlab.config.build import freeze
 from attnlab.config.check import compose
 from attnlab.data.text.tokenizer import Tokenizer
-from attnlab.data.text.vocabulary import BytePairs, BytePairVocabulary, WordVocabulary
+from attnlab.data.text.vocabulary import END_OF_TEXT, BytePairVocabulary, WordVocabulary
 from attnlab.models import LanguageModel
 from attnlab.models.build import build_model
 from attnlab.run.record import new, write
@@ -61,7 +62,9 @@ def fill(model: nn.Module) -> None:
 def pieces(size: int = 300) -> BytePairVocabulary:
     """Byte pairs of a few sentences; ids above those of the tokenizer have no token."""
     text = ["the house of the rising sun", "they call the rising sun a house", "the sun of the house"]
-    return BytePairVocabulary(BytePairs()._learn(text, 280), size, "before")
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(text, vocab_size=280, special_tokens=[END_OF_TEXT], show_progress=False)
+    return BytePairVocabulary(tokenizer.to_str(), size, "before")
 
 
 def record(attention: str, **values: Any) -> dict[str, Any]:
@@ -88,21 +91,18 @@ def run_directory(folder: Path, *settings: str) -> tuple[Path, Any]:
     cfg = compose("hardware=cpu", *settings)
     task: Any = task_of(cfg, Trains)
     folder.mkdir()
-    match task.file_names:
-        case ("vocabulary.json", *_):
-            module = task._module(WORDS)
-            WORDS.save(folder / "vocabulary.json")
-        case ("classes.json",):
-            module = task._module(["cat", "dog", "hen"])
-            (folder / "classes.json").write_text('["cat", "dog", "hen"]')
-        case _:
-            lines = ["the house of the rising sun", "they call the rising sun a house"]
-            words = Tokenizer.train(lines, 40, hard_limit=False)
-            words.save(folder / "tokenizer.model")
-            module = task._module(words, None)
+    if "vocabulary.json" in task.file_names:
+        WORDS.save(folder / "vocabulary.json")
+    elif "classes.json" in task.file_names:
+        (folder / "classes.json").write_text('["cat", "dog", "hen"]')
+    else:
+        lines = ["the house of the rising sun", "they call the rising sun a house"]
+        Tokenizer.train(lines, 40, hard_limit=False).save(folder / "tokenizer.model")
+    weights = folder / "checkpoints" / "averaged.safetensors"
+    module = task.rebuilt(weights)
     fill(module.model)
     module.model.eval()
-    write_weights(folder / "checkpoints" / "averaged.safetensors", module.model.state_dict(), module.identity)
+    write_weights(weights, module.model.state_dict(), module.identity)
     OmegaConf.save(cfg, folder / "config.yaml")
     result = new(cfg, "python -m attnlab " + " ".join(settings)) | {"status": "finished", "corpus": "sample"}
     task.sizes(result, module.model)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,14 @@ def front_matter(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("attention", "own"), [("gqa", False), ("mtla", True)])
-def test_a_language_model_for_transformers(attention: str, own: bool, trained_run: TrainedRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("attention", "code"), [("gqa", False), ("mtla", True)])
+def test_a_language_model_for_transformers(attention: str, code: bool, trained_run: TrainedRun, tmp_path: Path) -> None:
     import transformers
 
     run, module = trained_run(*LANGUAGE, f"attention={attention}")
     folder = exported(run)
     assert folder == tmp_path / "used" / "exported"
-    assert (folder / "modeling_attnlab.py").exists() is own
+    assert (folder / "modeling_attnlab.py").exists() is code
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     assert tokenizer("w3 w4").input_ids == [27, 3, 4]
     front, text = front_matter(folder)
@@ -77,10 +78,10 @@ def test_a_language_model_for_transformers(attention: str, own: bool, trained_ru
     assert f"| cache, bytes per token | {per_token:,.0f} |" in text
     assert "## Quality\n\nnot run" in text and "| training steps | not run |" in text
     assert f"python -m attnlab task=wikitext2 {' '.join(LANGUAGE[1:])} attention={attention}" in text
-    assert ("trust_remote_code=True" in text) is own and "embedded sample corpus" in text
-    if not own:
-        theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        torch.testing.assert_close(theirs(ids(1, 9)).logits, module.model(ids(1, 9)), rtol=0, atol=1e-5)
+    assert ("trust_remote_code=True" in text) is code and "embedded sample corpus" in text
+    if not code:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        torch.testing.assert_close(loaded(ids(1, 9)).logits, module.model(ids(1, 9)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +121,8 @@ def test_images_for_timm(format: str, trained_run: TrainedRun) -> None:
     torch.testing.assert_close(plain(pictures), theirs(pictures), rtol=0, atol=0)
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == ["cat", "dog", "hen"]
-    assert config["pretrained_cfg"]["interpolation"] == "bicubic" and config["pretrained_cfg"]["input_size"] == [
-        3,
-        32,
-        32,
-    ]
+    published = config["pretrained_cfg"]
+    assert (published["interpolation"], published["input_size"]) == ("bicubic", [3, 32, 32])
     assert front_matter(folder)[0]["library_name"] == "timm"
 
 
@@ -132,35 +130,25 @@ def test_a_compressed_image_model_is_multiplied_out(trained_run: TrainedRun) -> 
     import timm
 
     run, module = trained_run(*IMAGES)
-    compress(module.model, GlobalSVD(rank=6))
-    place = run.with_name("out")
-    cfg = configured(run)
-    images.export(module.model, ImageClassificationTask(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}, place)
-    theirs = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
+    exact, mixed = deepcopy(module.model), deepcopy(module.model)
+    cfg, place = configured(run), run.with_name("out")
+    about = ImageClassificationTask(cfg).spec, ["a", "b", "c"], cfg, {"task": "imagenet"}
+    compress(exact, GlobalSVD(rank=6))
+    images.export(exact, *about, place)
+    loaded = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
     picture = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(theirs(picture), module.model(picture), rtol=0, atol=1e-5)
+        torch.testing.assert_close(loaded(picture), exact(picture), rtol=0, atol=1e-5)
     assert "factors are multiplied out" in (place / "README.md").read_text()
 
-
-def test_a_compressed_image_model_that_timm_cannot_hold(trained_run: TrainedRun, tmp_path: Path) -> None:
-    run, module = trained_run(*IMAGES)
-    cfg = configured(run)
-    compress(module.model, IrrAtt(rank=20, sweeps=1))
+    compress(mixed, IrrAtt(rank=20, sweeps=1))
     with torch.no_grad():
-        for name, parameter in module.model.named_parameters():
+        for name, parameter in mixed.named_parameters():
             if "fusion" in name:
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(ConfigError, match="cannot hold this compressed model exactly: blocks.0.attn: its heads mix"):
-        images.export(
-            module.model,
-            ImageClassificationTask(cfg).spec,
-            ["a", "b", "c"],
-            cfg,
-            {"task": "imagenet"},
-            tmp_path / "out",
-        )
-    assert not (tmp_path / "out").exists()
+        images.export(mixed, *about, run.with_name("mixed"))
+    assert not run.with_name("mixed").exists()
 
 
 @pytest.mark.slow
@@ -186,9 +174,6 @@ def test_a_run_that_was_compressed_and_tuned(tmp_path: Path) -> None:
         )
         text = front_matter(place)[1]
         assert f"| top1 | {record['quality']['top1']:g}" in text and "factors are multiplied out" in text
-
-
-# --- what is refused ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,10 +232,10 @@ def test_a_full_disk_leaves_the_earlier_folder(trained_run: TrainedRun, monkeypa
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, None, "x", [], {}])
 def test_a_record_of_other_values_has_a_card(value: Any, tmp_path: Path) -> None:
-    found = record("mtla", command="echo '```' ````x")
-    for key in [*found, "parameters.total", "quality.perplexity", "training.steps"]:
+    values = record("mtla", command="echo '```' ````x")
+    for key in [*values, "parameters.total", "quality.perplexity", "training.steps"]:
         name, _, part = key.partition(".")
-        text = card({**found, name: {**found[name], part: value} if part else value}, title="t", usage="u")
+        text = card({**values, name: {**values[name], part: value} if part else value}, title="t", usage="u")
         assert text.count("\n## ") == 4
     assert "\n`````bash\necho '```' ````x\n`````\n" in text
 

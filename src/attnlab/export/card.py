@@ -34,9 +34,15 @@ def card(
         library: the library that loads it, by the hub's name for it.
         attentions: the mechanisms whose cache is stated; None: the model has no cache.
     """
-    tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _said(record.get(key)))]
+    tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _known(record.get(key)))]
     front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": tags}
     head = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False).strip()
+    cache = {}
+    if attentions:
+        cache["cache, bytes per token"] = sum(a.cache_elements_per_token for a in attentions) * dtype.itemsize
+        if longest is not None:
+            of_text = sum(a.cache_bytes(1, longest, dtype=dtype) for a in attentions)
+            cache[f"cache, bytes of a text of {longest} tokens"] = of_text
     facts = {
         "task": record.get("task"),
         "attention": record.get("attention"),
@@ -46,7 +52,7 @@ def card(
         "parameters": _at(record, "parameters.total"),
         "of these in attention": _at(record, "parameters.attention"),
         "positions": longest,
-        **(_cache(attentions, longest, dtype) if attentions else {}),
+        **cache,
         "corpus": "the embedded sample corpus" if record.get("corpus") == "sample" else record.get("corpus"),
         "training steps": _at(record, "training.steps"),
         "seed": record.get("seed"),
@@ -55,7 +61,7 @@ def card(
         "commit": _at(record, "environment.git"),
     }
     needed = ("parameters", "corpus", "training steps")
-    rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items() if _said(value) or key in needed]
+    rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items() if _known(value) or key in needed]
     parts = [
         f"---\n{head}\n---\n",
         f"# {title}\n",
@@ -67,16 +73,6 @@ def card(
         f"## Licence\n\n{LICENSE.format(code=CODE if code else '')}\n",
     ]
     return "\n".join(parts)
-
-
-def _cache(attentions: list[Attention], longest: int | None, dtype: torch.dtype) -> dict[str, Any]:
-    """Bytes of the cache: for each further token, and of one row of the longest text."""
-    per_token = sum(a.cache_elements_per_token for a in attentions) * dtype.itemsize
-    sizes: dict[str, Any] = {"cache, bytes per token": per_token}
-    if longest is not None:
-        of_text = sum(a.cache_bytes(1, longest, dtype=dtype) for a in attentions)
-        sizes[f"cache, bytes of a text of {longest} tokens"] = of_text
-    return sizes
 
 
 def _quality(record: Mapping[str, Any]) -> str:
@@ -106,7 +102,7 @@ def _at(record: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _said(value: Any) -> bool:
+def _known(value: Any) -> bool:
     return value not in (None, "none", NOT_RUN)
 
 

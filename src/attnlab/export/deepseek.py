@@ -40,8 +40,7 @@ def refusal(model: LanguageModel) -> str | None:
     block, attentions = model.blocks[0], model.attentions
     if any(isinstance(attention, MLAWindow) for attention in attentions):
         return "DeepseekV3 has no sliding windows, and some layers have one; use format=hf"
-    if any(type(attention) is not MLA for attention in attentions):
-        kinds = sorted({type(attention).__name__ for attention in attentions if type(attention) is not MLA})
+    if kinds := sorted({type(attention).__name__ for attention in attentions if type(attention) is not MLA}):
         return f"DeepseekV3 has no {', '.join(kinds)}; it holds convert=mla"
     mla = [attention for attention in attentions if isinstance(attention, MLA)]
     if block.gate is None or not isinstance(block.mlp_norm, nn.RMSNorm) or block.up.bias is not None:
@@ -58,7 +57,7 @@ def refusal(model: LanguageModel) -> str | None:
             return "DeepseekV3 has one rope_dim and one latent_dim for all layers; convert with convert.layers=same"
         if not torch.equal(a.frequencies, first.frequencies):
             return (
-                "DeepseekV3 has the same rotary frequencies in all layers, and each layer of this model has its own; "
+                "DeepseekV3 has the same rotary frequencies in all layers, and those of this model's layers differ; "
                 "convert with convert.layers=same"
             )
     return None
@@ -72,12 +71,11 @@ def convert(model: LanguageModel) -> Any:
         model: a decoder whose attention is MLA, on the CPU.
 
     Raises:
-        ConfigError: transformers is not installed, or DeepseekV3 cannot hold the model.
+        ConfigError: DeepseekV3 cannot hold the model.
         DataError: the logits differ by more than the constant channel explains.
     """
     library = hub.transformers()
-    reason = refusal(model)
-    if reason is not None:
+    if reason := refusal(model):
         raise ConfigError(f"format=deepseek: {reason}")
     assert isinstance(model, Decoder)
     mla = [attention for attention in model.attentions if isinstance(attention, MLA)]

@@ -27,6 +27,7 @@ model = timm.create_model("local-dir:{folder}", pretrained=True)
 `{folder}` is the path of this folder. The weights alone: `timm.create_model("{name}", checkpoint_path="{weights}", \
 {sizes})`. The names of the classes, in the order of the outputs, are `label_names` in `config.json`. Images are \
 resized and cropped to {side} x {side} and normalised as `pretrained_cfg` there says."""
+FACTORED = "Compressed in training; here the factors are multiplied out, so that the model is as large as a dense one."
 
 
 def export(
@@ -43,14 +44,23 @@ def export(
 
     Args:
         classes: their names, in the order of the outputs.
-        folder: replaced as a whole when the new one is complete.
+        folder: replaced when the new one is complete.
 
     Raises:
         ConfigError: a compressed model that the dense architecture cannot hold exactly.
         WriteError: the folder cannot be written; an earlier one then stays.
     """
-    factored = bool(replacements(model))
-    dense: Any = _dense(model, spec.create(len(classes))) if factored else model
+    dense: Any = model
+    if factored := bool(replacements(model)):
+        plain = spec.create(len(classes))
+        try:
+            dense = densify(model.cpu(), plain)
+        except ConfigError as error:
+            raise ConfigError(
+                f"timm's {type(plain).__name__} cannot hold this compressed model exactly: "
+                f"{str(error).partition(';')[0]}; the run's folder `compressed` has it as it is "
+                "(attnlab.compression.load)"
+            ) from error
     dense = dense.cpu().to(memory_format=torch.contiguous_format).eval()
     data, options = cfg.task.data, spec.options(len(classes))
     side = data.image_size
@@ -66,9 +76,6 @@ def export(
     usage = USAGE.format(
         folder=folder.name, name=spec.name, weights=f"{folder.name}/{WEIGHTS}", sizes=arguments, side=side
     )
-    notes = [
-        "Compressed in training; here the factors are multiplied out, so that the model is as large as a dense one."
-    ]
     with new_folder(folder) as partial:
         timm.models.save_for_hf(
             dense,
@@ -86,17 +93,6 @@ def export(
             usage=usage,
             library="timm",
             pipeline="image-classification",
-            notes=notes if factored else None,
+            notes=[FACTORED] if factored else None,
         )
         (partial / README).write_text(text, encoding="utf-8")
-
-
-def _dense(model: nn.Module, dense: nn.Module) -> nn.Module:
-    try:
-        return densify(model.cpu(), dense)
-    except ConfigError as error:
-        reason = str(error).partition(";")[0]
-        raise ConfigError(
-            f"timm's {type(dense).__name__} cannot hold this compressed model exactly: {reason}; the run's folder "
-            "`compressed` has it as it is (attnlab.compression.load)"
-        ) from error

@@ -47,13 +47,12 @@ def export(
     """Write a language model as a folder that transformers loads without attnlab.
 
     A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`, and a pretrained
-    decoder that kept its attention, or has fewer key-value heads now, what it was before. Any other gets its modelling
-    files, generated from the sources of its classes; it decodes with its own small cache. A decoder that was converted
-    to MLA can become a `DeepseekV3ForCausalLM` instead.
+    decoder with the attention of its family, or with fewer key-value heads, what it was before. Any other gets its
+    modelling files, generated from the sources of its classes; it decodes with its small cache. A decoder that was
+    converted to MLA can become a `DeepseekV3ForCausalLM` instead.
 
     Args:
-        vocabulary: of its tokens.
-        folder: replaced as a whole when the new one is complete.
+        folder: replaced when the new one is complete.
         layers: what builds the attention of each layer, of a converted model; None: as `cfg` says.
         format: "deepseek": DeepseekV3, which needs no code of the folder.
 
@@ -65,16 +64,25 @@ def export(
         DataError: the exported model differs.
         WriteError: the folder cannot be written; an earlier one then stays.
     """
-    library = hub.transformers()
     reason = llama.refusal(model)
     converted: Any = None
-    notes = _notes(vocabulary, model.longest)
+    notes = [
+        f"Prompt and continuation together have at most {model.longest} tokens.",
+        f"Id {vocabulary.end} is the mark between texts: it stands before a prompt. Generation does not stop at it; "
+        f"`eos_token_id={vocabulary.end}` does so.",
+        f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
+    ]
     if format == "deepseek":
         converted, form, reason = deepseek.convert(model), "deepseek", None
         notes.insert(0, deepseek.SERVING.format(folder=folder.name))
     elif type(model) is Decoder and _grouped(model):
         converted, form, reason = _original(model, cfg), "original", None
     words = tokenizer_of(vocabulary, model.longest)
+    # as in mode=generate, no token ends a text, and ids without a token are never chosen
+    unused = list(range(vocabulary.num_ids, vocabulary.size))
+    generation = hub.transformers().GenerationConfig(
+        bos_token_id=vocabulary.end, pad_token_id=vocabulary.end, suppress_tokens=unused or None
+    )
     code: dict[str, str] = {}
     if reason is None:
         if converted is None:
@@ -92,9 +100,10 @@ def export(
             converted.save_pretrained(partial)
         else:
             write_json(partial / CONFIG, config)
-            remote.write(partial, code)
+            for name, source in code.items():
+                (partial / name).write_text(source, encoding="utf-8")
             save(partial, model.state_dict(), prefix="model.")
-        _generation(library, vocabulary).save_pretrained(partial)
+        generation.save_pretrained(partial)
         if words is not None:
             words.save_pretrained(partial)
         text = card(
@@ -136,41 +145,16 @@ def _original(model: Decoder, cfg: DictConfig) -> Any:
     return decoder.unread(model, options, source)
 
 
-def _generation(library: Any, vocabulary: Vocabulary) -> Any:
-    """Settings of `generate`: as mode=generate, no token ends a text, and ids without a token are never chosen."""
-    unused = list(range(vocabulary.num_ids, vocabulary.size))
-    return library.GenerationConfig(
-        bos_token_id=vocabulary.end, pad_token_id=vocabulary.end, suppress_tokens=unused or None
-    )
-
-
-def _notes(vocabulary: Vocabulary, longest: int) -> list[str]:
-    mark = f"Id {vocabulary.end} is the mark between texts"
-    return [
-        f"Prompt and continuation together have at most {longest} tokens.",
-        f"{mark}: it stands before a prompt. Generation does not stop at it; `eos_token_id={vocabulary.end}` does so.",
-        f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
-    ]
-
-
 def _usage(folder: str, vocabulary: Vocabulary, *, trust: bool, words: bool) -> str:
-    text = USAGE.format(
-        folder=folder,
-        trust=", trust_remote_code=True" if trust else "",
-        words=TRUST if trust else "",
-        prompt=_word(vocabulary),
+    prompt = "The"
+    if isinstance(vocabulary, WordVocabulary):
+        marks = vocabulary.words[vocabulary.end], vocabulary.unknown
+        prompt = next(word for word in vocabulary.words if word not in marks)
+    option, advice = (", trust_remote_code=True", TRUST) if trust else ("", "")
+    text = USAGE.format(folder=folder, trust=option, words=advice, prompt=prompt)
+    return (
+        text if words else f"{text}\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none."
     )
-    if not words:
-        text += "\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none."
-    return text
-
-
-def _word(vocabulary: Vocabulary) -> str:
-    """A prompt that the vocabulary has."""
-    if not isinstance(vocabulary, WordVocabulary):
-        return "The"
-    marks = vocabulary.words[vocabulary.end], vocabulary.unknown
-    return next(word for word in vocabulary.words if word not in marks)
 
 
 def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
@@ -178,12 +162,10 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
 
     It puts the mark between texts before a text, as mode=generate does, unless called with `add_special_tokens=False`.
     That mark is its padding too, on the left, where attention masks hide it.
-
-    Raises:
-        ConfigError: transformers is not installed.
     """
     if isinstance(vocabulary, BytePairVocabulary):
-        tokenizer, mark = Tokenizer.from_str(vocabulary.json), _piece(vocabulary)
+        tokenizer = Tokenizer.from_str(vocabulary.json)
+        mark = str(vocabulary.tokenizer.id_to_token(vocabulary.end))
     elif isinstance(vocabulary, WordVocabulary):
         tokenizer, mark = _of_words(vocabulary), vocabulary.words[vocabulary.end]
     else:
@@ -205,12 +187,6 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
         log.warning("%r has other ids in a tokenizer of transformers than in this vocabulary; none is written", wrong)
         return None
     return fast
-
-
-def _piece(vocabulary: BytePairVocabulary) -> str:
-    piece = vocabulary.tokenizer.id_to_token(vocabulary.end)
-    assert piece is not None  # the vocabulary has found its id by its text
-    return piece
 
 
 def _of_words(vocabulary: WordVocabulary) -> Tokenizer:

@@ -34,16 +34,12 @@ def refusal(model: LanguageModel) -> str | None:
 
 
 def convert(model: T6) -> Any:
-    """The same model as a LlamaForCausalLM, in eval mode on the CPU.
+    """The same model, which `refusal` has nothing against, as a LlamaForCausalLM in eval mode on the CPU.
 
     T6's norms have no weights: those of the Llama are one, and their epsilon is that of T6, the machine's. Embeddings
     and output share their weights in both. Projections without a bias get one of zeros where others have one.
 
-    Args:
-        model: one that `refusal` has nothing against.
-
     Raises:
-        ConfigError: transformers is not installed.
         DataError: the logits of the two differ by more than 1e-5 of the largest one's size, or than 1e-5.
     """
     first = model.attentions[0]

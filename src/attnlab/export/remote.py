@@ -3,7 +3,6 @@
 import hashlib
 import pkgutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -26,7 +25,6 @@ def config_of(
     """What config.json holds, and the module of each class that it names.
 
     Args:
-        model: the model that `cfg` describes.
         layers: what builds the attention of each layer, of a converted model; None: `cfg.attention`.
 
     Raises:
@@ -56,13 +54,9 @@ def config_of(
 
 
 def code_of(modules: dict[str, str]) -> dict[str, str]:
-    """The Python files of a folder: content by name.
+    """The Python files of a folder, content by name, with the module of each class that the config names.
 
-    Args:
-        modules: the module of each class that the config names.
-
-    Raises:
-        ConfigError: a class has no source, or one that cannot be copied into a flat folder.
+    ConfigError: a class has no source, or one that cannot be copied into a flat folder.
     """
     files = sources.flatten([*CODE, *modules.values()], replaced=[REGISTRY])
     imports = [f"from .{sources.flat_name(module)} import {name}" for name, module in sorted(modules.items())]
@@ -73,12 +67,6 @@ def code_of(modules: dict[str, str]) -> dict[str, str]:
     content = "".join(f"{name}\n{files[name]}" for name in sorted(files))
     files[CONFIGURATION] += MARK.format(hashlib.sha256(content.encode()).hexdigest())
     return files
-
-
-def write(folder: Path, files: dict[str, str]) -> None:
-    """Write the Python files. OSError: as the file system raises it."""
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _described(node: Any, path: str, modules: dict[str, str]) -> Any:

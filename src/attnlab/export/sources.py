@@ -16,14 +16,11 @@ from attnlab.errors import ConfigError
 
 PACKAGE = "attnlab"
 OURS = " Part of attnlab; Apache-2.0, https://www.apache.org/licenses/LICENSE-2.0"
+parse = lru_cache(maxsize=64)(ast.parse)
 
 
 def flat_name(module: str) -> str:
-    """The name of a module in the folder: its path with underscores, without that of this package.
-
-    Args:
-        module: the dotted name of a module of this package or of the user.
-    """
+    """The name in the folder of a module of this package or of the user: its path with underscores."""
     return module.removeprefix(f"{PACKAGE}.").removeprefix("export.").replace(".", "_")
 
 
@@ -31,7 +28,7 @@ def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, s
     """The files of some modules and of all that they need of their packages.
 
     Args:
-        modules: dotted names, of this package or of others. What they import of their own top-level packages and of
+        modules: dotted names, of this package or of others. What they import of their top-level packages and of
             attnlab is copied too; imports of other packages stay.
         replaced: modules that are not copied, because the caller writes a file of that flat name.
 
@@ -56,11 +53,7 @@ def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, s
 def defined_in(module: str, name: str) -> str:
     """The module that defines a name which a package may only pass on: `attnlab.attention`, `MTLA` -> its file.
 
-    Args:
-        module: dotted name of the package or module that has the name.
-
-    Raises:
-        ConfigError: the module has no source.
+    ConfigError: the module has no source.
     """
     path, tree = _parsed(module)
     if path.name != "__init__.py":
@@ -94,12 +87,14 @@ def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
                 continue
             by_module: dict[str, list[str]] = {}
             for alias in node.names:
-                if alias.name == "*" or find_spec(source) is None or _is_module(source, alias.name):
+                spec = find_spec(source)
+                package = spec is not None and spec.submodule_search_locations is not None
+                if alias.name == "*" or spec is None or package and find_spec(f"{source}.{alias.name}"):
                     raise ConfigError(_whole(module, f"{source}.{alias.name}"))
                 text = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
                 by_module.setdefault(defined_in(source, alias.name), []).append(text)
             indent = " " * node.col_offset
-            new = [f"{indent}from .{flat_name(one)} import {', '.join(names)}" for one, names in by_module.items()]
+            new = [f"{indent}from .{flat_name(name)} import {', '.join(names)}" for name, names in by_module.items()]
             edits.append((node.lineno, node.end_lineno or node.lineno, new))
             needed += by_module
     for first, last, new in sorted(edits, reverse=True):
@@ -116,12 +111,7 @@ def _parsed(module: str) -> tuple[Path, ast.Module]:
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise ConfigError(f"{module}: no Python source; a model with it cannot be exported as a folder with its code")
     path = Path(spec.origin)
-    return path, _tree(path.read_text(encoding="utf-8"))
-
-
-@lru_cache(maxsize=64)
-def _tree(text: str) -> ast.Module:
-    return ast.parse(text)
+    return path, parse(path.read_text(encoding="utf-8"))
 
 
 def _absolute(node: ast.ImportFrom, module: str, path: Path) -> str:
@@ -131,14 +121,6 @@ def _absolute(node: ast.ImportFrom, module: str, path: Path) -> str:
     parts = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     parts = parts[: len(parts) - (node.level - 1)]
     return ".".join([*parts, *([node.module] if node.module else [])])
-
-
-def _is_module(package: str, name: str) -> bool:
-    """Whether `from package import name` gives a module."""
-    spec = find_spec(package)
-    if spec is None or spec.submodule_search_locations is None:
-        return False
-    return find_spec(f"{package}.{name}") is not None
 
 
 def _whole(module: str, name: str) -> str:

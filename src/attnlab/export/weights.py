@@ -1,22 +1,35 @@
-"""Weights as a safetensors file that other libraries read, and the files beside them."""
+"""Any trained model as plain weights: a safetensors file, and the files beside it in every exported folder."""
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from attnlab.attention import Attention
 from attnlab.errors import DataError
+from attnlab.export.card import card
+from attnlab.models.build import count_parameters
 from attnlab.models.language_model import LanguageModel
 from attnlab.pretrained.weights import cannot_write
 from attnlab.run.files import replacing_folder
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
+USAGE = """```python
+from safetensors.torch import load_file
+
+weights = load_file("{weights}")
+```
+
+The names are those of the model's modules. `{config}` has the classes of attnlab that they belong to, with every
+argument, so that the same model can be built with attnlab or written anew.{files}"""
 
 
 @contextmanager
@@ -34,12 +47,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:
-    """Write weights, each on its own: of names that share a tensor every one is written.
-
-    Args:
-        folder: gets `model.safetensors`.
-        weights: by name.
-    """
+    """Write `weights` by name to `model.safetensors`: of names that share a tensor every one is written."""
     tensors = {f"{prefix}{name}": value.detach().cpu().contiguous().clone() for name, value in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -49,25 +57,9 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def copy(files: Iterable[Path], folder: Path) -> list[str]:
-    """Copy files into a folder; their names."""
-    sources = sorted(files)
-    for file in sources:
-        (folder / file.name).write_bytes(file.read_bytes())
-    return [file.name for file in sources]
-
-
 @torch.no_grad()
 def check_logits(model: LanguageModel, exported: Any, near: float) -> None:
-    """Compare the logits of a text of random tokens.
-
-    Args:
-        exported: of transformers.
-        near: the largest difference, relative to the largest logit or to 1.
-
-    Raises:
-        DataError: they differ by more.
-    """
+    """DataError: the logits of a text of random tokens differ by more than `near`, relative to the largest or to 1."""
     size = exported.config.vocab_size
     ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
     expected = model(ids)
@@ -75,3 +67,47 @@ def check_logits(model: LanguageModel, exported: Any, near: float) -> None:
     if not apart <= near:
         kind = type(exported).__name__
         raise DataError(f"the logits of {kind} differ from the model's by {apart:.1e} of the largest, above {near:.0e}")
+
+
+def export(
+    model: nn.Module,
+    attentions: list[Attention],
+    cfg: DictConfig,
+    record: Mapping[str, Any],
+    files: Iterable[Path],
+    folder: Path,
+) -> None:
+    """Write `model.safetensors`, `config.json`, copies of `files`, and the model card.
+
+    Args:
+        attentions: those of its mechanisms that have a cache in decoding.
+        files: tokenizers, vocabularies, class names and the like of the run directory.
+        folder: replaced when the new one is complete.
+
+    Raises:
+        WriteError: the folder cannot be written; an earlier one then stays.
+    """
+    plain: Any = OmegaConf.to_container(cfg, resolve=True)
+    about = {
+        "task": cfg.task.name,
+        "attention": plain.get("attention"),
+        "model": plain["task"]["model"],
+        "features": plain["task"]["data"].get("features"),
+        "decode": plain["task"].get("decode"),
+        "parameters": count_parameters(model),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    with new_folder(folder) as partial:
+        save(partial, model.state_dict())
+        names = [shutil.copyfile(file, partial / file.name).name for file in sorted(files)]
+        known = {key: value for key, value in about.items() if value is not None}
+        write_json(partial / CONFIG, {**known, "files": names})
+        beside = f" Beside it: {', '.join(f'`{name}`' for name in names)}." if names else ""
+        text = card(
+            record,
+            title=f"{record['task']}, {record['attention']}",
+            usage=USAGE.format(weights=WEIGHTS, config=CONFIG, files=beside),
+            attentions=attentions,
+            dtype=next(model.parameters()).dtype,
+        )
+        (partial / README).write_text(text, encoding="utf-8")

@@ -358,7 +358,7 @@ class Trains(ReadsData, Restores):
             DataError: a file of the run is missing or damaged.
             WriteError: the folder cannot be written; an earlier one then stays.
         """
-        from attnlab.export import plain
+        from attnlab.export import weights
 
         if format == "deepseek":
             raise ConfigError("format=deepseek is for language models that convert=mla has made")
@@ -369,7 +369,7 @@ class Trains(ReadsData, Restores):
             )
         module = self.restore().cpu()
         files = self.saved_files().values()
-        plain.export(module.model, self.cached(module.model), self.cfg, record, files, folder)
+        weights.export(module.model, self.cached(module.model), self.cfg, record, files, folder)
 
     def cached(self, model: Any) -> list[Attention]:
         """The mechanisms of a model that have a cache in decoding."""
