@@ -9,7 +9,10 @@ from torch import Tensor
 
 from attnlab.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
 from attnlab.bench import baselines
+from attnlab.bench.compare import failures
+from attnlab.bench.exactness import check
 from tests.attention.mechanisms import EVERY, Mechanism, error
+from tests.bench.small import CPU, config, variants
 
 PUBLISHED = [
     m
@@ -26,10 +29,10 @@ def random(*shape: int) -> Tensor:
 @pytest.mark.parametrize("mechanism", PUBLISHED, ids=str)
 def test_parallel(mechanism: Mechanism, prefix_size: int) -> None:
     ours = mechanism.build()
-    theirs = baselines.of(copy.deepcopy(ours))
+    published = baselines.of(copy.deepcopy(ours))
     x, prefix, grad = random(3, 11, 32), random(3, prefix_size, 32), random(3, 11, 32)
     results = []
-    for attention in (ours, theirs):
+    for attention in (ours, published):
         inputs = [t.clone().requires_grad_() for t in (x, prefix)]
         out = attention(inputs[0], inputs[1] if prefix_size else None)
         out.backward(grad)
@@ -75,34 +78,42 @@ def test_cores_are_averaged_or_read_out_apart(form: type[RelativeMultiLinear], s
     """Also where a text outgrows the lags."""
     window = 4 if form is RelativeMultiLinear else 11
     ours = form(12, 5, window, 3, shared_readout=shared, core=core, reads_prefix=True).double()
-    theirs, x, prefix = baselines.of(ours), random(2, 11, 12), random(2, 3, 12)
+    published, x, prefix = baselines.of(ours), random(2, 11, 12), random(2, 3, 12)
     for text in (x, x[:, :6]):
-        assert error(ours(text, prefix), theirs(text, prefix)) < 1e-12
+        assert error(ours(text, prefix), published(text, prefix)) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["mha", "mqa", "mla", "mtla"])
+def test_checks_pass_in_every_precision(attention: str, dtype: torch.dtype) -> None:
+    for variant in variants(config(attention=attention)):
+        errors = check(variant, baselines.of, dtype, CPU)
+        assert not failures(errors, "training") and not failures(errors, "decoding"), errors
 
 
 def test_stride_one_is_broken_as_published_and_right_in_ours() -> None:
     ours = Mechanism("mtla", 1).build()
-    theirs = baselines.of(ours)
+    published = baselines.of(ours)
     x = random(2, 9, 32)
     stepped = [
         torch.cat([a.extend(x[:, t : t + 1], c) for t in range(9)], 1)
-        for a in (ours, theirs)
+        for a in (ours, published)
         for c in [a.new_cache(2, 9)]
     ]
-    want = theirs(x)
+    want = published(x)
     assert error(stepped[0], want) < 1e-9
     assert error(stepped[1], want) > 0.1
 
 
 def test_what_the_published_step_cannot_do() -> None:
-    theirs = baselines.of(Mechanism("mtla", 2).build())
+    published = baselines.of(Mechanism("mtla", 2).build())
     x = random(2, 9, 32)
-    cache = theirs.new_cache(2, 9)
+    cache = published.new_cache(2, 9)
     with pytest.raises(ValueError, match="one token"):
-        theirs.extend(x, cache)
+        published.extend(x, cache)
     with pytest.raises(ValueError, match="cropped"):
         cache.crop(0)
     with pytest.raises(ValueError, match="rows of equal length"):
-        theirs(x, lengths=torch.tensor([9, 8]))
+        published(x, lengths=torch.tensor([9, 8]))
     with pytest.raises(LookupError, match="PublishedMTLA"):
-        baselines.of(theirs)
+        baselines.of(published)

@@ -1,31 +1,22 @@
 """What mode=bench measures of compressed language models."""
 
 import sys
-from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
-from attnlab.bench.compare import compare
 from attnlab.bench.workloads import compressed
-from attnlab.bench.workloads.compressed import Compared, Projections
-from attnlab.bench.workloads.decomposition import Decomposition
+from attnlab.bench.workloads.compressed import Compared, Decomposition, Projections
 from attnlab.compression.modules.tensorllm import HeadFactors
 from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-
-CPU = torch.device("cpu")
-QUICK = ("bench.batch=1", "bench.text=5", "bench.rounds=1", "bench.warmup=0", "bench.memory=false", "hardware=cpu")
+from tests.bench.small import CPU, QUICK, rows
 
 
 def config(*overrides: str) -> DictConfig:
-    return compose("task=reasoning", "mode=bench", *QUICK, *overrides)
-
-
-def rows(cfg: DictConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    return compare(cfg, instantiate(cfg.bench), torch.device("cpu"), lambda n: None, lambda what, n: None)
+    return compose("task=reasoning", *QUICK, "bench.text=5", *overrides)
 
 
 def test_projections_and_the_whole_model_beside_the_dense_ones() -> None:
@@ -52,9 +43,8 @@ def test_wrong_factors_give_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_published_size_without_its_weights() -> None:
     cfg = config("bench.what=projections", "model=roberta-base", "compress=tensorllm", "compress.ranks=[312,26,4]",
                  "compress.layers=[-1]")  # fmt: skip
-    row = Projections.facts(
-        Projections.lineup(cfg, instantiate(cfg.bench)), Projections.shapes(cfg, instantiate(cfg.bench))[0], {}
-    )
+    settings = instantiate(cfg.bench)
+    row = Projections.facts(Projections.lineup(cfg, settings), Projections.shapes(cfg, settings)[0], {})
     assert row["rate"] == 3.7409
 
 

@@ -10,15 +10,13 @@ from omegaconf import DictConfig
 
 from attnlab.attention import MTLAWindow
 from attnlab.attention.latent_step_cpu import LatentStep
-from attnlab.bench import exactness
-from attnlab.bench.compare import compare
-from attnlab.bench.variants import lineup
-from attnlab.config.build import instantiate
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load
+from attnlab.run.record import NOT_RUN
+from tests.bench.small import CPU, rows, variants
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("short_checks")
 LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1,
          "eos_token_id": 2}  # fmt: skip
@@ -27,19 +25,9 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_h
 QUICK = ("bench.rounds=1", "bench.warmup=0", "bench.memory=false", "bench.text=9", "bench.steps=3", "hardware=cpu")
 
 
-@pytest.fixture(autouse=True)
-def _short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"FEW": 5, "PREFIX": 3, "STEPS": 4}.items():
-        monkeypatch.setattr(exactness, name, value)
-
-
 def config(folder: Path, *words: str, sizes: dict[str, Any] = LLAMA) -> DictConfig:
     (folder / "config.json").write_text(json.dumps(sizes))
     return check(["experiment=convert/bench", f"model='{folder}'", *QUICK, *words], load).jobs[0]
-
-
-def rows(cfg: DictConfig) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    return compare(cfg, instantiate(cfg.bench), CPU, lambda n: None, lambda what, n: None)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +44,14 @@ def test_decoding_and_reading_beside_the_original(
     words: tuple[str, ...], smaller: float | None, tmp_path: Path
 ) -> None:
     cfg = config(tmp_path, "bench.context=[40,60]", *words)
-    checks, found = rows(cfg)
-    assert [(row["what"], row.get("context", row.get("text"))) for row in found] == [
+    checks, result = rows(cfg)
+    assert [(row["what"], row.get("context", row.get("text"))) for row in result] == [
         ("generation", 40), ("generation", 60), ("prefill", 9)
     ]  # fmt: skip
     name = words[0].removeprefix("convert=")
     assert list(checks) == [name, "original"]
-    assert all(one[key] < 1e-4 for one in checks.values() for key in ("output", "gradient", "steps"))
-    for row in found:
+    assert all(errors[key] < 1e-4 for errors in checks.values() for key in ("output", "gradient", "steps"))
+    for row in result:
         assert list(row["variants"]) == [name, "original"] and row["ratios"][0]["seconds"]["median"] > 0
         if row["what"] == "generation":
             sizes = [variant["cache_bytes"] for variant in row["variants"].values()]
@@ -86,16 +74,16 @@ def test_a_wrong_step_gives_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_mechanism_is_the_planned_one(tmp_path: Path) -> None:
     cfg = config(tmp_path, "convert=mtla", "convert.keep=0.5", "convert.recent=6")
-    converted, original = (one.mechanism(torch.float32, CPU) for one in lineup(cfg, instantiate(cfg.bench)))
+    converted, original = (variant.mechanism(torch.float32, CPU) for variant in variants(cfg))
     assert isinstance(converted, MTLAWindow) and original.cache_elements_per_token == 32
     assert (converted.rope_dim, converted.latent_dim, converted.recent) == (6, 10, 6)
-    model: Any = lineup(cfg, instantiate(cfg.bench))[0].model(torch.float32, CPU)
+    model: Any = variants(cfg)[0].model(torch.float32, CPU)
     assert [type(attention) for attention in model.attentions] == [MTLAWindow, MTLAWindow]
 
 
 def test_positions_that_were_never_learned_are_not_measured(tmp_path: Path) -> None:
     _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=40", sizes=GPT2))
-    assert all("has learned 32 positions, not 44" in one["not run"] for one in row["variants"].values())
+    assert all("has learned 32 positions, not 44" in result[NOT_RUN] for result in row["variants"].values())
 
 
 def test_a_cache_that_would_not_shrink_is_refused(tmp_path: Path) -> None:

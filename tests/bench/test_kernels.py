@@ -12,19 +12,19 @@ from attnlab.bench.compare import failures
 from attnlab.bench.workloads.kernels import Kernels, Reading
 from attnlab.config.build import instantiate
 from attnlab.run.record import NOT_RUN
-from tests.bench.test_bench import CPU, config, measured
+from tests.bench.small import CPU, config, measured
 
-SMALL = ("bench.what=kernels", "bench.context=[20]", "bench.references=[mha,published]")
+SMALL = ("bench.what=kernels", "bench.context=[20]")
+interpreted = pytest.mark.skipif(not usable(CPU), reason="needs TRITON_INTERPRET=1")
 
 
-@pytest.mark.skipif(not usable(CPU), reason="needs TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.slow
 def test_on_a_cpu_the_kernel_is_checked_and_not_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = measured(config(*SMALL, "bench.prefix=3"), tmp_path)
-    (row,), checks = record["bench"]["rows"], record["bench"]["checks"]
+    section = measured(config(*SMALL, "bench.references=[mha,published]", "bench.prefix=3"), tmp_path)["bench"]
+    (row,), checks = section["rows"], section["checks"]
     assert row["what"] == "kernels" and row["context"] == 20
-    assert list(row["variants"]) == ["mtla triton", "mtla torch", "mha triton", "mha torch"]
-    assert list(checks) == list(row["variants"])
+    assert list(row["variants"]) == list(checks) == ["mtla triton", "mtla torch", "mha triton", "mha torch"]
     assert all(result["output"] <= result["tolerance"] == 1e-3 for result in checks.values())
     for name, result in row["variants"].items():
         if name.endswith("triton"):
@@ -35,22 +35,26 @@ def test_on_a_cpu_the_kernel_is_checked_and_not_timed(tmp_path: Path, capsys: py
     assert "mtla triton" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not usable(CPU), reason="needs TRITON_INTERPRET=1")
+@interpreted
 @pytest.mark.slow
-def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnlab.attention.ops.kernels import latent
-
-    right = latent.latent_decode
-
-    def wrong(*args: object, **kwargs: object) -> Tensor:
-        return right(*args, **kwargs) * 1.01  # type: ignore[arg-type]
-
-    monkeypatch.setattr(latent, "latent_decode", wrong)
-    cfg = config(*SMALL, attention="mqa")
+@pytest.mark.parametrize(("attention", "name"), [("mqa", "latent"), ("tpa", "factor")])
+def test_the_check_finds_a_wrong_kernel(attention: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip(f"attnlab.attention.ops.kernels.{name}")
+    cfg = config(*SMALL, "bench.prefix=3", "bench.references=[tpa_shared_b]", attention=attention)
     settings = instantiate(cfg.bench)
-    kernel, torch_alone = Kernels.lineup(cfg, settings)[:2]
+    kernel, torch_alone, unserved = Kernels.lineup(cfg, settings)[:3]
+    for variant in (kernel, torch_alone):
+        assert not failures(Kernels.check(variant, settings, torch.float32, CPU), "kernels")
+    with pytest.raises(LookupError, match="no kernel reads the cache of TPASharedB in a step"):
+        Kernels.check(unserved, settings, torch.float32, CPU)
+    right = getattr(module, f"{name}_decode")
+
+    def wrong(*args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = right(*args, **kwargs) * 1.01
+        return result
+
+    monkeypatch.setattr(module, f"{name}_decode", wrong)
     assert failures(Kernels.check(kernel, settings, torch.float32, CPU), "kernels")
-    assert not failures(Kernels.check(torch_alone, settings, torch.float32, CPU), "kernels")
 
 
 def test_what_does_not_fit_is_left_out_and_the_others_are_measured(
@@ -64,18 +68,17 @@ def test_what_does_not_fit_is_left_out_and_the_others_are_measured(
         make(self, variant, *rest)
 
     monkeypatch.setattr(Kernels, "__init__", full)
-    record = measured(
-        config("bench.what=kernels", "bench.context=[4]", "bench.references=[mha]", "bench.memory=false"), tmp_path
-    )
+    record = measured(config("bench.what=kernels", "bench.context=[4]", "bench.references=[mha]"), tmp_path)
     result = record["bench"]["rows"][0]["variants"]
     assert result["mha torch"] == {NOT_RUN: "CUDA out of memory. Tried to allocate 80 GiB"}
     assert result["mtla torch"]["seconds"]["median"] > 0
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_bytes_per_second_stand_beside_a_copy(tmp_path: Path) -> None:
-    words = "hardware=gpu", "bench.dtype=bfloat16", "bench.prefix=0", "bench.batch=16", "bench.context=[4096]"
-    record = measured(config(*SMALL, *words), tmp_path)
+@pytest.mark.parametrize(("attention", "prefix"), [("mtla", 0), ("tpa", 7)])
+def test_on_a_gpu_bytes_per_second_stand_beside_a_copy(attention: str, prefix: int, tmp_path: Path) -> None:
+    words = "hardware=gpu", "bench.dtype=bfloat16", f"bench.prefix={prefix}", "bench.batch=16", "bench.context=[4096]"
+    record = measured(config(*SMALL, *words, "bench.references=[mha]", attention=attention), tmp_path)
     for result in record["bench"]["rows"][0]["variants"].values():
         assert 0 < result["share_of_copy"] < 1.5
     assert all(NOT_RUN not in pair for pair in record["bench"]["rows"][0]["ratios"])

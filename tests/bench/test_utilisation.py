@@ -6,27 +6,7 @@ from torch.nn import functional as F
 
 from attnlab.bench import utilisation
 from attnlab.bench.compare import timed, unchecked
-from attnlab.bench.utilisation import NOT_KNOWN, attention_operations, flush, operations_of, operations_peak, peak_of
-
-
-class Work:
-    """A product of 8 x 16 by 16 x 4, and causal attention of five positions with keys of 8, forward and backward."""
-
-    def prepare(self) -> None:
-        self.q = torch.randn(2, 3, 5, 8, requires_grad=True)
-
-    def run(self) -> None:
-        torch.randn(8, 16) @ torch.randn(16, 4)
-        F.scaled_dot_product_attention(self.q, self.q, self.q, is_causal=True).sum().backward()
-
-
-def test_operations_are_those_of_the_pairs_that_are_seen() -> None:
-    pairs, rows = 5 * 6 // 2, 2 * 3
-    want = 2 * 8 * 16 * 4 + 2 * rows * pairs * (8 + 8) + 2 * rows * pairs * 5 * 8
-    assert operations_of(Work(), {"dense": ["SDPA flash"]}) == want  # type: ignore[arg-type]
-    assert operations_of(Work(), {"window": ["FLEX"]}) is None  # type: ignore[arg-type]
-    shapes = torch.Size((1, 1, 4, 6)), torch.Size((1, 1, 7, 6)), torch.Size((1, 1, 7, 2))
-    assert attention_operations(*shapes, causal=False, backward=False) == 2 * 4 * 7 * (6 + 2)
+from attnlab.bench.utilisation import NOT_KNOWN, attention_operations, operations_of, peak_of
 
 
 def test_shares_of_the_peaks_of_a_device_that_is_known() -> None:
@@ -37,17 +17,13 @@ def test_shares_of_the_peaks_of_a_device_that_is_known() -> None:
     unknown = utilisation.utilisation("Some Card", "bfloat16", 2.0, 10, 10)
     assert unknown["share_of_peak_flops"] == unknown["share_of_peak_bandwidth"] == NOT_KNOWN
     assert peak_of("NVIDIA A100-SXM4-40GB") != peak_of("NVIDIA A100-SXM4-80GB") and peak_of("NVIDIA A100") is None
-    assert operations_peak("NVIDIA H200", "float64") is None
+    assert utilisation.utilisation("NVIDIA H200", "float64", 2.0, 10, None)["share_of_peak_flops"] == NOT_KNOWN
 
 
-@pytest.mark.parametrize(("precision", "want"), [("highest", 67e12), ("high", 494.5e12)])
-def test_float32_has_the_peak_of_what_computes_it(precision: str, want: float) -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        assert operations_peak("NVIDIA H200", "float32") == want
-    finally:
-        torch.set_float32_matmul_precision(before)
+@pytest.mark.parametrize(("precision", "peak"), [("highest", 67e12), ("high", 494.5e12)])
+def test_float32_has_the_peak_of_what_computes_it(precision: str, peak: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    assert utilisation.utilisation("NVIDIA H200", "float32", 1.0, int(peak), None)["share_of_peak_flops"] == 1
 
 
 def test_a_kernel_that_was_timed_and_not_checked_gives_no_ratio() -> None:
@@ -78,9 +54,12 @@ class Products:
         return 3 * 2 * size**3 + 2 * 32 * rows * (rows + 1) // 2 * (2 * 128 + 5 * 128)
 
 
-def test_operations_of_products_and_attention_together() -> None:
+def test_operations_are_those_of_the_pairs_that_are_seen() -> None:
     work = Products("cpu", 64)
-    assert operations_of(work, {}) == work.operations()  # type: ignore[arg-type]
+    assert operations_of(work, {"dense": ["SDPA flash"]}) == work.operations()  # type: ignore[arg-type]
+    assert operations_of(work, {"window": ["FLEX"]}) is None  # type: ignore[arg-type]
+    shapes = torch.Size((1, 1, 4, 6)), torch.Size((1, 1, 7, 6)), torch.Size((1, 1, 7, 2))
+    assert attention_operations(*shapes, causal=False, backward=False) == 2 * 4 * 7 * (6 + 2)
 
 
 @pytest.mark.gpu
@@ -93,5 +72,3 @@ def test_on_a_gpu_a_large_product_comes_near_the_peak_and_never_above_it() -> No
     result = utilisation.utilisation(name, "bfloat16", seconds, work.operations(), None)
     share = result["share_of_peak_flops"]
     assert share == NOT_KNOWN if peak_of(name) is None else 0.2 < float(share) < 1.0
-    flush(device)
-    assert utilisation._other(device).numel() >= torch.cuda.get_device_properties(device).L2_cache_size

@@ -1,22 +1,18 @@
 """What mode=bench measures for image classification."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 
-from attnlab.bench import Settings
-from attnlab.bench.compare import compare
 from attnlab.bench.workloads.vision import LayerVariant, PerHead
-from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.modes import bench
-from attnlab.run.record import new
+from tests.bench.small import CPU, QUICK, measured, rows
 
 FORMS: tuple[Literal["loop"], Literal["compressed"]] = ("loop", "compressed")
-SMALL = ["task.model.embed_dim=24", "task.model.num_heads=3", "task.model.depth=1", "hardware=cpu"]
+SMALL = ["task=imagenet", *QUICK, "task.model.embed_dim=24", "task.model.num_heads=3", "task.model.depth=1"]
 METHODS = {
     "truncatt": ["rank=4", "compress.vo_rank=4"],
     "irratt": ["rank=12", "compress.vo_rank=4"],
@@ -27,10 +23,8 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_loop_is_the_layer(name: str) -> None:
-    words = [f"compress={name.split()[0]}", *METHODS[name], "bench.batch=2", "bench.rounds=2", "bench.memory=false"]
-    cfg = compose("task=imagenet", "mode=bench", "bench.what=forward", *SMALL, *words)
-    settings: Settings = instantiate(cfg.bench)
-    checks, (row,) = compare(cfg, settings, torch.device("cpu"), lambda n: None, lambda what, n: None)
+    cfg = compose(*SMALL, "bench.what=forward", f"compress={name.split()[0]}", *METHODS[name])
+    checks, (row,) = rows(cfg)
     variants = ["compressed", "dense"] + ["loop"] * (name != "cp_slimatt")
     assert list(row["variants"]) == variants
     assert [pair["against"] for pair in row["ratios"]] == variants[1:]
@@ -40,7 +34,7 @@ def test_the_loop_is_the_layer(name: str) -> None:
     assert row["loop_difference"] < 1e-12
     assert checks.get("loop", {"output": 0.0})["output"] == row["loop_difference"]
     if "loop" in variants:
-        loop, ours = (LayerVariant(form, cfg).module(torch.float64, torch.device("cpu")) for form in FORMS)
+        loop, ours = (LayerVariant(form, cfg).module(torch.float64, CPU) for form in FORMS)
         x = torch.randn(2, 7, 24, dtype=torch.float64)
         torch.testing.assert_close(loop(x), ours(x), rtol=1e-12, atol=1e-12)
         assert float(ours(x).detach().std()) > 1e-4
@@ -52,9 +46,7 @@ def test_a_loop_that_is_wrong_gives_no_ratio(monkeypatch: pytest.MonkeyPatch) ->
 
     forward = PerHead.forward
     monkeypatch.setattr(PerHead, "forward", wrong)
-    words = ["bench.batch=2", "bench.rounds=1", "bench.memory=false"]
-    cfg = compose("task=imagenet", "mode=bench", "bench.what=forward", "compress=irratt", *SMALL, *words)
-    _, (row,) = compare(cfg, instantiate(cfg.bench), torch.device("cpu"), lambda n: None, lambda what, n: None)
+    _, (row,) = rows(compose(*SMALL, "bench.what=forward", "compress=irratt"))
     dense, loop = row["ratios"]
     assert "seconds" in dense
     assert loop["not run"] == "loop was not found equal to its reference: output off by 0.01"
@@ -62,14 +54,11 @@ def test_a_loop_that_is_wrong_gives_no_ratio(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_a_record(tmp_path: Path) -> None:
-    words = [*SMALL, "bench.rounds=1", "bench.batch=2"]
-    cfg = compose("task=imagenet", "mode=bench", "compress=truncatt", *words)
-    record: dict[str, Any] = new(cfg, "test")
-    bench.run(cfg, record, tmp_path)
+    cfg = compose(*SMALL, "compress=truncatt", "bench.memory=true")
+    record = measured(cfg, tmp_path)
     (row,) = record["bench"]["rows"]
     assert row["tokens"] == (32 // cfg.task.model.patch_size) ** 2 + 1 and len(row["ranks"]) == 3
     assert all(variant["peak_memory_mib"] >= 0 for variant in row["variants"].values())
     assert record["compression"]["remaining"]["attention_percent"] > 0
-    cfg = compose("task=imagenet", "mode=bench", *words)
     with pytest.raises(ConfigError, match="give compress="):
-        bench.run(cfg, new(cfg, "test"), tmp_path)
+        measured(compose(*SMALL), tmp_path)

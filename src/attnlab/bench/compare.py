@@ -3,7 +3,6 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,48 +13,45 @@ from attnlab.bench import utilisation
 from attnlab.bench.memory import peak_mib, shortage
 from attnlab.bench.settings import Settings, Shape, rounded, summary
 from attnlab.bench.workloads import Variant, Workload, workload_type
+from attnlab.run.progress import progress
 from attnlab.run.record import NOT_RUN
 
 
 def compare(
-    cfg: DictConfig,
-    settings: Settings,
-    device: torch.device,
-    begin: Callable[[int], None],
-    advance: Callable[[str, int], None],
+    cfg: DictConfig, settings: Settings, device: torch.device
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """Measure every workload of the settings.
-
-    Args:
-        advance: called with a description of the present work, and the number of runs since the last call.
-
-    Returns:
-        The checks by variant, and a row for each workload and shape.
-    """
+    """The checks of all variants by name, and a row for each workload and shape."""
     dtype = getattr(torch, settings.dtype)
     kinds = [workload_type(what) for what in settings.kinds]
     lineups = {what: kind.lineup(cfg, settings) for what, kind in zip(settings.kinds, kinds, strict=True)}
     checks: dict[str, dict[str, Any]] = {}
-    for kind, variants in zip(kinds, lineups.values(), strict=True):
-        for variant in variants:
-            if NOT_RUN in checks.get(variant.name, {NOT_RUN: ""}):
-                advance(f"checking {variant.name}", 0)
-                with noting() as pairs:
-                    try:
-                        _refuse_compiled(variant, kind)
-                        checks[variant.name] = kind.check(variant, settings, dtype, device)
-                    except LookupError as error:
-                        checks[variant.name] = {NOT_RUN: str(error)}
-                if pairs and checks[variant.name]:
-                    checks[variant.name]["kernels"] = used(pairs)
-    shapes = [shape for kind in kinds for shape in kind.shapes(cfg, settings)]
-    begin((settings.warmup + settings.rounds + settings.memory) * sum(len(lineups[shape.what]) for shape in shapes))
     rows = []
-    for shape in shapes:
-        done = partial(advance, f"measuring {shape.what} {shape.text}")
-        done(0)
-        rows.append(measure(lineups[shape.what], shape, settings, device, checks, done))
+    with progress("checking", None) as advance:
+        for kind, variants in zip(kinds, lineups.values(), strict=True):
+            for variant in variants:
+                if NOT_RUN in checks.get(variant.name, {NOT_RUN: ""}):
+                    advance(0, what=f"checking {variant.name}")
+                    checks[variant.name] = _checked(variant, kind, settings, dtype, device)
+        shapes = [shape for kind in kinds for shape in kind.shapes(cfg, settings)]
+        runs = settings.warmup + settings.rounds + settings.memory
+        advance(0, total=runs * sum(len(lineups[shape.what]) for shape in shapes))
+        for shape in shapes:
+            advance(0, what=f"measuring {shape.what} {shape.text}")
+            rows.append(measure(lineups[shape.what], shape, settings, device, checks, advance))
     return checks, rows
+
+
+def _checked(
+    variant: Variant, kind: type[Workload], settings: Settings, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """The errors of a variant, and the kernels that computed it."""
+    with noting() as pairs:
+        try:
+            _refuse_compiled(variant, kind)
+            errors = kind.check(variant, settings, dtype, device)
+        except LookupError as error:
+            errors = {NOT_RUN: str(error)}
+    return errors | {"kernels": used(pairs)} if pairs and errors else errors
 
 
 def measure(
@@ -107,7 +103,7 @@ def measure(
     return {
         "what": shape.what,
         "batch": shape.batch,
-        **kind.describe(shape),
+        **{key: getattr(shape, name) for key, name in kind.keys.items()},
         **kind.facts(variants, shape, checks),
         "variants": {name: results[name] for name in names},
         "ratios": [_ratio(names[0], other, results, times, checks, shape) for other in names[1:]],
@@ -142,11 +138,7 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
 
 
 def failures(result: dict[str, Any], what: str) -> list[str]:
-    """The errors that invalidate a time of this workload: above the tolerance, or not a number.
-
-    Args:
-        result: of `Workload.check`; empty where a variant has no reference.
-    """
+    """The errors of `Workload.check` that invalidate a time of this workload: above the tolerance, or NaN."""
     names = [name for name in workload_type(what).checked if name in result]
     return [f"{name} off by {result[name]:g}" for name in names if not result[name] <= result["tolerance"]]
 

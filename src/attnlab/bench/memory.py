@@ -31,12 +31,9 @@ PROTOCOL = {
 
 
 def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -> float | str:
-    """The peak memory of one run of a workload, in a new process.
+    """MiB that one run of a workload takes above what was in use before, in a new process, or why there is no number.
 
     On CUDA the allocator's memory is measured, on a CPU the resident set. `dtype` is the name of a torch dtype.
-
-    Returns:
-        MiB above the memory in use before the run, or a text with the reason why there is no number.
     """
     order = {
         "variant": {**vars(variant), "cfg": written(variant.cfg)},

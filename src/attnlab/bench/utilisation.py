@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlab.bench.settings import rounded
-from attnlab.bench.workloads.base import Workload
+from attnlab.bench.workloads import Workload
 
 NOT_KNOWN = "not known"
 
@@ -44,38 +44,31 @@ def peak_of(name: str) -> Peak | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def operations_peak(name: str, dtype: str) -> float | None:
-    """Operations per second of products of a device (its name in torch) and a dtype (its name); None: unknown."""
-    peak = peak_of(name)
-    if peak is None or dtype == "float64":
-        return None
-    if dtype == "float32":
-        return peak.tf32 if torch.get_float32_matmul_precision() != "highest" else peak.single
-    return peak.half
-
-
-def share(value: float, peak: float | None) -> float | str:
-    """A value divided by its peak, or that the peak is not known."""
-    return NOT_KNOWN if peak is None else rounded(value / peak)
-
-
 def utilisation(
     name: str, dtype: str, seconds: float, operations: int | None, read: int | None
 ) -> dict[str, float | str]:
     """Numbers of a result: operations and bytes per second, and their shares of the device's peaks.
 
     Args:
+        name: of the device, in torch.
+        dtype: of the products, as torch names it.
         operations: multiplications and additions of one run; None: they were not counted.
         read: bytes that a run must read; None: unknown.
     """
-    rates: dict[str, float | str] = {}
+    peak, rates = peak_of(name), dict[str, float | str]()
+
+    def share(rate: float, most: float | None) -> float | str:
+        return NOT_KNOWN if most is None else rounded(rate / most)
+
     if operations is not None:
+        single = "single" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        kind = {"float32": single, "float64": ""}.get(dtype, "half")
         rate = operations / seconds
-        rates |= {"flops": rounded(rate), "share_of_peak_flops": share(rate, operations_peak(name, dtype))}
+        rates |= {"flops": rounded(rate), "share_of_peak_flops": share(rate, getattr(peak, kind, None))}
     if read is not None:
-        rate, peak = read / seconds, peak_of(name)
+        rate = read / seconds
         rates["bytes_per_second"] = rounded(rate)
-        rates["share_of_peak_bandwidth"] = share(rate, peak and peak.bandwidth)
+        rates["share_of_peak_bandwidth"] = share(rate, getattr(peak, "bandwidth", None))
     return rates
 
 
@@ -93,11 +86,7 @@ def operations_of(work: Workload, kernels: dict[str, list[str]]) -> int | None:
 
 
 def attention_operations(query: Any, key: Any, value: Any, causal: bool, backward: bool) -> int:
-    """Of one kernel: two products forward; five backward, the logits' among them, which are made again.
-
-    Args:
-        query, key, value: shapes, (B, H, T, .).
-    """
+    """Of one kernel with these shapes (B, H, T, .): two products forward; five backward, with the logits again."""
     (batch, heads, rows, width), columns, value_width = query, key[2], value[3]
     pairs = rows * (rows + 1) // 2 if causal and rows == columns else rows * columns
     return 2 * batch * heads * pairs * ((3 * width + 2 * value_width) if backward else width + value_width)

@@ -50,10 +50,7 @@ class AttentionVariant:
     compiled: bool = False
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> Attention:
-        """The mechanism of a layer, as it is measured.
-
-        LookupError: the layers have several, or no published algorithm of this mechanism is kept.
-        """
+        """The mechanism of a layer, as it is measured. LookupError: the layers have several, or there is none."""
         if len(self.layers()) > 1:
             raise LookupError(
                 f"{self.name} has layers of several mechanisms: measure the whole with bench.what=model or beam"
@@ -78,11 +75,7 @@ class AttentionVariant:
         return converted
 
     def compiler(self, device: torch.device) -> Compiled | None:
-        """What compiles its steps; None: they are not compiled.
-
-        Raises:
-            LookupError: steps are not compiled on this device, or there is no compiler.
-        """
+        """What compiles its steps; None: they are not compiled. LookupError: they cannot be on this device."""
         if not self.compiled:
             return None
         if device.type != "cpu":
@@ -145,7 +138,7 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
 
     Of a model that `convert=` converts: the converted mechanisms and the original; references are not read.
 
-    ConfigError: a reference that is no mechanism.
+    ConfigError: a reference is no mechanism, or has no such key.
     """
     if converts(cfg):
         return [AttentionVariant(cfg.choices.convert, cfg, converted=True), AttentionVariant("original", cfg)]
@@ -153,8 +146,7 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     variants = {chosen.name: chosen}
     for name in settings.references:
         kind = next((kind for kind in ("published", "compiled") if name.partition("_")[0] == kind), "")
-        base = name.removeprefix(kind).removeprefix("_") or chosen.name
-        base, _, value = base.partition(".")  # mtla.stride=4 is MTLA with this value, beside others of the mechanism
+        base, _, value = (name.removeprefix(kind).removeprefix("_") or chosen.name).partition(".")
         if base == chosen.name and not value:
             if values := settings.overrides_of(base):
                 raise ConfigError(
@@ -165,10 +157,9 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
         else:
             overrides = settings.overrides_of(base) + [value] * bool(value)
             variant = AttentionVariant(f"{base}.{value}" if value else base, with_attention(cfg, base, overrides))
-        if kind == "published":
-            variant = replace(variant, name=f"published_{variant.name}", published=True)
-        if kind == "compiled":
-            variant = replace(variant, name=f"compiled_{variant.name}", compiled=True)
+        if kind:
+            published, compiled = kind == "published", kind == "compiled"
+            variant = replace(variant, name=f"{kind}_{variant.name}", published=published, compiled=compiled)
         variants.setdefault(variant.name, variant)
     return list(variants.values())
 
@@ -176,11 +167,6 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
 def converts(cfg: DictConfig) -> bool:
     """Whether `convert=` names a conversion."""
     return cfg.choices.get("convert") not in (None, "none")
-
-
-def copied(variant: AttentionVariant) -> AttentionVariant:
-    """The same mechanism, with the prefix stored once per hypothesis."""
-    return replace(variant, name=f"{variant.name}_copied", copied=True)
 
 
 def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:

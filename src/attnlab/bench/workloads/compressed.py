@@ -1,9 +1,9 @@
-"""A pretrained language model with random weights, dense and compressed: the projections of a layer, and all of it."""
+"""A language model with random weights, dense and compressed: a layer's projections, all of it, and decompositions."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +14,12 @@ from torch.nn import functional as F
 
 from attnlab.bench.memory import free_bytes
 from attnlab.bench.settings import Settings, Shape
-from attnlab.bench.workloads.base import Workload
+from attnlab.bench.workloads import Workload
 from attnlab.compression import Method, densify, outline
 from attnlab.compression.counting import rate
+from attnlab.compression.decompositions import tucker
+from attnlab.compression.methods.head_tensor import Sizes
+from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.modules.base import Replacement
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
@@ -24,16 +27,12 @@ from attnlab.pretrained import ATTENTION, Layer, Projection, family_of
 
 STD = 0.02  # of random weights: of the size of trained ones
 EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
+SAME = 1e-3  # how far HOOI's relative error may lie above TensorLy's: it ends in local minima
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The task's model as it is, or with the modules of the method of `compress=`; weights follow from the seed.
-
-    Args:
-        name: compressed or dense.
-        cfg: the configuration, with `compress`.
-    """
+    """The task's model as it is, or with the modules of the method of `compress=`; weights follow from the seed."""
 
     name: Literal["compressed", "dense"]
     cfg: DictConfig
@@ -60,7 +59,11 @@ class Compared:
         """The model on the meta device, but for that layer's attention module, which has random weights."""
         model, layer = self.outline()[0], self.layer()
         assert layer.attention is not None
-        filled(model.get_submodule(layer.attention), self.cfg.seed, dtype, device)
+        module = model.get_submodule(layer.attention).to_empty(device=device)
+        torch.manual_seed(self.cfg.seed)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=STD)
+        module.to(dtype).eval()
         return model
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
@@ -68,7 +71,7 @@ class Compared:
         count = sum(parameter.numel() for parameter in Compared("dense", self.cfg).outline()[0].parameters())
         needed, free = 2 * count * max(4, dtype.itemsize), free_bytes(device)  # it is made in float32
         if needed > 0.9 * free:
-            size, room = (f"{one / 2**30:.1f} GiB" for one in (needed, free))
+            size, room = (f"{count / 2**30:.1f} GiB" for count in (needed, free))
             kind = str(dtype).removeprefix("torch.")
             raise LookupError(f"two models of {count:,} parameters in {kind} take {size}, and {room} are free")
         torch.manual_seed(self.cfg.seed)
@@ -91,16 +94,6 @@ def method_of(cfg: DictConfig) -> Method:
     return method
 
 
-@torch.no_grad()
-def filled(module: nn.Module, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a module on the meta device memory and random weights, in place."""
-    torch.manual_seed(seed)
-    module.to_empty(device=device)
-    for parameter in module.parameters():
-        parameter.normal_(std=STD)
-    module.to(dtype).eval()
-
-
 def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Projection]]:
     """The modules of a layer's attention projections, each once, with the first projection that it computes."""
     seen = set()
@@ -111,35 +104,17 @@ def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Pro
             yield model.get_submodule(projection.path), projection
 
 
-def remaining(cfg: DictConfig) -> dict[str, float]:
-    """The compression rate, and the percentage of a token's multiply-adds that is left in the compressed matrices."""
-    counts = rate(Compared("dense", cfg).outline()[0], Compared("compressed", cfg).outline()[0])
-    left = 100 * counts["multiply_adds_factorised"] / counts["multiply_adds_dense"]
-    return {"rate": round(counts["rate"], 4), "multiply_adds_percent": round(left, 2)}
-
-
 class ComparedWorkload(Workload):
-    """The compressed model beside the dense one, on `batch` texts of `text` tokens.
-
-    Arguments are those of `Workload`.
-    """
+    """The compressed model beside the dense one, on `batch` texts of `text` tokens."""
 
     checked = ("output",)
-    what: str
+    keys = {"tokens": "text"}
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
         """ConfigError: `compress` names no method."""
         method_of(cfg)
         return [Compared("compressed", cfg), Compared("dense", cfg)]
-
-    @classmethod
-    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        return [Shape(cls.what, settings.batch, 1, 0, text) for text in settings.texts]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"tokens": shape.text}
 
     @classmethod
     def check(cls, variant: Compared, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -154,18 +129,18 @@ class ComparedWorkload(Workload):
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """The compression rate, and what is left of the multiply-adds."""
-        return dict(remaining(variants[0].cfg))
+        """The compression rate, and the percentage of a token's multiply-adds that is left in the matrices."""
+        cfg = variants[0].cfg
+        counts = rate(Compared("dense", cfg).outline()[0], Compared("compressed", cfg).outline()[0])
+        left = 100 * counts["multiply_adds_factorised"] / counts["multiply_adds_dense"]
+        return {"rate": round(counts["rate"], 4), "multiply_adds_percent": round(left, 2)}
 
 
 class Projections(ComparedWorkload):
-    """q, k and v of the same input, and o of another one.
+    """q, k and v of the same input, and o of another one."""
 
-    Arguments are those of `Workload`.
-    """
-
-    about = "q, k, v and o of the first compressed layer, without attention between them, no gradients, random weights"
     what = "projections"
+    about = "q, k, v and o of the first compressed layer, without attention between them, no gradients, random weights"
 
     def __init__(self, variant: Compared, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -186,13 +161,13 @@ class Projections(ComparedWorkload):
     @classmethod
     @torch.no_grad()
     def error(cls, variant: Compared, device: torch.device) -> float:
-        largest = 0.0
+        errors = []
         for module, x in cls(variant, Shape("projections", 1, 1, 0, 3), torch.float64, device).work:
             if isinstance(module, Replacement):
                 matrix, bias = module.dense()[0][""]
                 want = F.linear(x, matrix, bias)
-                largest = max(largest, float((module(x) - want).norm() / want.norm()))
-        return largest
+                errors.append((module(x) - want).norm() / want.norm())
+        return float(torch.stack(errors).max())  # NaN if one is NaN
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -206,13 +181,10 @@ class Projections(ComparedWorkload):
 
 
 class CompressedModel(ComparedWorkload):
-    """Logits of all positions.
+    """Logits of all positions."""
 
-    Arguments are those of `Workload`.
-    """
-
-    about = "one forward pass of the whole model, every position's logits, no cache, no gradients, random weights"
     what = "whole"
+    about = "one forward pass of the whole model, every position's logits, no cache, no gradients, random weights"
 
     def __init__(self, variant: Compared, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.model = variant.whole(dtype, device)
@@ -232,3 +204,81 @@ class CompressedModel(ComparedWorkload):
     @torch.inference_mode()
     def run(self) -> None:
         self.model(input_ids=self.tokens)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """`hooi`: attnlab's; `tensorly`: `partial_tucker` of TensorLy, with the settings of TensorLLM's released code."""
+
+    name: Literal["hooi", "tensorly"]
+    cfg: DictConfig
+
+    def method(self) -> tuple[TensorLLM, Sizes]:
+        """The method and the sizes of the first layer. ConfigError: `compress` is another method."""
+        method = method_of(self.cfg)
+        if not isinstance(method, TensorLLM):
+            raise ConfigError("bench.what=decomposition measures partial Tucker: give compress=tensorllm")
+        return method, method.sizes(Compared("compressed", self.cfg).layer())
+
+
+class Decomposition(Workload):
+    """One decomposition of noise of one layer's size; `text` and `batch` have no meaning.
+
+    LookupError: TensorLy is not installed, or has no common factors for heads of different numbers.
+    """
+
+    what = "decomposition"
+    about = "partial Tucker of noise of one layer's size, the method's ranks, sweeps and tolerance, float32 input"
+    checked = ("error",)
+    error: Callable[[], float]
+
+    def __init__(self, variant: Solver, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        method, sizes = variant.method()
+        generator = torch.Generator().manual_seed(0)  # the same noise in every process
+        sides = [(len(stack.names), stack.heads, sizes.dim, sizes.width) for stack in sizes.stacks]
+        blocks = [torch.randn(side, generator=generator).to(device, dtype) for side in sides]
+        ranks, sweeps, tolerance = [stack.rank for stack in sizes.stacks], method.sweeps, method.tolerance
+        if variant.name == "hooi":
+            self.error = lambda: tucker(blocks, sizes.ranks, ranks, sweeps=sweeps, tolerance=tolerance).error
+            return
+        if len(blocks) > 1:
+            raise LookupError("TensorLy cannot decompose heads of different numbers with common factors")
+        try:
+            import tensorly
+            from tensorly.decomposition import partial_tucker
+        except ImportError as error:
+            raise LookupError("TensorLy is not installed: pip install tensorly") from error
+        tensorly.set_backend("pytorch", local_threadsafe=True)
+        rank = [ranks[0] or len(blocks[0]), *sizes.ranks]
+        options = {"rank": rank, "modes": [0, 2, 3], "n_iter_max": sweeps, "tol": tolerance, "init": "svd"}
+        self.error = lambda: float(partial_tucker(blocks[0], **options)[1][-1])
+
+    @classmethod
+    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
+        """`hooi`, and TensorLy's if `bench.references` has `tensorly`, which takes minutes for a large layer."""
+        hooi = Solver("hooi", cfg)
+        hooi.method()
+        return [hooi, *([Solver("tensorly", cfg)] if "tensorly" in settings.references else [])]
+
+    @classmethod
+    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
+        return [Shape("decomposition", 1, 1, 0, 1)]
+
+    @classmethod
+    def check(cls, variant: Solver, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+        """How far the relative error of `hooi` lies above TensorLy's, after one decomposition each; 0: not above."""
+        if variant.name == "tensorly" or "tensorly" not in settings.references:
+            return {}
+        (shape,) = cls.shapes(variant.cfg, settings)
+        hooi, tensorly = (cls(solver, shape, dtype, device).error() for solver in cls.lineup(variant.cfg, settings))
+        return {"error": max(hooi - tensorly, 0.0), "ours": hooi, "tensorly": tensorly, "tolerance": SAME}
+
+    @classmethod
+    def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """The size of the tensor and the ranks."""
+        _, sizes = variants[0].method()
+        tensors = [[sizes.dim, sizes.width, len(stack.names), stack.heads] for stack in sizes.stacks]
+        return {"tensors": tensors, "ranks": [*sizes.ranks, *{stack.rank for stack in sizes.stacks}]}
+
+    def run(self) -> None:
+        self.error()

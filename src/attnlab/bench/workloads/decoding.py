@@ -14,8 +14,8 @@ from torch.autograd.profiler_legacy import profile  # torch.profiler writes line
 
 from attnlab.attention import Cache
 from attnlab.bench.settings import Settings, Shape, rounded
-from attnlab.bench.variants import AttentionVariant, LayerSteps, copied
-from attnlab.bench.workloads.base import AttentionWorkload, random_inputs
+from attnlab.bench.variants import AttentionVariant, LayerSteps
+from attnlab.bench.workloads import AttentionWorkload, random_inputs
 from attnlab.decoding import BeamSearch
 from attnlab.decoding.steps import WARM_UP, Stepping, Steps
 from attnlab.models import LanguageModel, PrefixDecoder
@@ -33,12 +33,12 @@ class Decoding(AttentionWorkload):
     """Cached steps of an attention layer, after the prefix, the context and the first steps, which `prepare` takes.
 
     The context is random numbers in the cache: a step's time does not depend on the values.
-    Arguments are those of `Workload`.
 
     Raises:
         LookupError: there is a context, but the cache has no buffers that could be filled with it.
     """
 
+    what = "decoding"
     about = (
         "one attention layer, one token a call, after the prefix, `context` positions of text "
         "(the cache filled at random) and a first token, on CUDA four, in which the step is captured (prepare_seconds)"
@@ -46,7 +46,7 @@ class Decoding(AttentionWorkload):
     checked = ("output", "steps")
     section = "inference"
     steps = True
-    what = "decoding"
+    keys = {"prefix": "prefix", "steps": "text", "context": "context", "reorder": "reorder"}
     model: Stepping
     inputs: Tensor  # of all steps, (B, first + text, ...)
     step: Callable[[Tensor], Tensor]
@@ -76,13 +76,9 @@ class Decoding(AttentionWorkload):
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        common = cls.what, settings.batch, settings.beam, settings.prefix, settings.steps
+        prefix = settings.prefix if "prefix" in cls.keys else 0
         ways = itertools.product(settings.contexts, settings.reorder)
-        return [Shape(*common, reorder, context) for context, reorder in ways]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"prefix": shape.prefix, "steps": shape.text, "context": shape.context, "reorder": shape.reorder}
+        return [Shape(cls.what, settings.batch, 1, prefix, settings.steps, *way[::-1]) for way in ways]
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -144,17 +140,16 @@ class Decoding(AttentionWorkload):
 class Generation(Decoding):
     """Cached steps of the task's language model: every layer and the logits, one token a call.
 
-    Arguments are those of `Workload`.
-
     Raises:
         LookupError: the model is no language model or has no such positions, or its caches cannot be filled.
     """
 
+    what = "generation"
     about = (
         "the task's language model: one token a call through all layers to the logits, after `context` positions "
         "(the caches filled at random) and a first token, on CUDA four, in which the step is captured; no prefix"
     )
-    what = "generation"
+    keys = {"steps": "text", "context": "context", "reorder": "reorder"}
 
     def _build(self, variant: AttentionVariant, device: torch.device) -> None:
         model = self.language = language_model(variant, self.size[1], self.dtype, device)
@@ -164,14 +159,6 @@ class Generation(Decoding):
     def _start(self) -> list[Cache]:
         return self.language.start(*self.size[:2])
 
-    @classmethod
-    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        return [replace(shape, prefix=0) for shape in super().shapes(cfg, settings)]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"steps": shape.text, "context": shape.context, "reorder": shape.reorder}
-
     def bytes_read(self) -> None:
         """Unknown: a step reads few rows of the embedding."""
 
@@ -179,28 +166,20 @@ class Generation(Decoding):
 class Prefill(AttentionWorkload):
     """`text` positions read into empty caches in one call: every layer, and the logits of every position.
 
-    Arguments are those of `Workload`.
-
     Raises:
         LookupError: the model is no language model or has no such positions.
     """
 
+    what = "prefill"
     about = "the task's language model reads `text` positions into empty caches in one call, logits included"
     checked = ("output", "steps")
+    keys = {"text": "text"}
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.model, self.shape = language_model(variant, shape.text, dtype, device), shape
         self.attentions = self.model.attentions
         self.tokens = random_tokens(variant, shape.batch, shape.text, device)
         self.caches: list[Cache] = []
-
-    @classmethod
-    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        return [Shape("prefill", settings.batch, 1, 0, text) for text in settings.texts]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"text": shape.text}
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -213,16 +192,15 @@ class Prefill(AttentionWorkload):
 
 
 class Beam(AttentionWorkload):
-    """The prefix is read, then every hypothesis is continued by `steps` tokens and ended.
+    """The prefix is read, then every hypothesis is continued by `steps` tokens and ended."""
 
-    Arguments are those of `Workload`.
-    """
-
+    what = "beam"
     about = "the task's decoder: the prefix is read, then every hypothesis is continued by `steps` tokens and </s>"
     checked = ("output", "steps")
     section = "inference"
     steps = True
     reads_prefix = "always"
+    keys = {"prefix": "prefix", "beam": "beam", "steps": "text"}
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         decoder = variant.decoder(dtype, device)
@@ -241,15 +219,11 @@ class Beam(AttentionWorkload):
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
         """After the chosen mechanism, the same with the prefix stored once per hypothesis."""
         chosen, *others = super().lineup(cfg, settings)
-        return [chosen, copied(chosen), *others]
+        return [chosen, replace(chosen, name=f"{chosen.name}_copied", copied=True), *others]
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
         return [Shape("beam", settings.batch, settings.beam, settings.prefix, settings.steps)]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"prefix": shape.prefix, "beam": shape.beam, "steps": shape.text}
 
     def prepare(self) -> None:
         self.spy.caches = []
@@ -263,12 +237,7 @@ class Beam(AttentionWorkload):
 
 
 class Spy:
-    """A decoder whose caches can be looked at.
-
-    Args:
-        decoder: the decoder of the search.
-        copied: True: the prefix is stored once per hypothesis.
-    """
+    """A decoder whose caches can be looked at; `copied`: the prefix is stored once per hypothesis."""
 
     def __init__(self, decoder: PrefixDecoder, copied: bool) -> None:
         self.decoder, self.copied = decoder, copied
@@ -276,18 +245,11 @@ class Spy:
         self.caches: list[Cache] = []
 
     def start(
-        self,
-        prefix: Tensor,
-        prefix_lengths: Tensor | None,
-        beam: int,
-        capacity: int,
-        *,
-        dtype: torch.dtype | None = None,
+        self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, capacity: int, **options: Any
     ) -> list[Cache]:
         if self.copied:
-            prefix, beam = prefix.repeat_interleave(beam, 0), 1
-            prefix_lengths = None
-        self.caches = self.decoder.start(prefix, prefix_lengths, beam, capacity, dtype=dtype)
+            prefix, prefix_lengths, beam = prefix.repeat_interleave(beam, 0), None, 1
+        self.caches = self.decoder.start(prefix, prefix_lengths, beam, capacity, **options)
         return self.caches
 
 
@@ -299,11 +261,7 @@ def first_steps(device: torch.device) -> int:
 def language_model(
     variant: AttentionVariant, positions: int, dtype: torch.dtype, device: torch.device
 ) -> LanguageModel:
-    """The task's model with random weights.
-
-    Raises:
-        LookupError: it is no language model, or it has learned fewer positions.
-    """
+    """The task's model with random weights. LookupError: no language model, or one that learned fewer positions."""
     learned = variant.cfg.task.model.get("positions") or positions
     if learned < positions:
         raise LookupError(f"the model has learned {learned} positions, not {positions}")

@@ -19,8 +19,9 @@ from attnlab.attention.positional import PositionalCache
 from attnlab.attention.tpa import FactorCache, Factors
 from attnlab.bench.exactness import TOLERANCE
 from attnlab.bench.settings import Settings, Shape, rounded
+from attnlab.bench.utilisation import events
 from attnlab.bench.variants import AttentionVariant, lineup
-from attnlab.bench.workloads.base import Workload
+from attnlab.bench.workloads import Workload
 from attnlab.run.record import NOT_RUN
 
 CHECKED = {"cpu": (2, 5, 20), "cuda": (4, 130, 1000)}  # rows, prefix and context of the check
@@ -28,26 +29,14 @@ COPIED = 2**30  # bytes of the copy that a device's bandwidth is measured with
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A mechanism whose step is read by a kernel, or as torch alone does it.
+class Reading(AttentionVariant):
+    """A mechanism whose step is read by a kernel, or as torch alone does it."""
 
-    Args:
-        name: what the record calls it.
-        cfg: the configuration of a run with this mechanism.
-        by: triton or torch.
-        converted: as in `AttentionVariant`.
-        compiled: as there; such a variant is not measured.
-    """
-
-    name: str
-    cfg: DictConfig
-    by: Literal["triton", "torch"]
-    converted: bool = False
-    compiled: bool = False
+    by: Literal["triton", "torch"] = "torch"
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA | TPA:
         """The mechanism of a layer. LookupError: no kernel of a step serves it, or the layers have several."""
-        attention = AttentionVariant(self.name, self.cfg, converted=self.converted).attention(dtype, device)
+        attention = super().attention(dtype, device)
         if not (isinstance(attention, MHA | MLA) or isinstance(attention, TPA) and attention.has_kernel):
             raise LookupError(f"no kernel reads the cache of {type(attention).__name__} in a step")
         return attention
@@ -64,13 +53,7 @@ class Reading:
 
 
 class LayerRead:
-    """A step's queries and a cache that holds random numbers.
-
-    Args:
-        attention: MHA, MLA, or what inherits from them.
-        shape: rows, prefix and context.
-        dtype, device: of the cache.
-    """
+    """A step's queries and a cache that holds random numbers, of the shape's rows, prefix and context."""
 
     def __init__(self, attention: MHA | MLA, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         cache = attention.new_cache(shape.batch, max(1, shape.context), shape.prefix, dtype=dtype, device=device)
@@ -87,11 +70,6 @@ class LayerRead:
         heads, width = attention.num_heads, self.key.shape[-1]
         self.q = torch.randn(shape.batch, heads, 1, width, generator=generator, device=device, dtype=dtype)
         self.cache: Cache = cache
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are read: every slot once."""
-        return self.cache.nbytes
 
     def read(self, backend: Backend) -> Tensor:
         """(B, H, 1, Dv), by this backend."""
@@ -111,10 +89,7 @@ class LayerRead:
 
 
 class FactorRead:
-    """A step's query factors and a cache that holds random numbers; the newest position is the last of the context.
-
-    Arguments are those of `LayerRead`.
-    """
+    """A step's query factors and a cache that holds random numbers; the newest position is the last of the context."""
 
     @torch.no_grad()
     def __init__(self, attention: TPA, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
@@ -128,11 +103,6 @@ class FactorRead:
         x = torch.randn(shape.batch, 1, attention.d_model, generator=generator, device=device, dtype=dtype)
         self.factors = attention.rotated_factors(cache.angles(size - 1, size), *attention.project(x))
         self.attention, self.cache, self.batch = attention, cache, shape.batch
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are read: every factor once."""
-        return self.cache.nbytes
 
     @torch.no_grad()
     def read(self, backend: Backend) -> Tensor:
@@ -173,19 +143,19 @@ class Kernels(Workload):
     """One step's reading of a cache of `context` positions after a prefix of each row; projections are left out.
 
     On CUDA it is captured in a graph.
-    Arguments are those of `Workload`.
 
     Raises:
         LookupError: no kernel serves the mechanism, or a kernel would run in Triton's interpreter.
     """
 
+    what = "kernels"
     about = (
         "the attention of one step of one layer, without projections, over `context` positions of text and a prefix of "
-        "each row, at random. CUDA: a replayed CUDA graph of it; share_of_copy: bytes of the cache "
-        "per second by those of a device copy (read "
-        "and written) in the same run. Triton's interpreter is not timed"
+        "each row, at random. CUDA: a replayed CUDA graph of it; share_of_copy: bytes of the cache per second by those "
+        "of a device copy (read and written) in the same run. Triton's interpreter is not timed"
     )
     checked = ("output",)
+    keys = {"prefix": "prefix", "context": "context"}
 
     def __init__(self, variant: Reading, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         attention = variant.attention(dtype, device)
@@ -203,7 +173,7 @@ class Kernels(Workload):
         """The run's mechanism by the kernel and by torch, then each reference that is not a published algorithm."""
         backends: tuple[Literal["triton", "torch"], ...] = ("triton", "torch")
         return [
-            Reading(f"{variant.name} {by}", variant.cfg, by, variant.converted, variant.compiled)
+            Reading(**vars(variant) | {"name": f"{variant.name} {by}"}, by=by)
             for variant in lineup(cfg, settings)
             if not variant.published
             for by in backends
@@ -212,10 +182,6 @@ class Kernels(Workload):
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
         return [Shape("kernels", settings.batch, 1, settings.prefix, 1, False, c) for c in settings.contexts]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"prefix": shape.prefix, "context": shape.context}
 
     @classmethod
     def check(cls, variant: Reading, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -234,13 +200,13 @@ class Kernels(Workload):
         self.call()
 
     def bytes_read(self) -> int:
-        return self.step.nbytes
+        return self.step.cache.nbytes
 
     def rates(self, seconds: float) -> dict[str, Any]:
-        read = {"bytes": self.step.nbytes}
+        read = {"bytes": self.bytes_read()}
         if not self.captured:
             return read | {"bytes_per_second": NOT_RUN, "share_of_copy": NOT_RUN}
-        speed = self.step.nbytes / seconds
+        speed = self.bytes_read() / seconds
         return read | {"bytes_per_second": rounded(speed), "share_of_copy": rounded(speed / copy_speed(self.device))}
 
 
@@ -264,10 +230,7 @@ def copy_speed(device: torch.device) -> float:
     source, target = (torch.empty(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
     fastest = float("inf")
     for _ in range(10):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
-        target.copy_(source)
-        ended.record()
-        torch.cuda.synchronize(device)
-        fastest = min(fastest, begun.elapsed_time(ended) / 1000)
+        with events(device) as seconds:
+            target.copy_(source)
+        fastest = min(fastest, seconds[0])
     return 2 * COPIED / fastest

@@ -1,32 +1,28 @@
 """Training steps without optimizer: of one attention layer, and of the task's model."""
 
-from typing import Any
-
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.attention import Attention
-from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.settings import Shape
 from attnlab.bench.variants import AttentionVariant
-from attnlab.bench.workloads.base import AttentionWorkload, random_inputs
+from attnlab.bench.workloads import AttentionWorkload, random_inputs
 from attnlab.models import LanguageModel
 
 
 class Training(AttentionWorkload):
-    """Forward and backward of an attention layer: gradients of inputs and weights.
+    """Forward and backward of an attention layer: gradients of inputs and weights."""
 
-    Arguments are those of `Workload`.
-    """
-
+    what = "training"
     about = (
         "one attention layer: forward and backward, gradients of inputs and weights; no dropout; "
         "keys of `prefix` positions before the text"
     )
     checked = ("output", "gradient")
     section = "training"
-    what = "training"
+    keys = {"prefix": "prefix", "text": "text"}
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         attention = variant.attention(dtype, device)
@@ -34,14 +30,6 @@ class Training(AttentionWorkload):
         self.x = random_inputs(attention, shape.batch, shape.text).requires_grad_()
         self.prefix = random_inputs(attention, shape.batch, shape.prefix).requires_grad_() if shape.prefix else None
         self.grad = torch.ones_like(self.x)
-
-    @classmethod
-    def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        return [Shape(cls.what, settings.batch, settings.beam, settings.prefix, text) for text in settings.texts]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"prefix": shape.prefix, "text": shape.text}
 
     def prepare(self) -> None:
         self.attention.zero_grad()
@@ -61,14 +49,11 @@ class Training(AttentionWorkload):
 
 
 class ModelTraining(Training):
-    """Loss and backward of the task's model. Its encoder, if it has one, gives `prefix` positions.
+    """Loss and backward of the task's model. Its encoder, if it has one, gives `prefix` positions."""
 
-    Arguments are those of `Workload`.
-    """
-
+    what = "model"
     about = "the task's model: inputs to loss and back; no dropout, no optimizer; an encoder gives `prefix` positions"
     reads_prefix = "with an encoder"
-    what = "model"
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.model, self.shape = variant.model(dtype, device), shape

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.bench.settings import Settings, Shape
-from attnlab.bench.workloads.base import Workload
+from attnlab.bench.workloads import Workload
 from attnlab.compression.methods.query_key import QueryKeyMethod, Sizes
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention
 from attnlab.config.build import instantiate
@@ -29,7 +29,6 @@ class LayerVariant:
 
     Args:
         name: compressed; dense: as it was; loop: compressed, and computed head after head.
-        cfg: the configuration, with `compress`.
     """
 
     name: Literal["compressed", "dense", "loop"]
@@ -38,10 +37,9 @@ class LayerVariant:
     def module(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         """`compressed` and `loop` share their weights."""
         torch.manual_seed(self.cfg.seed)
-        model, layer = model_and_layer(self.cfg)
+        model, layer, compressed = outlined(self.cfg)
         if self.name == "dense":
             return model.get_submodule(layer.attention or "").to(device, dtype).eval()
-        compressed = outlined(layer, method_of(self.cfg))
         with torch.no_grad():
             for parameter in compressed.parameters():
                 parameter.normal_(std=0.02)  # of the size of trained ones
@@ -53,39 +51,34 @@ class LayerVariant:
 
 
 class VisionLayer(Workload):
-    """One forward pass of `batch` images, without gradients.
+    """One forward pass of `batch` images, without gradients."""
 
-    Arguments are those of `Workload`.
-    """
-
+    what = "forward"
     about = "one attention layer, no gradients, random weights; uneven ranks where heads share a total"
     checked = ("output",)
+    keys = {"tokens": "text"}
 
     def __init__(self, variant: LayerVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.module = variant.module(dtype, device)
         generator = torch.Generator().manual_seed(0)
         with without_memory():
-            dim = Sizes.of(model_and_layer(variant.cfg)[1]).dim
+            dim = Sizes.of(outlined(variant.cfg)[1]).dim
         self.x = torch.randn(shape.batch, shape.text, dim, generator=generator).to(device, dtype)
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[LayerVariant]:
         """ConfigError: `compress` names no method that compresses attention."""
         with without_memory():
-            compressed = outlined(model_and_layer(cfg)[1], method_of(cfg))
-        loop = [LayerVariant("loop", cfg)] if isinstance(compressed, FactoredAttention) else []
+            factored = isinstance(outlined(cfg)[2], FactoredAttention)
+        loop = [LayerVariant("loop", cfg)] if factored else []
         return [LayerVariant("compressed", cfg), LayerVariant("dense", cfg), *loop]
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
         with without_memory():
-            model: Any = model_and_layer(cfg)[0]
+            model: Any = outlined(cfg)[0]
         tokens = cfg.task.data.image_size**2 // model.patch_embed.patch_size[0] ** 2 + model.num_prefix_tokens
         return [Shape("forward", settings.batch, 1, 0, tokens)]
-
-    @classmethod
-    def describe(cls, shape: Shape) -> dict[str, Any]:
-        return {"tokens": shape.text}
 
     @classmethod
     @torch.no_grad()
@@ -105,8 +98,7 @@ class VisionLayer(Workload):
         """Ranks, and the percentage of the dense layer's multiply-adds that is left."""
         cfg = variants[0].cfg
         with without_memory():
-            layer = model_and_layer(cfg)[1]
-            compressed = outlined(layer, method_of(cfg))
+            _, layer, compressed = outlined(cfg)
         share = compressed.multiply_adds(shape.text) / layer.attention_multiply_adds(shape.text)
         return {
             "ranks": compressed.ranks if isinstance(compressed, FactoredAttention) else compressed.rank,
@@ -145,35 +137,28 @@ class PerHead(nn.Module):
         return y
 
 
-def method_of(cfg: DictConfig) -> QueryKeyMethod:
-    """The method of `compress=`. ConfigError: there is none that compresses attention."""
+def outlined(cfg: DictConfig) -> tuple[nn.Module, Layer, CompressedAttention]:
+    """The task's model with a head of any size, its first layer that has attention, and the compressed form of that.
+
+    Where heads share a total rank, their ranks fall evenly from five thirds of their mean to a third.
+
+    ConfigError: `compress` names no method that compresses attention.
+    """
     method = instantiate(cfg.compress, path="compress") if cfg.choices.compress != "none" else None
     if not isinstance(method, QueryKeyMethod):
         raise ConfigError(
             f"mode=bench of task={cfg.choices.task} measures compressed attention: give compress= a method that "
             "compresses it, for instance compress=irratt"
         )
-    return method
-
-
-def model_and_layer(cfg: DictConfig) -> tuple[nn.Module, Layer]:
-    """The task's model with a head of any size, and its first layer that has attention."""
     spec = instantiate(cfg.task.model, path="task.model")
     model = spec.create(None if spec.num_classes is not None else 2)
-    return model, next(layer for layer in family_of(model).layers(model) if layer.attention)
-
-
-def outlined(layer: Layer, method: QueryKeyMethod) -> CompressedAttention:
-    """The compressed form of a dense layer, without weights.
-
-    Where heads share a total rank, their ranks fall evenly from five thirds of their mean to a third.
-    """
+    layer = next(layer for layer in family_of(model).layers(model) if layer.attention)
     sizes = Sizes.of(layer)
     compressed = method.outline(sizes)
     if isinstance(compressed, FactoredAttention) and not method.per_head:
         ranks, fused = uneven(compressed.rank, sizes.heads), compressed.fusion is not None
-        return FactoredAttention(sizes.dim, ranks, compressed.value_ranks, sizes.scale, fused=fused, **sizes.rest)
-    return compressed
+        compressed = FactoredAttention(sizes.dim, ranks, compressed.value_ranks, sizes.scale, fused=fused, **sizes.rest)
+    return model, layer, compressed
 
 
 def uneven(total: int, heads: int) -> list[int]:
