@@ -159,7 +159,7 @@ def test_every_workload_has_its_class() -> None:
     ("settings", "message"),
     [
         (["bench.what=[beam,speed]"], "bench.what=speed cannot measure the model of task=mustc: give bench.what=["),
-        (["bench.prefix=0"], "bench.prefix=0: a whole model reads a prefix"),
+        (["bench.prefix=0"], "bench.prefix=0: its decoder reads a prefix"),
         (["bench.overrides=['gqa.num_heads=2']"], "bench.overrides: gqa.num_heads=2: expected REFERENCE.KEY=VALUE"),
         (["bench.overrides=['mha.heads=2']"], "bench.overrides: mha has no heads; nearest: "),
         (["bench.references=[mtla]", "bench.overrides=['mtla.stride=3']"], "mtla.stride=3: mtla is the mechanism of"),

@@ -21,11 +21,11 @@ def config(*overrides: str) -> DictConfig:
 
 def test_projections_and_the_whole_model_beside_the_dense_ones() -> None:
     cfg = config("bench.what=[projections,whole]", "compress=tensorllm", "compress.layers=[1]", "rank=4")
-    checks, (projections, whole) = rows(cfg)
+    checks, (projections, model) = rows(cfg)
     assert checks["compressed"]["output"] < 1e-12
-    assert projections["layer"].endswith(".1") and projections["rate"] == whole["rate"] > 1
+    assert projections["layer"].endswith(".1") and projections["rate"] == model["rate"] > 1
     assert 0 < projections["multiply_adds_percent"] < 100
-    for row in (projections, whole):
+    for row in (projections, model):
         assert list(row["variants"]) == ["compressed", "dense"] and row["ratios"][0]["seconds"]["median"] > 0
 
 

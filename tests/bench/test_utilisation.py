@@ -31,7 +31,7 @@ def test_a_kernel_that_was_timed_and_not_checked_gives_no_ratio() -> None:
     assert unchecked(check, {"kernels": {"merged": ["FUSED_CUDA"], "dense": ["SDPA flash"]}}) == []
     result = {"kernels": {"merged": ["FLASH_CUDA", "FUSED_CUDA"], "window": ["FLEX", "SDPA"]}}
     assert unchecked(check, result) == ["FLASH_CUDA (merged)", "FLEX (window)"]
-    assert unchecked({}, result) == []  # of a published algorithm, which is its own reference
+    assert unchecked({}, result) == []  # of a published algorithm, which is the reference
 
 
 class Products:

@@ -18,10 +18,11 @@ from attnlab.models import Decoder, LanguageModel
 from tests.export.trained import TENSORIZED, WORDS, config, ids, model_of, pieces, record
 
 
-def exported(folder: Path, attention: str, **options: Any) -> tuple[LanguageModel, Path, str]:
+def exported(folder: Path, attention: str, **options: Any) -> tuple[LanguageModel, Path]:
     cfg = config(attention, **options)
     model = model_of(cfg)
-    return model, folder / attention, language.export(model, cfg, WORDS, record(attention), folder / attention)
+    language.export(model, cfg, WORDS, record(attention), folder / attention)
+    return model, folder / attention
 
 
 def same_code(folder: Path) -> Any:
@@ -53,7 +54,7 @@ def test_two_folders_of_one_name_have_their_own_code(tmp_path: Path) -> None:
     import transformers
 
     for attention in ("mla", "tpa"):
-        model, folder, _ = exported(tmp_path, attention)
+        model, folder = exported(tmp_path, attention)
         place = tmp_path / f"{attention}-run" / "exported"
         place.parent.mkdir()
         folder.rename(place)
@@ -66,7 +67,7 @@ def test_two_folders_of_one_name_have_their_own_code(tmp_path: Path) -> None:
 def test_the_folder_is_loaded_with_its_own_code(tmp_path: Path) -> None:
     import transformers
 
-    model, folder, _ = exported(tmp_path, "hybrid")
+    model, folder = exported(tmp_path, "hybrid")
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     assert {type(module).__module__.partition(".")[0] for module in loaded.modules()} == {
         "torch",
@@ -93,8 +94,8 @@ def test_the_folder_is_loaded_with_its_own_code(tmp_path: Path) -> None:
 def test_a_plain_llama_has_the_same_logits(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
     import transformers
 
-    model, folder, form = exported(tmp_path, attention, **options)
-    assert form == "llama" and not list(folder.glob("*.py"))
+    model, folder = exported(tmp_path, attention, **options)
+    assert not list(folder.glob("*.py"))
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert type(loaded).__name__ == "LlamaForCausalLM"
@@ -125,9 +126,9 @@ def test_what_a_llama_cannot_hold() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(("attention", "options"), [("hybrid", {}), ("multilinear_summed", {"model": TENSORIZED})])
 def test_generation_with_the_small_cache(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
-    model, folder, form = exported(tmp_path, attention, **options)
+    model, folder = exported(tmp_path, attention, **options)
     loaded, tokens = same_code(folder), ids(2, 9)
-    assert form == "attnlab" and (folder / "modeling_attnlab.py").is_file()
+    assert (folder / "modeling_attnlab.py").is_file()
     torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=0, atol=1e-5)
     mask = torch.ones_like(tokens)
 
@@ -148,7 +149,7 @@ def test_generation_with_the_small_cache(attention: str, options: dict[str, Any]
 
 @torch.no_grad()
 def test_rows_with_padding_are_those_without(tmp_path: Path) -> None:
-    model, folder, _ = exported(tmp_path, "mtla")
+    model, folder = exported(tmp_path, "mtla")
     loaded, tokens = same_code(folder), ids(3, 9)
     paddings = (0, 3, 3)
     mask = torch.stack([torch.arange(9) >= padding for padding in paddings]).long()
@@ -172,7 +173,7 @@ def test_rows_with_padding_are_those_without(tmp_path: Path) -> None:
 def test_what_the_cache_refuses(tmp_path: Path) -> None:
     import transformers
 
-    _, folder, _ = exported(tmp_path, "mtla")
+    _, folder = exported(tmp_path, "mtla")
     loaded, tokens = same_code(folder), ids(2, 9)
     holes = torch.tensor([[1, 0, 1]])
     for arguments, message in (
@@ -200,7 +201,7 @@ def test_what_the_cache_refuses(tmp_path: Path) -> None:
 
 
 def test_a_model_is_trained_further(tmp_path: Path) -> None:
-    model, folder, _ = exported(tmp_path, "tpa")
+    model, folder = exported(tmp_path, "tpa")
     loaded, tokens = same_code(folder).train(), ids(2, 9)
     loss = loaded(tokens, labels=tokens).loss
     loss.backward()

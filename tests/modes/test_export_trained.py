@@ -111,14 +111,14 @@ def test_images_for_timm(format: str, trained_run: TrainedRun) -> None:
     run, module = trained_run(*IMAGES)
     folder = exported(run, format)
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    assert not [name for name in (type(part).__module__ for part in theirs.modules()) if name.startswith("attnlab")]
-    torch.testing.assert_close(theirs(pictures), module.model(pictures), rtol=0, atol=1e-6)
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert not [name for name in (type(part).__module__ for part in loaded.modules()) if name.startswith("attnlab")]
+    torch.testing.assert_close(loaded(pictures), module.model(pictures), rtol=0, atol=1e-6)
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3}
     name = module.model.pretrained_cfg["architecture"]
     plain = timm.create_model(name, checkpoint_path=str(folder / "model.safetensors"), num_classes=3, **sizes)
     plain.eval()
-    torch.testing.assert_close(plain(pictures), theirs(pictures), rtol=0, atol=0)
+    torch.testing.assert_close(plain(pictures), loaded(pictures), rtol=0, atol=0)
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == ["cat", "dog", "hen"]
     published = config["pretrained_cfg"]
@@ -164,11 +164,11 @@ def test_a_run_that_was_compressed_and_tuned(tmp_path: Path) -> None:
     write(record | {"status": "finished"}, run)
     for checkpoint in (run, run / "checkpoints" / "averaged.safetensors"):
         place = exported(checkpoint)
-        theirs = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
+        loaded = timm.create_model(f"local-dir:{place}", pretrained=True).eval()
         size = cfg.task.data.image_size
         picture = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            torch.testing.assert_close(theirs(picture), load_compressed(run / "compressed")(picture), rtol=0, atol=1e-5)
+            torch.testing.assert_close(loaded(picture), load_compressed(run / "compressed")(picture), rtol=0, atol=1e-5)
         assert json.loads((place / "config.json").read_text())["label_names"] == json.loads(
             (run / "classes.json").read_text()
         )

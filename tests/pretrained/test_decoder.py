@@ -1,4 +1,4 @@
-"""Decoders of transformers as attnlab's own: the same logits, cached and not, and the way back."""
+"""Decoders of transformers as attnlab's: the same logits, cached and not, and the way back."""
 
 from typing import Any
 
@@ -15,34 +15,34 @@ from tests.conversion.models import FAMILIES, SIZES, ours, theirs, tokens
 def test_the_same_logits_there_and_back(name: str) -> None:
     model, ids = theirs(name), tokens(2, 24)
     options = huggingface.options_of(model)
-    own = ours(model)
+    converted = ours(model)
     with torch.no_grad():
         want: torch.Tensor = model(ids).logits
-        assert error(own(ids), want) < 1e-5
-        caches = own.start(2, 24)
-        stepwise = torch.cat([own.step(part, caches) for part in ids.split([5, 1, 1, 17], 1)], 1)
+        assert error(converted(ids), want) < 1e-5
+        caches = converted.start(2, 24)
+        stepwise = torch.cat([converted.step(part, caches) for part in ids.split([5, 1, 1, 17], 1)], 1)
         assert error(stepwise, want) < 1e-5
-        back: Any = decoder.unread(own, options, "tiny")
+        back: Any = decoder.unread(converted, options, "tiny")
         assert error(back(ids).logits, want) < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
         ({"hidden_act": "mish"}, "the activation mish"),
         ({"model_type": "gptj"}, "gptj has layers"),
     ],
 )
-def test_what_cannot_be_carried_over_is_named(change: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_carried_over_is_named(change: dict[str, Any], reason: str) -> None:
     options = {"model_type": "llama", **SIZES, "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=reason):
         decoder.nodes_of(options | change, "tiny")
 
 
 def test_a_stored_table_keeps_its_precision() -> None:
-    own = ours(theirs("yarn"))
-    before = own.attentions[0].frequencies.clone()  # type: ignore[operator]
-    own.to(torch.bfloat16)
-    after = own.attentions[0].frequencies
+    model = ours(theirs("yarn"))
+    before = model.attentions[0].frequencies.clone()  # type: ignore[operator]
+    model.to(torch.bfloat16)
+    after = model.attentions[0].frequencies
     assert after.dtype == torch.float64 and torch.equal(after, before)  # type: ignore[arg-type]

@@ -111,9 +111,9 @@ def test_a_compressed_decoder_generates(kind: str) -> None:
 def test_save_pretrained_of_a_compressed_model_names_what_works(tmp_path: Path) -> None:
     model: Any = tiny("llama")
     compress(model, TensorLLM(ranks=[10, 4], layers=[0]))
-    for each in (model, copy.deepcopy(model)):
+    for same in (model, copy.deepcopy(model)):
         with pytest.raises(ConfigError, match=r"^model.layers.0.self_attn.\w+ is compressed: .* mode=export "):
-            each.save_pretrained(tmp_path / "model")
+            same.save_pretrained(tmp_path / "model")
     assert not (tmp_path / "model").exists()
     densify(model, tiny("llama")).save_pretrained(tmp_path / "dense")  # type: ignore[operator]
     assert huggingface.load(str(tmp_path / "dense"))

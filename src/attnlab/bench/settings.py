@@ -30,7 +30,7 @@ class Settings:
         dtype: of weights and inputs.
         rounds: measured rounds, in which the variants take turns.
         warmup: rounds before them that are not measured.
-        memory: whether peak memory is measured too, each number in a process of its own.
+        memory: whether peak memory is measured too, each number in a new process.
         references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. A name
             may carry a value, as in mtla.stride=4, and be repeated with others. `compiled` and `compiled_<name>`: the
             same mechanism with compiled steps, on a CPU. Not read with `convert=`: the converted model is compared with

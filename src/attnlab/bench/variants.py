@@ -53,7 +53,7 @@ class AttentionVariant:
         """The mechanism of a layer, as it is measured. LookupError: the layers have several, or there is none."""
         if len(self.layers()) > 1:
             raise LookupError(
-                f"{self.name} has layers of several mechanisms: measure the whole with bench.what=model or beam"
+                f"{self.name} has layers of several mechanisms: measure the model with bench.what=model or beam"
             )
         attention = self.mechanism(dtype, device)
         return baselines.of(attention) if self.published else attention
@@ -104,7 +104,7 @@ class AttentionVariant:
         return self._finished(decoder, dtype, device)
 
     def model(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """The task's whole model, without a CTC head."""
+        """The task's model, without a CTC head."""
         torch.manual_seed(self.cfg.seed)
         task = self.cfg.task
         model: nn.Module = instantiate(

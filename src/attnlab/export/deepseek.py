@@ -1,9 +1,9 @@
-"""A converted decoder as transformers' own DeepseekV3: a folder without any code of attnlab.
+"""A converted decoder as transformers' DeepseekV3: a folder without any code of attnlab.
 
 The class of transformers caches latents and rotary keys, as attnlab does, but builds keys and values of all positions
 again in every step. Its norms of latents are made to do nothing by a constant channel of size M: the root mean square
 of [c, M] is M / sqrt(r + 1) up to a relative error of |c|^2 / 2 M^2, which the norm's weight takes away.
-Other programs have classes of their own for this architecture, which do not compute the same: see SERVING.
+Other programs have other classes for this architecture, which do not compute the same: see SERVING.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attnlab.pretrained import hub
 
 CONSTANT = 1e4  # M: above 6e4 it is no number of float16
 THETA = 10000.0
-NEAR = {torch.float32: 1e-3, torch.float64: 1e-5}  # of logits, in units of the largest; other types have their own
+NEAR = {torch.float32: 1e-3, torch.float64: 1e-5}  # of logits, in units of the largest; other types: below
 SERVING = (  # for the model card and the end of the export
     "Serve it with `vllm serve {folder} --model-impl transformers`: vLLM's default decodes it wrongly and reports no "
     "error. `--model-impl auto`, the default, and `--model-impl vllm` use vLLM's own class for DeepseekV3, which drops "

@@ -1,4 +1,4 @@
-"""Export of a trained language model in Hugging Face's form: a Llama, or a folder with its own modelling files."""
+"""Export of a trained language model in Hugging Face's form: a Llama, or a folder with modelling files."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def export(
     folder: Path,
     layers: Sequence[Mapping[str, Any]] | None = None,
     format: Literal["hf", "deepseek"] = "hf",
-) -> str:
+) -> None:
     """Write a language model as a folder that transformers loads without attnlab.
 
     A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`, and a pretrained
@@ -56,27 +56,26 @@ def export(
         layers: what builds the attention of each layer, of a converted model; None: as `cfg` says.
         format: "deepseek": DeepseekV3, which needs no code of the folder.
 
-    Returns:
-        The form: "llama", "original", "deepseek" or "attnlab".
-
     Raises:
-        ConfigError: transformers is not installed, or the code of the model cannot be exported.
+        ConfigError: the code of the model cannot be exported.
         DataError: the exported model differs.
         WriteError: the folder cannot be written; an earlier one then stays.
     """
-    reason = llama.refusal(model)
-    converted: Any = None
     notes = [
         f"Prompt and continuation together have at most {model.longest} tokens.",
         f"Id {vocabulary.end} is the mark between texts: it stands before a prompt. Generation does not stop at it; "
         f"`eos_token_id={vocabulary.end}` does so.",
         f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
     ]
+    converted: Any = None  # a model of transformers; None: it has none like this
     if format == "deepseek":
-        converted, form, reason = deepseek.convert(model), "deepseek", None
+        converted = deepseek.convert(model)
         notes.insert(0, deepseek.SERVING.format(folder=folder.name))
     elif type(model) is Decoder and _grouped(model):
-        converted, form, reason = _original(model, cfg), "original", None
+        converted = _original(model, cfg)
+    elif (reason := llama.refusal(model)) is None:
+        assert isinstance(model, T6)
+        converted = llama.convert(model)
     words = tokenizer_of(vocabulary, model.longest)
     # as in mode=generate, no token ends a text, and ids without a token are never chosen
     unused = list(range(vocabulary.num_ids, vocabulary.size))
@@ -84,19 +83,15 @@ def export(
         bos_token_id=vocabulary.end, pad_token_id=vocabulary.end, suppress_tokens=unused or None
     )
     code: dict[str, str] = {}
-    if reason is None:
-        if converted is None:
-            assert isinstance(model, T6)
-            converted, form = llama.convert(model), "llama"
-    else:
+    if converted is None:
         log.info("%s: custom modelling files are written", reason)
         config, modules = remote.config_of(model, cfg, layers)
         config |= {"vocab_size": vocabulary.size, "bos_token_id": vocabulary.end, "pad_token_id": vocabulary.end}
-        code, form = remote.code_of(modules), "attnlab"
+        code = remote.code_of(modules)
         notes.append(f"Not a plain Llama: {reason}.")
         notes.append("Batches may have padding on the left. Beam search works; assisted decoding does not.")
     with new_folder(folder) as partial:
-        if reason is None:
+        if converted is not None:
             converted.save_pretrained(partial)
         else:
             write_json(partial / CONFIG, config)
@@ -119,9 +114,8 @@ def export(
             code=bool(code),
         )
         (partial / README).write_text(text, encoding="utf-8")
-    if form == "deepseek":
+    if format == "deepseek":
         log.warning(deepseek.SERVING.format(folder=folder))
-    return form
 
 
 def _grouped(model: Decoder) -> bool:

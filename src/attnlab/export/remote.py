@@ -1,4 +1,4 @@
-"""A language model as a folder with its own modelling files, which transformers loads with trust_remote_code=True."""
+"""A language model as a folder with modelling files, which transformers loads with trust_remote_code=True."""
 
 import hashlib
 import pkgutil
@@ -16,7 +16,7 @@ CONFIGURATION = "configuration_attnlab.py"
 # transformers uses one model class for one config class, and takes config files of equal content, in folders of equal
 # name, for one class: without the mark the second of two such folders would be built with the code of the first.
 MARK = "\n# SHA-256 of the code of this folder, which makes its config class one of its own: {}\n"
-REGISTRY = "attnlab.export.classes"  # written anew for each folder
+REGISTRY = "attnlab.export.classes"  # written for each folder
 
 
 def config_of(

@@ -1,6 +1,6 @@
 """Source files of classes, copied into one flat folder in which they import each other.
 
-transformers loads a model's own code from a folder without subfolders, and follows relative imports between its files.
+transformers loads a model's code from a folder without subfolders, and follows relative imports between its files.
 So each module that a class needs becomes a file there, `attnlab.attention.ops.rope` the file
 `attention_ops_rope.py`, and its imports of other modules of the package are rewritten. Everything else stays as it is
 written: the folder's code is the code that trained the model, and no second implementation.
@@ -36,7 +36,7 @@ def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, s
         Content by file name.
 
     Raises:
-        ConfigError: a module has no source, or imports a module as a whole, which the flat form has no name for.
+        ConfigError: a module has no source, or imports a module itself, for which the flat form has no name.
     """
     todo, left_out = list(modules), set(replaced)
     packages = {PACKAGE, *(module.partition(".")[0] for module in todo)}
@@ -80,7 +80,7 @@ def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
         elif isinstance(node, ast.Import) and node not in skipped:
             for alias in node.names:
                 if alias.name.partition(".")[0] in packages:
-                    raise ConfigError(_whole(module, alias.name))
+                    raise ConfigError(_refusal(module, alias.name))
         elif isinstance(node, ast.ImportFrom) and node not in skipped:
             source = _absolute(node, module, path)
             if source.partition(".")[0] not in packages:
@@ -90,7 +90,7 @@ def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
                 spec = find_spec(source)
                 package = spec is not None and spec.submodule_search_locations is not None
                 if alias.name == "*" or spec is None or package and find_spec(f"{source}.{alias.name}"):
-                    raise ConfigError(_whole(module, f"{source}.{alias.name}"))
+                    raise ConfigError(_refusal(module, f"{source}.{alias.name}"))
                 text = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
                 by_module.setdefault(defined_in(source, alias.name), []).append(text)
             indent = " " * node.col_offset
@@ -123,8 +123,8 @@ def _absolute(node: ast.ImportFrom, module: str, path: Path) -> str:
     return ".".join([*parts, *([node.module] if node.module else [])])
 
 
-def _whole(module: str, name: str) -> str:
+def _refusal(module: str, name: str) -> str:
     return (
-        f"{module} imports {name} as a whole; an exported folder has names of modules for "
+        f"{module} imports the module {name}; an exported folder has names of modules for "
         "`from ... import <class or function>` alone"
     )

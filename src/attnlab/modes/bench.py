@@ -58,7 +58,7 @@ def chosen_workloads(cfg: DictConfig, workloads: Sequence[str], settings: Settin
     needs = {workload_type(what).reads_prefix for what in settings.kinds}
     encoder = OmegaConf.select(cfg, "task.model.encoder") is not None
     if settings.prefix < 1 and ("always" in needs or encoder and "with an encoder" in needs):
-        raise ConfigError(f"bench.prefix={settings.prefix}: a whole model reads a prefix of at least 1 position")
+        raise ConfigError(f"bench.prefix={settings.prefix}: its decoder reads a prefix of at least 1 position")
     return settings
 
 

@@ -35,7 +35,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Write the model of `checkpoint=`, a trained run, or of `model=`, a compressed language model.
 
     `format=hf` writes what transformers or timm loads without attnlab: a plain Llama where it can hold the model, else
-    a folder with its own modelling files; for images a folder of timm. `format=safetensors` writes plain weights, a
+    a folder with modelling files; for images a folder of timm. `format=safetensors` writes plain weights, a
     config of plain values, and the files of the run directory that belong to them. Each has a model card.
 
     Raises:
@@ -62,17 +62,17 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 def _compressed(cfg: DictConfig, place: Path) -> None:
     """A compressed language model as a plain Hugging Face checkpoint: its factors multiplied out."""
     key = "model" if cfg.checkpoint is None else "checkpoint"
-    named = cfg[key]
-    source = folder.find(named) if named else None
+    path = cfg[key]
+    source = folder.find(path) if path else None
     if source is None:
-        setting = f"{key}={named}" if named else "model= is not given"
+        setting = f"{key}={path}" if path else f"{key}= is not given"
         raise ConfigError(f"mode=export: {setting}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
     if cfg.format == "deepseek":
-        raise ConfigError("format=deepseek is for runs of convert=mla; a compressed model keeps its own class")
+        raise ConfigError("format=deepseek is for runs of convert=mla; a compressed model has the class that it had")
     if cfg.format == "safetensors":
         raise ConfigError(
             f"format=safetensors: {source} is a compressed language model, which is written for transformers; leave "
-            "format= out (its own weights are a safetensors file already)"
+            "format= out (its weights are a safetensors file already)"
         )
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
     huggingface.export(folder.densified(source), place, words)

@@ -61,7 +61,7 @@ class Projection:
 
     @torch.no_grad()
     def write(self, model: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Replace W, and with `bias` b, in place; in the model's own type.
+        """Replace W, and with `bias` b, in place; in the model's type.
 
         Raises:
             ConfigError: `bias` is not zero and the projection has none.
@@ -135,7 +135,7 @@ class Layer:
 
 
 class Family(ABC):
-    """A kind of model that others wrote. It has no state: everything is read from the model that it is given.
+    """A kind of model that others wrote. It has no state: everything is read from the model.
 
     Attributes:
         name: how a saved folder names the family.

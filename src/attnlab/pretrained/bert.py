@@ -32,7 +32,7 @@ BASE = {
 class Bert(LanguageModel):
     """Separate projections, all with biases; q, k and v lie beside the output projection in the attention module.
 
-    The MLP has no module of its own: `Layer.mlp` is that of its first matrix. The matrices are named by whole paths,
+    The MLP has no module: `Layer.mlp` is that of its first matrix. The matrices are named by their paths,
     for `output.dense` ends the name of the attention's output too.
     """
 

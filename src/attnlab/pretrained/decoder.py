@@ -1,4 +1,4 @@
-"""Decoders of transformers as attnlab's own: the configuration of the same model, its weights, and the way back."""
+"""Decoders of transformers as attnlab's: the configuration of the same model, its weights, and the way back."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def file(name: str, source: str, names: Sequence[str]) -> Path:
         raise DataError(f"model={source}: {name} on the hub has none of {', '.join(names)}")
     try:
         return Path(hf_hub_download(name, wanted[0], etag_timeout=SECONDS))
-    except Exception as error:  # httpx, the hub and the file system each have classes of their own
+    except Exception as error:  # of httpx, the hub or the file system
         raise DataError(f"model={source}: the download failed ({first_line(error)}); run it again") from error
 
 
@@ -105,7 +105,7 @@ def _asked(name: str, source: str, advice: str) -> list[str]:
         raise DataError(f"model={source}: accept its licence on huggingface.co and log in (hf auth login)") from error
     except errors.RepositoryNotFoundError as error:
         raise DataError(f"model={source}: neither a local path nor a model of the hub that you may read") from error
-    except Exception as error:  # httpx, the hub and sockets each have classes of their own
+    except Exception as error:  # of httpx, the hub or sockets
         reason = first_line(error)
         raise DataError(f"model={source}: no such path, and the hub cannot be reached ({reason}); {advice}") from error
     return [file.rfilename for file in about.siblings or []]
@@ -124,7 +124,7 @@ def offline_if_unreachable() -> Iterator[bool]:
     if not constants.HF_HUB_OFFLINE:
         try:
             get_session().head(constants.ENDPOINT, timeout=SECONDS)
-        except Exception as error:  # httpx and sockets have classes of their own
+        except Exception as error:  # of httpx or sockets
             log.info("the hub cannot be reached (%s): what is not in its cache is missing", first_line(error))
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
@@ -222,13 +222,13 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
     files = weight_files(path, source)
     messages = transformers().utils.logging
     verbosity = messages.get_verbosity()
-    messages.set_verbosity_error()  # its report of keys is said below in one line
+    messages.set_verbosity_error()  # missing keys are refused below
     try:
         model, about = kind.from_pretrained(
             path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True,
             ignore_mismatched_sizes=True, use_safetensors=files[0].suffix == ".safetensors",  # else weights_only
         )  # fmt: skip
-    except Exception as error:  # safetensors, pickle, torch and transformers each have classes of their own
+    except Exception as error:  # of safetensors, pickle, torch or transformers
         raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
     finally:
         messages.set_verbosity(verbosity)

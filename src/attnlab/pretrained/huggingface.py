@@ -30,7 +30,7 @@ def family_for(kind: Any, source: str) -> LanguageModel:
     known = language_families()
     if kind == "attnlab":
         raise ConfigError(
-            f"model={source}: written by mode=export with code of its own, and code of a model's folder is never run "
+            f"model={source}: written by mode=export with its code, and code of a model's folder is never run "
             "here; give checkpoint=<the run that it was written from>"
         )
     if kind not in known:
@@ -64,7 +64,7 @@ def _options(path: Path, source: str) -> dict[str, Any]:
     config = hub.transformers().CONFIG_MAPPING[values["model_type"]]
     try:
         return family.options_of(config.from_dict(values))
-    except Exception as error:  # strict dataclasses and validators have classes of their own
+    except Exception as error:  # of strict dataclasses or validators
         reason = " ".join(str(error).split())[:200]  # the first line may only say where
         raise DataError(f"{path / hub.CONFIG}: {values['model_type']} refuses it: {reason}") from error
 
@@ -122,10 +122,10 @@ def tokenizer(source: str) -> Any:
     path = path if path.is_dir() else hub.folder(source, weights=False)  # a compressed model's folder has no config
     try:
         words = hub.transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # tokenizers, sentencepiece and transformers each have classes of their own
+    except Exception as error:  # of tokenizers, sentencepiece or transformers
         raise DataError(
             f"model={source}: no tokenizer can be read from {path} (expected tokenizer.json and "
-            f"tokenizer_config.json, or the files of its own kind): {first_line(error).rstrip(':')}"
+            f"tokenizer_config.json, or the files of its kind): {first_line(error).rstrip(':')}"
         ) from error
     if words.pad_token is None:
         if words.eos_token is None:
@@ -150,7 +150,7 @@ def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
     """Write a plain Hugging Face checkpoint: what transformers loads without attnlab.
 
     Args:
-        folder: replaced as a whole when the new one is complete.
+        folder: replaced when the new one is complete.
         source: a model's folder or hub name, whose tokenizer is copied; None: no tokenizer.
 
     Raises:

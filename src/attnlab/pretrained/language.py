@@ -89,7 +89,7 @@ class LanguageModel(Family):
             )
         try:
             return transformers.CONFIG_MAPPING[kind](**values)
-        except Exception as error:  # strict dataclasses, validators and arithmetic each have classes of their own
+        except Exception as error:  # of strict dataclasses, validators or arithmetic
             raise ConfigError(f"{name}: {kind} refuses its sizes: {first_line(error)}") from error
 
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:

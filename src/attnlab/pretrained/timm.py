@@ -86,7 +86,7 @@ class Timm(Family):
         path = hub.file(published.hf_hub_id, source, names)
         try:
             loaded = timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
-        except Exception as error:  # timm, torch and safetensors each have classes of their own
+        except Exception as error:  # of timm, torch or safetensors
             raise DataError(f"model={source}: timm cannot load {path}: {files.first_line(error)}") from error
         files.fill(model, Path(source), dict(loaded.state_dict()))
 
@@ -133,13 +133,10 @@ class VisionTransformer:
 def _attention(path: str, module: nn.Module) -> dict[str, Any]:
     """The fields of a Layer that describe an attention module."""
     kind = type(module).__name__
-    if not hasattr(module, "qkv"):
-        reason = f"{path}: {kind} has no qkv projection; only timm's plain attention can be compressed"
-        return {"attention": path, "refusals": {"attention": reason}}
-    if not isinstance(module, Attention) or type(module) is not Attention:
+    if type(module) is not Attention:
         reason = (
-            f"{path}: {kind} is not timm's plain attention (rotary or relative positions, windows, ...): "
-            "what stands between its projections and products is not in its weights"
+            f"{path}: {kind} is not timm's plain attention (another projection, rotary or relative positions, windows, "
+            "...): what stands between its projections and products is not in its weights"
         )
         return {"attention": path, "refusals": {"attention": reason}}
     width, dim = module.attn_dim, module.qkv.in_features
@@ -174,7 +171,7 @@ def _attention(path: str, module: nn.Module) -> dict[str, Any]:
 
 def _mlp(path: str, module: nn.Module) -> dict[str, Any]:
     """The fields of a Layer that describe an MLP."""
-    plain = isinstance(module, Mlp) and type(module) is Mlp and isinstance(module.norm, nn.Identity)
+    plain = type(module) is Mlp and isinstance(module.norm, nn.Identity)
     matrices = {name: getattr(module, name) for name in ("fc1", "fc2")} if plain else {}
     if not plain or not all(isinstance(linear, nn.Linear) for linear in matrices.values()):
         reason = f"{path}: {type(module).__name__} is not a plain MLP; leave compress.mlp_rank out"

@@ -1,4 +1,4 @@
-"""Weight files that others wrote: read without running code, and loaded whole or not at all."""
+"""Weight files that others wrote: read without running code, and loaded completely or not at all."""
 
 import errno
 from collections.abc import Mapping

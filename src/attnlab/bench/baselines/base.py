@@ -11,7 +11,7 @@ from attnlab.attention.ops.tables import memoized
 
 
 class PublishedCache(Cache):
-    """Tensors that grow by concatenation; every row holds its own copy of the prefix.
+    """Tensors that grow by concatenation; every row has a copy of the prefix.
 
     Args:
         attention: a `Published`.
@@ -99,7 +99,7 @@ class Published(Attention):
         return int(self.original.multiply_adds(context, prefix))
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
-        """About what the N x K tensors of a training step take: probabilities kept per layer, two more passing."""
+        """About what the N x K tensors of a training step take: probabilities of each layer, two more in passing."""
         scores = batch * self.original.num_heads * text * (prefix + text)
         return int((layers + 2) * scores * self.original.out.weight.itemsize)
 

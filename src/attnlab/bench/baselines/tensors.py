@@ -124,7 +124,7 @@ class PublishedTPA(PublishedJoint):
 
 
 class PublishedMultiLinear(Published):
-    """The whole N x N x N tensor, once per core, then averaged; no cache, so that a step computes its whole text again.
+    """The full N x N x N tensor, once per core, then averaged; no cache, so that a step computes its text again.
 
     Split and concatenated as published (section 3.2, eq. 8): the slice A_i.. of a query, row by row, times W_O. The
     causal mask j, m <= i is added. So are the row scale N / (i + 1) of the absolute form, whose row i sums (i + 1)^2

@@ -38,7 +38,7 @@ class Compared:
     cfg: DictConfig
 
     def outline(self) -> tuple[nn.Module, list[Layer]]:
-        """The whole model on the meta device, and its layers as they are before compression."""
+        """The model on the meta device, and its layers as they are before compression."""
         with torch.device("meta"):
             model: nn.Module = instantiate(self.cfg.task.model, path="task.model").create()
             layers = family_of(model).layers(model)
@@ -66,8 +66,8 @@ class Compared:
         module.to(dtype).eval()
         return model
 
-    def whole(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """The whole model with random weights. LookupError: it and the one it is compared with do not fit in memory."""
+    def filled(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        """The model with random weights. LookupError: it and the one it is compared with do not fit in memory."""
         count = sum(parameter.numel() for parameter in Compared("dense", self.cfg).outline()[0].parameters())
         needed, free = 2 * count * max(4, dtype.itemsize), free_bytes(device)  # it is made in float32
         if needed > 0.9 * free:
@@ -187,15 +187,15 @@ class CompressedModel(ComparedWorkload):
     about = "one forward pass of the whole model, every position's logits, no cache, no gradients, random weights"
 
     def __init__(self, variant: Compared, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self.model = variant.whole(dtype, device)
+        self.model = variant.filled(dtype, device)
         config: Any = self.model.config
         generator = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(config.vocab_size, (shape.batch, shape.text), generator=generator).to(device)
 
     @classmethod
     def error(cls, variant: Compared, device: torch.device) -> float:
-        model = variant.whole(torch.float64, device)
-        dense = densify(model, Compared("dense", variant.cfg).whole(torch.float64, device), exact=False)
+        model = variant.filled(torch.float64, device)
+        dense = densify(model, Compared("dense", variant.cfg).filled(torch.float64, device), exact=False)
         tokens = torch.arange(4, device=device)[None]
         with torch.inference_mode():
             got, want = (m(input_ids=tokens).logits for m in (model, dense))

@@ -211,7 +211,7 @@ class Kernels(Workload):
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph, after two of it in a stream of their own, which compile what is compiled."""
+    """The call as a CUDA graph, after two of it in another stream, which compile what is compiled."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(side):

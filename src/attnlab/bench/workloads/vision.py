@@ -112,7 +112,7 @@ class VisionLayer(Workload):
 
 
 class PerHead(nn.Module):
-    """The same function, head after head: each its own projections, product, softmax. A fusion mixes in between.
+    """The same function, head after head: projections, product and softmax of each. A fusion mixes in between.
 
     Args:
         layer: whose weights are used.
