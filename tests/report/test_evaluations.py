@@ -35,7 +35,7 @@ def test_a_figure_draws_the_runs_of_its_rows_alone(run: Run, tmp_path: Path) -> 
         folder.mkdir()
         (folder / "metrics.csv").write_text("step,epoch,loss,val_loss\n10,0,3.5,\n10,0,,3.25\n")
     paths = write_table(FIGURE, collect([tmp_path / "runs"]), tmp_path / "figure3")
-    assert [path.name for path in paths[3:]] == ["figure3_curves.csv", "figure3_curves.png"]
+    assert [path.name for path in paths[4:]] == ["figure3_curves.csv", "figure3_curves.png"]
     assert (tmp_path / "figure3_curves.csv").read_text().splitlines() == [
         "panel,run,seed,update,value",
         "training loss in nats per token,TPA,1,10,3.5",
