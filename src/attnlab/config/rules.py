@@ -40,18 +40,35 @@ FOREIGN: dict[str, Any] = {
     "trainer.profiler": Literal["simple", "advanced", "pytorch", "xla"] | dict | None,
 }
 
-# Arguments of Lightning's Trainer that attnlab sets, by the keys to give instead.
+# Arguments of Lightning's Trainer that other keys set, with these keys.
 TRAINER = {
-    "hardware": ("accelerator", "devices", "num_nodes", "strategy", "precision"),
-    "task.train": (
-        *("max_steps", "max_epochs", "max_time", "accumulate_grad_batches", "gradient_clip_val", "sync_batchnorm"),
-        *("gradient_clip_algorithm", "val_check_interval", "check_val_every_n_epoch", "log_every_n_steps"),
-    ),
-    "logger": ("logger", "enable_autolog_hparams"),
-    "callbacks": ("callbacks", "enable_progress_bar", "enable_checkpointing"),
-    "hydra.run.dir": ("default_root_dir", "model_registry"),
-    "debug=fast": ("fast_dev_run", "limit_test_batches"),  # a part of the test set would pass for all of it
-    "task.data": ("use_distributed_sampler", "reload_dataloaders_every_n_epochs", "plugins"),
+    "accelerator": "hardware.accelerator",
+    "devices": "hardware.devices",
+    "num_nodes": "hardware.num_nodes",
+    "strategy": "hardware.strategy",
+    "precision": "hardware.precision",
+    "sync_batchnorm": "task.train.batch.split",
+    "max_steps": "task.train.max_steps",
+    "max_epochs": "task.train.max_epochs",
+    "max_time": "task.train.max_minutes",
+    "accumulate_grad_batches": "task.train.batch",
+    "gradient_clip_val": "task.train.clip",
+    "gradient_clip_algorithm": "task.train.clip",
+    "val_check_interval": "task.train.validate_every",
+    "check_val_every_n_epoch": "task.train.validate_every_epochs",
+    "log_every_n_steps": "task.train.log_every",
+    "logger": "logger",
+    "callbacks": "callbacks",
+    "default_root_dir": "hydra.run.dir",
+    "enable_progress_bar": None,
+    "enable_checkpointing": None,
+    "enable_autolog_hparams": None,
+    "fast_dev_run": "debug=fast",
+    "limit_test_batches": None,  # a score of a part of the test set would pass for one of the whole
+    "plugins": None,
+    "model_registry": None,
+    "use_distributed_sampler": None,
+    "reload_dataloaders_every_n_epochs": None,
 }
 POLICY = r"(rand|augmix|originalr?|v0r?|3a)(-[a-z]+[\d.]*)*"  # of timm's augmentation
 DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
@@ -60,8 +77,9 @@ DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("e
 def check_relations(cfg: DictConfig) -> None:
     """Check the keys of a resolved configuration that depend on each other."""
     for name in cfg.trainer:
-        for key in (key for key, names in TRAINER.items() if name in names):
-            raise ConfigError(f"trainer.{name}: attnlab sets it itself; see {key}")
+        if name in TRAINER:
+            instead = f"; give {TRAINER[name]}" if TRAINER[name] else ""
+            raise ConfigError(f"trainer.{name}: attnlab sets it itself{instead}")
     _check_callbacks(cfg)
     _check_names(cfg)
     _check_lengths(cfg)
@@ -125,8 +143,12 @@ def _check_callbacks(cfg: DictConfig) -> None:
     if means[1:]:
         raise ConfigError(f"callbacks=[{','.join(means)}]: each averages the weights; choose one of them")
     if means and (cfg.task.get("ema_decay") or cfg.hardware.strategy == "fsdp"):
-        why = "task.ema_decay averages them too" if cfg.task.get("ema_decay") else "hardware=fsdp shards them"
-        raise ConfigError(f"callbacks={means[0]} averages the weights, but {why}")
+        why = (
+            "the task averages itself; set task.ema_decay=0"
+            if cfg.task.get("ema_decay")
+            else "hardware=fsdp shards them"
+        )
+        raise ConfigError(f"callbacks={means[0]}: {why}")
 
 
 def _check_hardware(cfg: DictConfig) -> None:
