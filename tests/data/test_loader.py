@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from attnlab.config.batch import Share
 from attnlab.data.base import Data
 from attnlab.data.batching import Example, collate
 from attnlab.errors import DataError
@@ -16,8 +17,8 @@ from attnlab.errors import DataError
 class Numbers(Data):
     """Items 0 to 9; item 7 cannot be read."""
 
-    def batches_per_update(self, processes: int) -> int:
-        return 1
+    def share(self, processes: int) -> Share:
+        return Share(1, 1)
 
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
         return {}

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor, nn
 
 from attnlab.config.build import freeze
 from attnlab.config.check import compose
 from attnlab.data.text.tokenizer import Tokenizer
-from attnlab.data.text.vocabulary import END_OF_TEXT, BytePairVocabulary, WordVocabulary
+from attnlab.data.text.vocabulary import BytePairs, BytePairVocabulary, WordVocabulary
 from attnlab.models import LanguageModel
 from attnlab.models.build import build_model
 from attnlab.run.record import new, write
@@ -62,9 +61,7 @@ def fill(model: nn.Module) -> None:
 def pieces(size: int = 300) -> BytePairVocabulary:
     """Byte pairs of a few sentences; ids above those of the tokenizer have no token."""
     text = ["the house of the rising sun", "they call the rising sun a house", "the sun of the house"]
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(text, vocab_size=280, special_tokens=[END_OF_TEXT], show_progress=False)
-    return BytePairVocabulary(tokenizer.to_str(), size, "before")
+    return BytePairVocabulary(BytePairs().learn(text, 280), size, "before")
 
 
 def record(attention: str, **values: Any) -> dict[str, Any]:

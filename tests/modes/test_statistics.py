@@ -13,7 +13,7 @@ from attnlab.report.spec import read_spec
 from attnlab.run.record import new, write
 from attnlab.run.store import collect
 from tests.data.conftest import SEGMENTS
-from tests.data.test_readers import write as write_lines
+from tests.data.layouts import write as write_lines
 from tests.tasks.conftest import Start
 
 SPEC = """

@@ -99,7 +99,7 @@ def test_failed_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_splits_share_no_sentence_and_every_word_is_in_training() -> None:
-    commands = iter([(sentence, intent) for intent, sentence in sample_texts("commands")])
+    commands = iter([[sentence, intent] for intent, sentence in sample_texts("commands")])
     corpora = [sentences(), {split: [next(commands) for _ in range(n)] for split, n in spoken.PROMPTS.items()}]
     for splits, sizes in zip(corpora, (spoken.SEGMENTS, spoken.PROMPTS), strict=True):
         assert {split: len(items) for split, items in splits.items()} == sizes

@@ -21,7 +21,7 @@ from attnlab.modes import test, train
 from attnlab.run.record import new
 from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.task import SequenceToTextTask
-from tests.data.test_readers import audio, write
+from tests.data.layouts import audio, write
 from tests.run.test_identity import changed
 
 TEXTS = {"a": "ONE TWO", "b": "TWO", "c": "ONE"}

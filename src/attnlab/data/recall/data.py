@@ -2,7 +2,6 @@
 
 import logging
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -163,10 +162,13 @@ class RecallData(Data):
             key = f"task.data.{split}: {value}"
             try:
                 length, level, count = value
-                cell = Cell(operator.index(length), float(level), operator.index(count))
-            except (TypeError, ValueError):
-                cell = Cell(0, 0, 0)
-            if cell.length < 1 or cell.count < 1 or not math.isfinite(cell.level):
+                cell = Cell(int(length), float(level), int(count))
+                right = (
+                    (cell.length, cell.count) == (length, count) and min(length, count) >= 1 and math.isfinite(level)
+                )
+            except (TypeError, ValueError, OverflowError):
+                right = False
+            if not right:
                 raise ConfigError(f"{key}: expected [length, {self.problem.level}, sequences], such as [64, 8, 1000]")
             if wrong := self.problem.complaint(cell.length, cell.level):
                 raise ConfigError(f"{key}: {wrong}")

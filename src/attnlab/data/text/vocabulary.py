@@ -282,10 +282,11 @@ class BytePairs:
         digests = file_digests(files, cache_dir / "tokens" / "files.json")
         key = digest([1, vocab_size, self.sample, [digests[path] for path in files]])
         folder = cache_dir / "vocabularies" / f"bytes-{key[:24]}"
-        path = learned(folder, lambda: self._learn(corpus.texts(root, "train"), vocab_size))
+        path = learned(folder, lambda: self.learn(corpus.texts(root, "train"), vocab_size).encode())
         return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
 
-    def _learn(self, texts: Iterable[str], vocab_size: int) -> bytes:
+    def learn(self, texts: Iterable[str], vocab_size: int) -> str:
+        """The tokenizer.json of byte pairs of texts.  ConfigError: `vocab_size` is less than 257."""
         if vocab_size < 257:
             raise ConfigError(f"task.data.vocab_size={vocab_size}: expected at least 257, the bytes and the end mark")
         tokenizer = Tokenizer(models.BPE())
@@ -299,7 +300,7 @@ class BytePairs:
         )
         few = islice(texts, self.sample)
         waited("learning byte pairs", lambda: tokenizer.train_from_iterator(few, trainer))
-        return str(tokenizer.to_str()).encode()
+        return str(tokenizer.to_str())
 
 
 class PretrainedTokens:
