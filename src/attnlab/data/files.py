@@ -50,6 +50,8 @@ def first_of(root: Path, names: Iterable[str], what: str) -> Path:
     """The first of the files `names` that exists under `root`, plain or gzipped; `what` they hold, for the error."""
     paths = [root / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
     for path in paths:
+        if path.is_dir():
+            raise DataError(f"{path}: a directory; expected a file ({what})")
         if path.is_file():
             return path
     raise DataError(f"{paths[0]}: no such file ({what}); data_root names the directory that holds it")
