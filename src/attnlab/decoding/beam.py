@@ -6,7 +6,6 @@ from typing import Annotated, Literal, Protocol
 import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import Size, SizeOrZero, bounded
@@ -108,7 +107,7 @@ class BeamSearch:
         """
         beam, device, total = self.beam, prefix.device, prefix.shape[0]
         limits = (self.max_len_a * prefix_lengths + self.max_len_b).long()
-        longest = int(limits.max())
+        shortest, longest = torch.stack(limits.aminmax()).tolist()
         caches = model.start(prefix, prefix_lengths, beam, longest + 1, dtype=dtype)
         active = torch.arange(total, device=device)  # which sentence each block of `beam` rows belongs to
         last = torch.full((total * beam, 1), bos, device=device)
@@ -134,14 +133,13 @@ class BeamSearch:
                 logits = logits.masked_fill(~allowed, float("-inf"))
             logp = logits.log_softmax(-1).view(len(active), beam, -1)
             logp.index_fill_(-1, barred, float("-inf"))
-            ends = logp[..., eos].clone()
+            at_limit = (limits[active] <= step)[:, None]
             if step < self.min_len:
-                logp[..., eos] = float("-inf")
+                logp[..., eos].masked_fill_(~at_limit, float("-inf"))
+            if step >= shortest:  # at its limit a hypothesis must end
+                others = torch.arange(logp.shape[-1], device=device) != eos
+                logp.masked_fill_(at_limit[..., None] & others, float("-inf"))
             best, origin, token = best_continuations(logp, scores, 2 * beam)
-            at_limit = limits[active, None] <= step  # then all must end
-            closing, rows_closed = _filled(scores + ends, best.shape[1])
-            best = torch.where(at_limit, closing, best)
-            origin, token = torch.where(at_limit, rows_closed, origin), torch.where(at_limit, eos, token)
             ended = (token == eos) & (best > float("-inf")) & ~finished[:, None]
 
             # Candidates that end count only among the `beam` best, as published.
@@ -158,7 +156,7 @@ class BeamSearch:
             scores, chosen = scores.gather(1, order), chosen.gather(1, order)
             last = token.gather(1, chosen).view(-1, 1)
             history.write(step, active, source, last.view_as(source))
-            finished |= (done_count[active] >= beam) | (limits[active] <= step) | (scores.amax(1) == float("-inf"))
+            finished |= (done_count[active] >= beam) | at_limit[:, 0] | (scores.amax(1) == float("-inf"))
             left = None if (step + 1) % every else (~finished).nonzero().squeeze(1)  # waits for the device
             if left is not None and len(left) == 0:
                 break
@@ -185,14 +183,7 @@ class BeamSearch:
 
 
 class History:
-    """The tokens of all hypotheses as a tree: of each step its tokens, and the rows that they continue.
-
-    Args:
-        sentences: N.
-        beam: rows of a sentence.
-        steps: the most tokens of a text.
-        device: of the tensors.
-    """
+    """The hypotheses as a tree: of each of `steps` steps the tokens, and the rows that they continue."""
 
     def __init__(self, sentences: int, beam: int, steps: int, device: torch.device) -> None:
         self.parents, self.tokens = torch.zeros(2, steps, sentences, beam, dtype=torch.long, device=device)
@@ -259,10 +250,3 @@ def stay(parents: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.where(stays, parents, free.gather(1, ((~stays).cumsum(1) - 1).clamp(min=0)))
     order = torch.empty_like(numbers).scatter(1, place, numbers)
     return parents.gather(1, order), order
-
-
-def _filled(closing: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best of the rows' scores, (A, beam) -> (A, count) and their rows; -inf where there are no more."""
-    best, rows = closing.topk(min(count, closing.shape[1]))
-    missing = (0, count - best.shape[1])
-    return F.pad(best, missing, value=float("-inf")), F.pad(rows, missing)
