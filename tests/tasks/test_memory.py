@@ -213,7 +213,7 @@ def test_the_searched_batch_is_used_and_stored(tmp_path: Path, caplog: pytest.Lo
     assert needed is not None and 0.7 * 0.006 < needed.total / 2**30 <= 0.0063
     caplog.clear()
     assert with_largest_batch(task_of(compose(*words, "seed=2"), Trains), {}).task.data.batch_size == size
-    assert len(caplog.messages) == 1 and "found before" in caplog.messages[0]
+    assert len(caplog.messages) == 1  # nothing is tried again
     (path,) = (tmp_path / "batches").glob("*/index.json")
     path.write_text("{")
     assert with_largest_batch(task_of(configured, Trains), {}).task.data.batch_size == size

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from attnlab.config.build import instantiate
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, printable
-from attnlab.run.device import record_compiled, scoring_dtype
+from attnlab.run.device import autocast, record_compiled, scoring_dtype
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
@@ -39,7 +39,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
         )
     low = scoring_dtype(cfg.hardware.precision)
     compiler, began = module.compiled_seconds(), time.perf_counter()
-    with torch.autocast(device.type, low or torch.bfloat16, enabled=low is not None):
+    with autocast(device, low):
         tokens = sampling(
             module.model,
             torch.tensor([ids], device=device),

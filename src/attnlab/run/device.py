@@ -118,6 +118,11 @@ def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
         )
 
 
+def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """A context in which torch computes in `dtype` where that is exact enough; None: as it is."""
+    return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+
+
 def scoring_dtype(precision: str) -> torch.dtype | None:
     """The type in which a run with this `hardware.precision` scores and caches: bfloat16, or None for float32."""
     return torch.bfloat16 if precision.startswith("bf16") else None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,7 @@ from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.hub import offline_if_unreachable
 from attnlab.pretrained.weights import first_line
+from attnlab.run.device import autocast
 
 try:
     from huggingface_hub.errors import OfflineModeIsEnabled as HFOfflineModeIsEnabled
@@ -34,6 +37,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.module import LanguageModelling
 
+SOURCES = {"dataset_path", "custom_dataset", "include", "class", "group"}  # keys of a task file that name its data
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
@@ -70,7 +74,7 @@ class Harness(ABC):
 
     @property
     def shots(self) -> list[int]:
-        """The numbers of solved examples, in the order in which the tasks are evaluated."""
+        """The numbers of solved examples, in order."""
         return [self.num_fewshot] if isinstance(self.num_fewshot, int) else list(self.num_fewshot)
 
     @abstractmethod
@@ -94,41 +98,36 @@ class Harness(ABC):
             ConfigError: there is no such task, or its file names no data.
             DataError: the model cannot score a text of the tasks, or their data is missing.
         """
+        key = "task.evaluation.tasks"
         folder = None if self.folder is None else str(Path(self.folder).expanduser())
         manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
-        unknown = [name for name in self.tasks if name not in manager.all_tasks]  # it would take the path of a file
-        if unknown:
-            where = f"{self.folder} has" if self.folder else "lm-evaluation-harness has"
-            raise ConfigError(f"task.evaluation.tasks: {where} no task {unknown[0]}")
         for name in self.tasks:
-            self._check_source(manager.task_index[name])
+            if name not in manager.all_tasks:  # the harness would take the path of a file
+                raise ConfigError(f"{key}: {self.folder or 'lm-evaluation-harness'} has no task {name}")
+            task = manager.task_index[name]
+            settings = task.cfg or {}
+            if task.yaml_path and task.kind.name == "TASK" and not any(map(settings.get, SOURCES)):
+                raise ConfigError(
+                    f"{task.yaml_path}: dataset_path is missing; expected json, csv, parquet or text with "
+                    "dataset_kwargs.data_files, or the name of a data set of the hub"
+                )
         with offline_if_unreachable() as offline:
             try:
                 lm = self.lm(module, dtype)
                 return {shots: self._scores(lm, manager, shots, seed) for shots in self.shots}
             except FileNotFoundError as error:
                 raise DataError(
-                    f"task.evaluation.tasks={','.join(self.tasks)}: a file of their data is missing "
-                    f"({first_line(error)}); correct dataset_path or data_files of the task's file"
+                    f"{key}={','.join(self.tasks)}: a file of their data is missing ({first_line(error)}); correct "
+                    "dataset_path or data_files of the task's file"
                 ) from error
             except (ConnectionError, HFOfflineModeIsEnabled) as error:
                 if not offline:
                     raise
                 raise DataError(
-                    f"task.evaluation.tasks={','.join(self.tasks)}: their data is not in the hub's cache, and the hub "
-                    f"cannot be reached ({first_line(error)}); run it once with a network, or give "
-                    "task.evaluation.folder= with tasks on local files"
+                    f"{key}={','.join(self.tasks)}: their data is not in the hub's cache, and the hub cannot be "
+                    f"reached ({first_line(error)}); run it once with a network, or give task.evaluation.folder= with "
+                    "tasks on local files"
                 ) from error
-
-    def _check_source(self, task: Any) -> None:
-        """Refuse a task file that does not say where its data is: `include` and `class` may say it elsewhere."""
-        settings = task.cfg or {}
-        sources = {"dataset_path", "custom_dataset", "include", "class", "group"}
-        if task.yaml_path and task.kind.name == "TASK" and not any(settings.get(key) for key in sources):
-            raise ConfigError(
-                f"{task.yaml_path}: dataset_path is missing; expected json, csv, parquet or text with "
-                "dataset_kwargs.data_files, or the name of a data set of the hub"
-            )
 
     def _scores(self, lm: LM, manager: TaskManager, shots: int, seed: int) -> dict[str, dict[str, Any]]:
         arguments = dict.fromkeys(SEEDS, seed) | {"num_fewshot": shots, "limit": self.limit}
@@ -157,9 +156,8 @@ class TrainedRun(TemplateLM):
 
     def __init__(self, module: LanguageModelling, batch_size: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.model, self.vocabulary, self.size, self.dtype = module.model, module.vocabulary, batch_size, dtype
-        self._compiled = module.compiled_steps
-        self._device = module.device
+        self.module, self.model, self.vocabulary = module, module.model, module.vocabulary
+        self.size, self.dtype = batch_size, dtype
 
     @property
     def eot_token_id(self) -> int:
@@ -186,23 +184,18 @@ class TrainedRun(TemplateLM):
         for first in range(0, len(order), self.size):
             chosen = order[first : first + self.size]
             rows = [self._row(*requests[i][1:]) for i in chosen]
-            longest = max(len(row) for row in rows) - 1
-            tokens = torch.zeros(len(rows), longest, dtype=torch.long, device=self._device)
-            for row, ids in zip(tokens, rows, strict=True):
-                row[: len(ids) - 1] = torch.tensor(ids[:-1])
-            logp = self._logp(tokens)
+            longest = max(map(len, rows))
+            tokens = torch.tensor([ids[:-1] + [0] * (longest - len(ids)) for ids in rows], device=self.module.device)
+            with autocast(tokens.device, self.dtype):
+                logp = self.model(tokens).float().log_softmax(-1)
             for i, ids, row in zip(chosen, rows, logp, strict=True):
-                target = torch.tensor(requests[i][2], device=self._device)
+                target = torch.tensor(requests[i][2], device=self.module.device)
                 last = row[len(ids) - 1 - len(target) : len(ids) - 1]
                 greedy = bool((last[:, : self.vocabulary.num_ids].argmax(-1) == target).all())
                 results[i] = float(last.gather(1, target[:, None]).sum()), greedy
                 if requests[i][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
         return results
-
-    def _logp(self, tokens: Tensor) -> Tensor:
-        with torch.autocast(tokens.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
-            return self.model(tokens).float().log_softmax(-1)
 
     def _row(self, context: list[int], continuation: list[int]) -> list[int]:
         if not context:
@@ -238,35 +231,29 @@ class TrainedRun(TemplateLM):
                 top_p=settings.get("top_p"),
             )
             until = settings.get("until") or []
-            stops = [until] if isinstance(until, str) else list(until)
+            stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
             ids = (self.tok_encode(context) or [self.eot_token_id])[-(self.model.longest - sampling.tokens) :]
-            with torch.autocast(self._device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None):
+            with autocast(self.module.device, self.dtype):
                 tokens = sampling(
                     self.model,
-                    torch.tensor([ids], device=self._device),
+                    torch.tensor([ids], device=self.module.device),
                     num_ids=self.vocabulary.num_ids,
                     end=self.eot_token_id,
-                    stop=self._contains(stops),
+                    stop=partial(self._has_stop, stops),
                     dtype=self.dtype,
-                    compiled=self._compiled,
+                    compiled=self.module.compiled_steps,
                 )[0].tolist()
-            text = self.vocabulary.text(
-                tokens[: tokens.index(self.eot_token_id)] if self.eot_token_id in tokens else tokens
-            )
+            text = self.vocabulary.text(list(takewhile(lambda id: id != self.eot_token_id, tokens)))
             for stop in stops:
-                text = text.split(stop)[0] if stop else text
+                text = text.split(stop)[0]
             texts.append(text)
             self.cache_hook.add_partial("generate_until", (context, settings), text)
         return texts
 
-    def _contains(self, stops: list[str]) -> Callable[[Tensor], bool]:
-        """Whether the text of tokens (1, n) contains one of `stops`."""
-
-        def contains(tokens: Tensor) -> bool:
-            text = self.vocabulary.text(tokens[0].tolist())
-            return any(stop and stop in text for stop in stops)
-
-        return contains
+    def _has_stop(self, stops: list[str], tokens: Tensor) -> bool:
+        """Whether the text of `tokens`, (1, n), contains one of `stops`."""
+        text = self.vocabulary.text(tokens[0].tolist())
+        return any(stop in text for stop in stops)
 
 
 @bounded

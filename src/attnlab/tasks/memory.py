@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -78,12 +78,7 @@ class Memory:
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of all storages created inside that are still alive.
-
-    Attributes:
-        live: bytes now.
-        peak: the largest value of `live` so far.
-    """
+    """Counts the bytes of all storages created inside that are still alive: `live` now, `peak` at most so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,11 +124,8 @@ def materialize(model: nn.Module, device: torch.device) -> nn.Module:
         return moved[id(old)][1]
 
     for module in model.modules():
-        tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
-        for by_name in tensors:
-            for name, value in by_name.items():
-                if isinstance(value, Tensor):
-                    by_name[name] = zeros(value)
+        for tensors in (module._parameters, module._buffers, module.__dict__):
+            tensors.update({name: zeros(value) for name, value in tensors.items() if isinstance(value, Tensor)})
     return model
 
 
@@ -217,23 +209,17 @@ def _update(task: Trains, model: nn.Module, size: int, device: torch.device, liv
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of different tensors.
-
-    Args:
-        tensors: of any shape and device.
-    """
+    """Bytes of different `tensors`, of any shape and device."""
     return sum(x.numel() * x.itemsize for x in tensors)
 
 
 def estimate(task: Trains) -> Memory | None:
-    """The memory of a configured training, on any machine; None: it trains nothing, or sizes depend on the data.
+    """The memory of a configured training, on any machine; None: sizes in it depend on the data.
 
     Where a GPU is configured and there is none here, kernels are those of the CPU, which keep as much.
     """
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-    if not task.batch_key:
-        return None
     on_cuda = torch.cuda.is_available() and task.cfg.hardware.accelerator != "cpu"
     try:
         return rehearse(task, configured_batch(task), torch.device("cuda" if on_cuda else "cpu"), fake=True)
@@ -255,37 +241,28 @@ def check_memory(task: Trains, record: dict[str, Any], training: bool = True) ->
     Raises:
         ConfigError: an update does not fit the device; names the keys to lower.
     """
-    if not task.batch_key or not first_process():
+    if not first_process():
         return
     device, hardware = device_of(task.cfg), task.cfg.hardware
     free, total = torch.cuda.mem_get_info(device)
-    memory = rehearse(task, configured_batch(task), device) if training else scoring_memory(task)[0]
-    fits = memory is not None
-    if memory is None:
-        memory = estimate(task)
-    if memory is not None:
+    measured = rehearse(task, configured_batch(task), device) if training else scoring_memory(task)[0]
+    memory = measured or estimate(task)
+    if memory:
         record["memory"] = memory.describe()
         log.info("memory: about %s; free: %.2f of %.2f GiB", memory, free / GIB, total / GIB)
-    if fits:
+    if measured:
         return
-    if memory is not None and memory.update - memory.activations > free:
+    keys = [f"task.data.{task.batch_key} below {task.cfg.task.data[task.batch_key]} (an update stays as it is)"]
+    keys += ["hardware.gradient_checkpointing=true (slower)"] * (not hardware.gradient_checkpointing)
+    keys += ["hardware.precision=bf16-mixed (half the activations)"] * (hardware.precision == "32-true")
+    advice = f"set {', '.join(keys)}"
+    if memory and memory.update - memory.activations > free:
         advice = "that is too much without any batch: take a smaller model, or hardware=fsdp on several GPUs"
-    else:
-        batch = f"task.data.{task.batch_key}"
-        keys = [f"{batch} below {task.cfg.task.data[task.batch_key]} (an update stays as it is)"]
-        keys += ["hardware.gradient_checkpointing=true (slower)"] * (not hardware.gradient_checkpointing)
-        keys += ["hardware.precision=bf16-mixed (half the activations)"] * (hardware.precision == "32-true")
-        advice = f"set {', '.join(keys)}"
-    message = (
-        f"the run needs about {memory or 'more'}, and {torch.cuda.get_device_name(device)} has {free / GIB:.2f} GiB "
-        f"free: {advice}"
-    )
+    name = torch.cuda.get_device_name(device)
+    message = f"the run needs about {memory or 'more'}, and {name} has {free / GIB:.2f} GiB free: {advice}"
     if not (hardware.compile or hardware.strategy == "fsdp"):
         raise ConfigError(message)
     log.warning("%s (hardware.compile and hardware=fsdp need less than this)", message)
-
-
-# --- the batch ------------------------------------------------------------------------------------------------------
 
 
 def configured_batch(task: Trains) -> int:
@@ -320,36 +297,25 @@ def with_largest_batch(task: Trains, record: dict[str, Any]) -> DictConfig:
         record: gets `found_batch`.
 
     Raises:
-        ConfigError: the smallest batch does not fit, the task trains nothing, or on the CPU no memory is configured.
+        ConfigError: the smallest batch does not fit, or on the CPU no memory is configured.
     """
-    cfg, device = task.cfg, device_of(task.cfg)
-    gib, key = cfg.hardware.find_batch_gib, f"task.data.{task.batch_key}"
-    if not task.batch_key:
-        raise ConfigError(f"hardware.find_batch=true: task={cfg.task.name} trains nothing; leave it out")
-    if device.type != "cuda" and gib is None:
-        raise ConfigError("hardware.find_batch=true: there is no GPU here; give hardware.find_batch_gib=<GiB>")
-    name = "cpu"
+    cfg, device, name = task.cfg, device_of(task.cfg), "cpu"
     if device.type == "cuda":
         about = torch.cuda.get_device_properties(device)
         name = f"{about.name}, {about.total_memory >> 20} MiB"
+    elif cfg.hardware.find_batch_gib is None:
+        raise ConfigError("hardware.find_batch=true: there is no GPU here; give hardware.find_batch_gib=<GiB>")
     depends = [SEARCH_VERSION, name, _processes(cfg), recipe(cfg), OmegaConf.to_container(cfg.hardware)]
     folder = Path(cfg.cache_dir).expanduser() / "batches" / digest(depends)[:24]
-    searched: list[int] = []
 
     def search(partial: Path) -> None:
-        searched.append(_search(task, device))
-        write_index(partial, {"device": name, "batch": searched[0]})
+        write_index(partial, {"device": name, "batch": _search(task, device)})
 
-    size = int(stored(folder, read_index, search)["batch"])
-    where = "searched now" if searched else f"found before, {folder}"
+    size, key = int(stored(folder, read_index, search)["batch"]), f"task.data.{task.batch_key}"
     if first_process():
-        log.info("%s=%d: the largest batch that fits (%s)", key, size, where)
+        log.info("%s=%d: the largest batch that fits (%s)", key, size, folder)
     record["found_batch"] = {"key": key, "size": size}
-    changed = cfg.copy()
-    OmegaConf.set_readonly(changed, False)
-    with open_dict(changed):
-        changed.task.data[task.batch_key] = size
-    OmegaConf.set_readonly(changed, True)
+    changed: DictConfig = OmegaConf.merge(cfg, {"task": {"data": {task.batch_key: size}}})  # type: ignore[assignment]
     return changed
 
 
@@ -375,11 +341,10 @@ def _search(task: Trains, device: torch.device) -> int:
 
 
 def largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The largest size that fits: doubled until one does not, then bisected to about 6 %.
+    """The largest size that fits, at most `most`: doubled until one does not, then bisected to about 6 %.
 
     Args:
         fits: whether a size fits; where one does not, no larger one does.
-        most: the largest size of use.
 
     Returns:
         The size; None: `least` does not fit.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +13,7 @@ from attnlab.config.nodes import require
 from attnlab.config.schema import signature
 from attnlab.data.inputs import Inputs, Item, chunks
 from attnlab.errors import ConfigError, DataError
-from attnlab.run.device import scoring_dtype
+from attnlab.run.device import autocast, scoring_dtype
 
 if TYPE_CHECKING:
     from attnlab.training.module import Module
@@ -71,18 +70,14 @@ class Predictor(ABC):
             order = sorted(range(len(chunk)), key=lambda i: -self.size(prepared[i]))
             results: dict[int, Result] = {}
             while order:
-                largest = self.size(prepared[order[0]])
-                taken = max(1, self.limit // max(1, largest))
+                taken = max(1, self.limit // max(1, self.size(prepared[order[0]])))
                 batch, order = order[:taken], order[taken:]
-                with torch.inference_mode(), self._precision():
+                with torch.inference_mode(), autocast(self.device, self.dtype):
                     results |= zip(batch, self.predict([prepared[i] for i in batch]), strict=True)
             for i, item in enumerate(chunk):
                 if clash := sorted(results[i].keys() & item.fields.keys()):
                     raise DataError(f"the input has a key {clash[0]!r} already, which the result needs: rename it")
                 yield item, results[i]
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
 
 
 def changed(search: Search, settings: dict[str, Any], path: str) -> Search:

@@ -16,6 +16,7 @@ from attnlab.tasks.base import Trains
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
+    from attnlab.callbacks.contribution import Sections
     from attnlab.callbacks.memory import MemoryMeter
 
 
@@ -81,18 +82,24 @@ class TextTask(Trains):
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """By `trainer.test`, spread over all processes."""
-        from attnlab.callbacks.contribution import contributions
         from attnlab.callbacks.summary import show
+
+        sections = self.scored(directory, data, module)
+        if sections:
+            for section, values in sections.items():
+                record[section] |= values
+            self.after_scoring(record, directory, data, module)
+            self.compare(record)
+            show(record, directory)
+
+    def scored(self, directory: Path, data: Any, module: Any) -> Sections:
+        """What the callbacks of `scoring` contribute, on rank zero; {} on others, and if scoring was interrupted."""
+        from attnlab.callbacks.contribution import contributions
         from attnlab.training.trainer import test
 
         callbacks = self.scoring(directory, data, module)
-        if not test(self.cfg, data, module, callbacks) or not records.first_process():
-            return
-        for section, values in contributions(callbacks).items():
-            record[section] |= values
-        self.after_scoring(record, directory, data, module)
-        self.compare(record)
-        show(record, directory)
+        complete = test(self.cfg, data, module, callbacks)
+        return contributions(callbacks) if complete and records.first_process() else {}
 
     @abstractmethod
     def scoring(self, directory: Path, data: Any, module: Any) -> list[Callback]:

@@ -304,7 +304,7 @@ def test_a_mean_that_never_begins_is_said_and_two_means_are_refused(
         ("task.sampling.tokens=17", "task.sampling.tokens=17"),
         ("task.sampling.top_p=0", "task.sampling: top_p=0"),
         ("task.data.batch_size=0", "task.data.batch_size=0"),
-        ("task.train.batch.tokens=80000", "less than one update"),
+        ("task.train.batch.tokens=80000", "task.train.batch.tokens=80000: "),
     ],
 )
 def test_wrong_settings(start: Start, tmp_path: Path, override: str, key: str) -> None:

@@ -111,7 +111,7 @@ def test_the_test_mode_gives_the_run_s_own_score(trained: Path, tmp_path: Path) 
 def test_accuracy_is_that_of_the_logits(trained: Path) -> None:
     """Recomputed sequence by sequence, from the logits of all positions; and by single steps through the caches."""
     task = RecallTask(compose(*words("mqar", "attention=mtla", "stride=2"), f"checkpoint={trained}", "mode=test"))
-    module, data = task.restore(), task._data()
+    module, data = task.restore(), task.grid()
     data.setup("test")
     sequences, shares = data.sequences("test"), []
     for number in range(len(sequences)):
@@ -201,7 +201,7 @@ def test_an_interrupted_run_continues_to_the_bit(trained: Path, tmp_path: Path) 
     ("words_given", "message"),
     [
         ("task.data.problem=copying", "task.data.problem=copying: expected mqar or selective_copying or needle"),
-        ("data_root=.", "task=recall generates its data and reads no corpus; leave it out"),
+        ("data_root=.", "task=recall generates its data"),
         ("task.train.batch.sequences=3 hardware.devices=2", "task.train.batch.sequences=3 cannot be shared equally"),
         ("compress=irratt", "compress=irratt: task=recall has no pretrained model"),
         ("convert=mla", "convert=mla: task=recall has no pretrained decoder"),

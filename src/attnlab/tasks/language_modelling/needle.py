@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
+from attnlab.run.device import autocast
 from attnlab.run.progress import progress
 
 KEY = "task.score.needle"
@@ -194,7 +194,7 @@ class Needle:
                 count, parts = max(1, tokens // length), []
                 for first in range(0, len(rows), count):
                     part = rows[first : first + count]
-                    with torch.autocast(device.type, dtype) if dtype else nullcontext():
+                    with autocast(device, dtype):
                         parts.append(answers(model, part, vocabulary.num_ids, device))
                     advance(len(part))
                 right, nats = torch.cat(parts, 1).view(2, len(trials), len(depths)).mean(1).tolist()

@@ -1,7 +1,6 @@
 """A language model's perplexity on held-out text, and continuations of it."""
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
 from attnlab.metrics.numbers import Perplexity
-from attnlab.run.device import busy_cores, scoring_dtype
+from attnlab.run.device import autocast, busy_cores, scoring_dtype
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle
 from attnlab.tasks.text import measured_by
@@ -119,7 +118,7 @@ class LanguageScore:
             ids = vocabulary.num_ids
             return sampling(model, prompts, num_ids=ids, dtype=low, compiled=module.compiled_steps)
 
-        with torch.autocast(device.type, low) if low else nullcontext():
+        with autocast(device, low):
             if module.compiled_steps is not None:  # the compiler's time and memory are no part of what is measured
                 sampled(replace(sampling, tokens=2))
             busy = busy_cores(WATCHED, advise=False)

@@ -33,7 +33,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
 from attnlab.models.token_loss import chunk_of
-from attnlab.run.device import compiles, device_of
+from attnlab.run.device import device_of
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.tasks.base import Predicts, Transforms, beside
@@ -61,6 +61,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
     better: Literal["min", "max"] = "min"
     file_names = (VOCABULARY, CONVERSION)
     batch_key = "batch_size"
+    input_kind = INPUT
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -141,25 +142,22 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         limit = f"task.model.max_length={longest}"
         if longest < model.max_length:
             limit = f"the {longest} positions that its attention has"
-        lengths = {"window": task.data.window, "eval_window": task.data.eval_window}
-        for name, length in lengths.items():
-            if length is not None and length > longest:
-                raise ConfigError(f"task.data.{name}={length} is longer than {limit}")
-        together = task.score.prompt_tokens + task.sampling.tokens
-        if together > longest:
+        for name in ("window", "eval_window"):
+            if (task.data[name] or 0) > longest:
+                raise ConfigError(f"task.data.{name}={task.data[name]} is longer than {limit}")
+        prompt, new = task.score.prompt_tokens, task.sampling.tokens
+        if prompt + new > longest:
             raise ConfigError(
-                f"task.score.prompt_tokens={task.score.prompt_tokens} and task.sampling.tokens={task.sampling.tokens} "
-                f"make {together} positions, more than {limit}"
+                f"task.score.prompt_tokens={prompt} and task.sampling.tokens={new} make {prompt + new} positions, more "
+                f"than {limit}"
             )
 
     def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
         """As for every task; what a needle in a haystack cannot be asked for is refused before the data is read."""
-        cfg = self.cfg
-        score: LanguageScore = instantiate(cfg.task.score, path="task.score")
-        needle = score.needle
+        needle = self._score().needle
         if needle is None or needle.lengths is None:
             return super().prepare(record, stage)
-        words = isinstance(instantiate(cfg.task.data.vocabulary, path="task.data.vocabulary"), Words)
+        words = isinstance(instantiate(self.cfg.task.data.vocabulary, path="task.data.vocabulary"), Words)
         with without_memory():
             needle.check(self.build().longest, "word" if words else "token")
         data, module = super().prepare(record, stage)
@@ -175,12 +173,9 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if self.cfg.resume and target_of(self.cfg) is not None:
             original = self._model(data.vocabulary.size)
             assert isinstance(original, Decoder)
-            self._teach(module, load_original(self.cfg, original, data), data)
+            module.teacher = [Teacher(load_original(self.cfg, original, data), scale_tokens(data))]
         self.sizes(record, module.model)
         return module
-
-    def _teach(self, module: Any, original: Decoder, data: LanguageModellingData) -> None:
-        module.teacher[:] = [Teacher(original, scale_tokens(data))]
 
     def _layer_file(self, weights: Path | None = None) -> Path | None:
         """The file that describes the converted layers of a run; None: there is no run, or it converts nothing.
@@ -205,13 +200,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if layers is not None:
             assert isinstance(model, Decoder)
             with_layers(model, layers)
-        arguments = {
-            "compile": compiles(cfg),
-            "optimizer": instantiate(cfg.task.optimizer, path="task.optimizer"),
-            "schedule": instantiate(cfg.task.schedule, path="task.schedule"),
+        arguments = self.module_arguments() | {
             "identity": identity(cfg, vocabulary=vocabulary.fingerprint),
-            "seed": cfg.seed,
-            "clip": cfg.task.train.clip,
             "label_smoothing": cfg.task.train.label_smoothing,
         }
         if target is None:
@@ -230,7 +220,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             return
         original = self._point(record, directory, data, module)
         model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
-        self._teach(module, module.model, data)
+        module.teacher = [Teacher(module.model, scale_tokens(data))]
         module.model = model.train()
         module.freeze()
         self.sizes(record, model)
@@ -253,17 +243,11 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         self.score(record, directory, data, module)
 
     def _point(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any]:
-        """Perplexity, cache and speed of decoding of the model as it is now."""
-        from attnlab.callbacks.contribution import contributions
-        from attnlab.training.trainer import test
-
-        callbacks = self.scoring(directory, data, module)
-        if not test(self.cfg, data, module, callbacks) or not first_process():
-            return {}
-        sections = contributions(callbacks)
-        for section, values in self._continued(directory, data, module).items():
+        """Perplexity, cache and speed of decoding of the model as it is now, on rank zero."""
+        sections = self.scored(directory, data, module)
+        for section, values in (self._continued(directory, data, module) if sections else {}).items():
             sections[section] = sections.get(section, {}) | values
-        return point(sections)
+        return point(sections) if sections else {}
 
     def save_files(self, directory: Path, data: LanguageModellingData) -> None:
         data.vocabulary.save(directory / VOCABULARY)
@@ -302,16 +286,15 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         layers = None if path is None else read_layers(path)
         language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
 
-    @property
-    def input_kind(self) -> InputKind:
-        return INPUT
-
     def predictor(self, module: LanguageModelling, **settings: Any) -> Continuation:
         return Continuation(module, self.cfg, **settings)
 
-    def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
+    def _score(self) -> LanguageScore:
         score: LanguageScore = instantiate(self.cfg.task.score, path="task.score")
-        return [score.quality(data, alone=self.cfg.hardware.strategy == "fsdp")]
+        return score
+
+    def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
+        return [self._score().quality(data, alone=self.cfg.hardware.strategy == "fsdp")]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Continue some places of the test text, and ask for the needle in a haystack."""
@@ -322,10 +305,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
 
     def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
-        cfg = self.cfg
-        score: LanguageScore = instantiate(cfg.task.score, path="task.score")
-        sampling: Sampling = instantiate(cfg.task.sampling, path="task.sampling")
-        device, precision = device_of(cfg), cfg.hardware.precision
+        score, device, precision = self._score(), device_of(self.cfg), self.cfg.hardware.precision
+        sampling: Sampling = instantiate(self.cfg.task.sampling, path="task.sampling")
         sections = score.continue_texts(module, data, sampling, device, precision, directory)
         if recall := score.recall(module, data, device, precision):
             sections["quality"] = {"needle": recall}

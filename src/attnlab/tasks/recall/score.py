@@ -1,6 +1,5 @@
 """How recall is scored: accuracy for each cell of the grid, and some sequences read through the caches."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from attnlab.config.bounds import bounded
 from attnlab.data.recall.data import RecallData
 from attnlab.data.text.windows import IGNORE
 from attnlab.metrics.numbers import RecallAccuracy
-from attnlab.run.device import busy_cores, scoring_dtype
+from attnlab.run.device import autocast, busy_cores, scoring_dtype
 from attnlab.tasks.recall.module import Recall
 from attnlab.tasks.text import measured_by
 
@@ -57,7 +56,7 @@ class RecallScore:
         lengths: dict[str, dict[str, int]] = {}
         seconds, tokens_read, most = 0.0, 0, 0
         busy = busy_cores(WATCHED, advise=False)
-        with MemoryMeter(device) as meter, torch.autocast(device.type, low) if low else nullcontext():
+        with MemoryMeter(device) as meter, autocast(device, low):
             for first, cell in zip(sequences.starts, sequences.cells, strict=False):
                 count = min(self.samples, cell.count)
                 tokens, targets = sequences.__getitems__(range(first, first + count))

@@ -13,7 +13,7 @@ from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
-from attnlab.run.device import compiles, device_of
+from attnlab.run.device import device_of
 from attnlab.tasks.text import TextTask
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class RecallTask(TextTask):
         decoder: Decoder = model
         return decoder
 
-    def _data(self) -> RecallData:
-        """The cells of the grid, each checked; nothing is drawn."""
+    def grid(self) -> RecallData:
+        """The data with its cells, each checked; nothing is drawn."""
         data: RecallData = instantiate(self.cfg.task.data, path="task.data")
         return data
 
@@ -51,14 +51,14 @@ class RecallTask(TextTask):
         with without_memory():
             model = self.build()
         dtype = cache_shape(self.cfg.bench).dtype
-        lengths = {cell.length for cell in self._data().cells["test"]}
+        lengths = {cell.length for cell in self.grid().cells["test"]}
         record["kv_cache"]["lengths"] = {
             str(length): {"predicted": sum(a.cache_bytes(1, length, dtype=dtype) for a in model.attentions)}
             for length in sorted(lengths)
         }
 
     def check(self, directory: Path) -> None:
-        data = self._data()
+        data = self.grid()
         instantiate(self.cfg.task.score, path="task.score")
         with without_memory():
             longest = self.build().longest
@@ -73,7 +73,7 @@ class RecallTask(TextTask):
         from attnlab.data.text.windows import IGNORE
 
         assert isinstance(model, Decoder)
-        module, longest = self._module(model), max(cell.length for cell in self._data().cells["train"])
+        module, longest = self._module(model), max(cell.length for cell in self.grid().cells["train"])
         tokens = torch.zeros(size, longest, dtype=torch.long, device=device)
         targets = tokens.clone()
         targets[:, ::2] = IGNORE
@@ -84,7 +84,7 @@ class RecallTask(TextTask):
         rows = self.cfg.task.score.samples
         return max(
             sum(a.cache_bytes(rows, cell.length, dtype=dtype) for a in model.attentions)
-            for cell in self._data().cells["test"]
+            for cell in self.grid().cells["test"]
         )
 
     def module(self, record: dict[str, Any], data: RecallData) -> Recall:
@@ -95,16 +95,7 @@ class RecallTask(TextTask):
     def _module(self, model: Decoder) -> Recall:
         from attnlab.tasks.recall.module import Recall
 
-        cfg = self.cfg
-        return Recall(
-            model,
-            compile=compiles(cfg),
-            optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
-            schedule=instantiate(cfg.task.schedule, path="task.schedule"),
-            identity=identity(cfg),
-            seed=cfg.seed,
-            clip=cfg.task.train.clip,
-        )
+        return Recall(model, identity=identity(self.cfg), **self.module_arguments())
 
     def rebuilt(self, weights: Path) -> Recall:
         return self._module(self.build())

@@ -46,8 +46,7 @@ class SequenceToText(Module):
         ctc_weight: of the CTC loss; 0: none.
         first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with
             one).
-        compile: whether torch.compile compiles the parts that have one form for all lengths (`compiled_part`), and on
-            a CPU the steps of the search.
+        compile: whether torch.compile compiles what `compiled_part` names.
         settings: arguments of `Module`.
     """
 
@@ -79,7 +78,7 @@ class SequenceToText(Module):
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
         self._compiled, self._compiled_steps = Compiled(compile, dynamic=True), Compiled(compile)
         self._decoded_tokens = 0
-        self._validated: tuple[ValidationScore, ...] = ()  # in a tuple: no submodule, nothing in checkpoints
+        self._validated: ValidationScore | None = None
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -137,32 +136,31 @@ class SequenceToText(Module):
             chosen: the sentences' indices in the validation set.
             search: decodes them.
         """
-        self._validated = (ValidationScore(metric, {index: i for i, index in enumerate(chosen)}, search),)
+        self._validated = ValidationScore(metric, {index: i for i, index in enumerate(chosen)}, search)
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        for validated in self._validated:
-            validated.metric.reset()
-            validated.metric.to(self.device)
+        if self._validated:
+            self._validated.metric.reset()
+            self._validated.metric.to(self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         if self.tokenizer.labels:
             self.tally("val_intent_accuracy", self.first_right, len(batch))
-        for validated in self._validated:
-            places = [validated.places.get(index) for index in self.indices(batch_idx)]
-            rows = [row for row, place in enumerate(places) if place is not None]
-            if rows:
-                index = [place for place in places if place is not None]
-                update(validated.metric, self._scored(batch.select(rows), index, validated.search))
+        if self._validated:
+            places = [self._validated.places.get(index) for index in self.indices(batch_idx)]
+            chosen = {row: place for row, place in enumerate(places) if place is not None}
+            if chosen:
+                scored = self._scored(batch.select([*chosen]), [*chosen.values()], self._validated.search)
+                update(self._validated.metric, scored)
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        for validated in self._validated:
-            values = validated.metric.compute()
-            for name in validated.metric.logged:
-                if name in values:
-                    self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
+        if self._validated:
+            values = self._validated.metric.compute()
+            for name in filter(values.__contains__, self._validated.metric.logged):
+                self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Scored:  # type: ignore[override]  # Lightning hands on any type
         scored = self._scored(batch, self.indices(batch_idx), self.search)

@@ -21,7 +21,7 @@ from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
 from attnlab.run import record as records
-from attnlab.run.device import compiles, scoring_dtype
+from attnlab.run.device import scoring_dtype
 from attnlab.tasks.base import CountsCorpus, Predicts, beside
 from attnlab.tasks.text import TextTask
 
@@ -63,22 +63,25 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
         """The class that `task.score` names, or that of decoded validation sentences.
 
         Raises:
-            ConfigError: there is no such metric, or the texts have no classes for it.
+            ConfigError: the texts have no classes for it.
         """
         from attnlab.metrics import text_metrics
 
-        key, name = "task.score", self.cfg.task.score
-        if validation and self.cfg.task.train.validate_score is not None:
-            key, name = "task.train.validate_score", self.cfg.task.train.validate_score
-        if (name == "intent") > (self.cfg.task.score == "intent"):
-            raise ConfigError(f"{key}=intent: only with task.score=intent do texts begin with a class")
-        return text_metrics()[name]
+        score, of_validation = self.cfg.task.score, self.cfg.task.train.validate_score
+        if of_validation == "intent" and score != "intent":
+            raise ConfigError(
+                "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
+            )
+        return text_metrics()[of_validation or score if validation else score]
+
+    @property
+    def _searched_otherwise(self) -> dict[str, Any]:
+        """The settings of `task.train.validate_search`."""
+        return {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
 
     def _validation_search(self) -> BeamSearch:
-        """The search of `task.decode` with the settings of `task.train.validate_search`."""
         search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
-        settings = {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
-        return replace(search, **settings)
+        return replace(search, **self._searched_otherwise)
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -103,10 +106,15 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
         Targets, which the configuration does not tell, are taken to be as long as source texts, and of speech to have
         one piece in ten frames.
         """
-        rows, length = self._rows(size, self.cfg.task.data.max_input_frames)
-        inputs = self._inputs(model, rows, length, device)
-        lengths = torch.full((rows,), length, device=device)
-        pieces = min(self.cfg.task.data.max_target_tokens, length if inputs.dtype == torch.long else length // 10 + 1)
+        rows, length = self._rows(size)
+        inputs = torch.full((rows, length), Tokenizer.eos, device=device)
+        lengths, pieces = torch.full((rows,), length, device=device), length
+        encoder = self.cfg.task.model.encoder
+        if encoder.get("num_mels") is not None:
+            layers = [encoder.mix_layers] if encoder.get("mix_layers") else []
+            inputs = torch.zeros(rows, length, *layers, encoder.num_mels, device=device)
+            pieces = length // 10 + 1
+        pieces = min(self.cfg.task.data.max_target_tokens, pieces)
         tokens = torch.full((rows, pieces), Tokenizer.eos, device=device)
         weight, smoothing = self.cfg.task.train.ctc_weight, self.cfg.task.train.label_smoothing
         assert isinstance(model, SequenceModel)
@@ -118,31 +126,19 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
 
         return loss
 
-    @staticmethod
-    def _rows(frames: int, longest: int) -> tuple[int, int]:
-        """Sentences of the longest length in a batch of so many frames, and that length."""
-        length = min(frames, longest)
+    def _rows(self, frames: int) -> tuple[int, int]:
+        """Sentences of the longest length that training accepts in a batch of so many frames, and that length."""
+        length = min(frames, self.cfg.task.data.max_input_frames)
         return max(1, frames // length), length
-
-    def _inputs(self, model: nn.Module, rows: int, length: int, device: torch.device) -> Tensor:
-        encoder = self.cfg.task.model.encoder
-        if encoder.get("num_mels") is None:
-            return torch.full((rows, length), Tokenizer.eos, device=device)
-        layers = [encoder.mix_layers] if encoder.get("mix_layers") else []
-        return torch.zeros(rows, length, *layers, encoder.num_mels, device=device)
 
     def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
         """Of sentences of the longest length that training accepts, with the most text that the search may write."""
-        data, decode = self.cfg.task.data, self.cfg.task.decode
-        rows, length = self._rows(self.cfg.task.decode_max_frames, data.max_input_frames)
-        prefix = -(-length // self._subsampling(model))
+        decode = self.cfg.task.decode
+        rows, length = self._rows(self.cfg.task.decode_max_frames)
+        convolutions = getattr(getattr(model.encoder, "subsample", None), "convs", ())  # each halves the length
+        prefix = -(-length // 2 ** len(convolutions))
         text = int(decode.max_len_a * prefix) + decode.max_len_b
         return self.decoder(model).cache_bytes(rows * decode.beam, text, prefix, rows, dtype=dtype)
-
-    @staticmethod
-    def _subsampling(model: Any) -> int:
-        convolutions = getattr(getattr(model.encoder, "subsample", None), "convs", ())
-        return int(2 ** len(convolutions))
 
     def decoder(self, model: Any) -> PrefixDecoder | CrossDecoder:
         decoder: PrefixDecoder | CrossDecoder = model.decoder
@@ -155,9 +151,7 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
 
     def check(self, directory: Path) -> None:
         task = self.cfg.task
-        instantiate(task.decode, path="task.decode")
         self._metric()
-        self._metric(validation=True)
         self._validation_search()
         self._check_features()
         with without_memory():
@@ -175,12 +169,10 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
                 f"task.train.ctc_weight={task.train.ctc_weight} needs CTC labels: set task.data.ctc_vocab_size"
             )
         if self.monitor not in self.monitors():
-            missing = (
-                "" if task.train.validate_decode else "; task.train.validate_decode=N adds the scores of N sentences"
-            )
-            raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self.monitors())}{missing}")
-        search = any(value is not None for value in task.train.validate_search.values())
-        if not task.train.validate_decode and (task.train.validate_score or search) and records.first_process():
+            adds = "" if task.train.validate_decode else "; task.train.validate_decode=N adds the scores of N sentences"
+            raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self.monitors())}{adds}")
+        without_effect = not task.train.validate_decode and (task.train.validate_score or self._searched_otherwise)
+        if without_effect and records.first_process():
             log.warning(
                 "task.train.validate_score and task.train.validate_search have no effect: give "
                 "task.train.validate_decode=N, the sentences of each validation that are decoded"
@@ -251,17 +243,11 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
             instantiate(cfg.task.decode, path="task.decode"),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             classify=cfg.task.score == "intent",
-            optimizer=instantiate(cfg.task.optimizer, path="task.optimizer"),
-            schedule=instantiate(cfg.task.schedule, path="task.schedule"),
-            identity=identity(
-                cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=None if ctc is None else ctc.fingerprint
-            ),
-            seed=cfg.seed,
+            identity=identity(cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=ctc and ctc.fingerprint),
             label_smoothing=cfg.task.train.label_smoothing,
             ctc_weight=cfg.task.train.ctc_weight,
             first_token_weight=cfg.task.train.first_token_weight,
-            clip=cfg.task.train.clip,
-            compile=compiles(cfg),
+            **self.module_arguments(),
         )
 
     def save_files(self, directory: Path, data: SequenceToTextData) -> None:
@@ -295,16 +281,17 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
         encoder = self.cfg.task.model.encoder
         front = instantiate(self.cfg.task.data.features, path="task.data.features")
         width, layers = getattr(front, "width", None), getattr(front, "layers", None)
-        if width != encoder.get("num_mels"):
-            raise ConfigError(
-                f"task.model.encoder.num_mels={encoder.get('num_mels')}, but task.data.features gives frames of "
-                f"{width} numbers"
-            )
-        if layers != encoder.get("mix_layers"):
-            raise ConfigError(
-                f"task.model.encoder.mix_layers={encoder.get('mix_layers')}, but task.data.features gives frames of "
-                f"{f'{layers} layers' if layers else 'one layer'} (task.data.features.layers={layers})"
-            )
+        for key, value, frames in (
+            ("num_mels", width, f"{width} numbers"),
+            (
+                "mix_layers",
+                layers,
+                f"{f'{layers} layers' if layers else 'one layer'} (task.data.features.layers={layers})",
+            ),
+        ):
+            if value != encoder.get(key):
+                gives = f"task.data.features gives frames of {frames}"
+                raise ConfigError(f"task.model.encoder.{key}={encoder.get(key)}, but {gives}")
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Start the encoder from another run's, as the recipe starts translation from recognition."""
