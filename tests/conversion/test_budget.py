@@ -12,7 +12,7 @@ from attnlab.attention import MHA, MLA
 from attnlab.conversion import ToMLA, ToMTLA, layers
 from attnlab.conversion.budget import Survey, distribute, near
 from attnlab.conversion.layers import convert, refit
-from attnlab.conversion.mixing import Rotary
+from attnlab.conversion.split import Rotary
 from attnlab.conversion.statistics import collect
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder

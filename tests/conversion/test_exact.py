@@ -10,9 +10,8 @@ from torch import Tensor
 from attnlab.attention import MHA, MLA, MTLA, Attention, MLAWindow, MTLAWindow
 from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA
 from attnlab.conversion.budget import Sharing
-from attnlab.conversion.latents import Latent, project
 from attnlab.conversion.layers import convert
-from attnlab.conversion.mixing import Rotary, _moments, mix
+from attnlab.conversion.split import Latent, Rotary, _moments, mix, project
 from attnlab.conversion.statistics import Statistics, collect, frequencies_of
 from attnlab.errors import ConfigError
 from attnlab.export import deepseek

@@ -18,10 +18,10 @@ import attnlab
 from attnlab.attention import MLA
 from attnlab.config.check import check
 from attnlab.conversion import Calibration, Healing
-from attnlab.conversion.calibration import calibration_tokens
 from attnlab.conversion.healing import Teacher
 from attnlab.conversion.layer_file import CONVERSION, read_about, read_layers
 from attnlab.conversion.layers import STORED
+from attnlab.conversion.texts import calibration_tokens
 from attnlab.data.samples import markov
 from attnlab.data.text.vocabulary import BytePairVocabulary, byte_tokenizer
 from attnlab.decoding import Sampling

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.conversion import ToMLA, layers, statistics
-from attnlab.conversion.latents import project
+from attnlab.conversion.split import project
 from attnlab.conversion.statistics import collect, frequencies_of
 from tests.conversion.models import exact, tokens
 

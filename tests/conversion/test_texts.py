@@ -1,6 +1,7 @@
 """Calibration texts between layers: they are in files, and what is known of them is what would be computed."""
 
 import copy
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,13 @@ def test_what_is_read_is_what_was_written(dtype: torch.dtype, tmp_path: Path) ->
     scratch.close()
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Path("/dev/full").open("wb"))  # noqa: SIM115
     scratch = Scratch(tmp_path)
-    scratch._file.close()
-    scratch._file = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115
     said = rf"^{tmp_path}: cannot be written \(hidden states of the calibration texts: No space .*\); disk full$"
     with pytest.raises(WriteError, match=said):
         scratch[0] = torch.zeros(9)
-    scratch.close()
+    monkeypatch.undo()
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="file: cannot be written"):
         Scratch(tmp_path / "file")

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from attnlab.attention import MHA, Attention, SlidingWindow
 from attnlab.config.build import instantiate
 from attnlab.conversion.budget import LayerPlan, Survey
-from attnlab.conversion.settings import Calibration, Healing
+from attnlab.conversion.healing import Healing
 from attnlab.conversion.statistics import Statistics
+from attnlab.conversion.texts import Calibration
 from attnlab.errors import ConfigError
 
 Inputs = Callable[[], Iterable[Tensor]]  # the batches (B, T, d) that enter a layer, as often as they are asked for

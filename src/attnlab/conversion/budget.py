@@ -24,7 +24,7 @@ class Survey:
         rope_dims: the values of d_r that were tried, (n,).
         errors: predicted squared error of the attention's output for each of these and each r + d_r from 0 to 2 G D,
             (n, 2 G D + 1); infinite where there is none.
-        scores: what each component of each frequency is worth, (G, F), see :func:`attnlab.conversion.mixing.scores`.
+        scores: what each component of each frequency is worth, (G, F), see :func:`attnlab.conversion.split.scores`.
         weight: of the layer's errors: one over the mean squared size of the residual stream that they are added to.
     """
 

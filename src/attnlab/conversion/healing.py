@@ -1,17 +1,63 @@
-"""The original decoder as the teacher of the converted one."""
+"""Training of a converted decoder, with the original as its teacher."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le, MinLen
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.config.bounds import bounded
 from attnlab.models.decoder import Decoder
 
+Objective = Literal["layers", "logits", "text"]
+
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@bounded
+@dataclass(frozen=True)
+class Healing:
+    """Training of a converted model, with the original as its teacher.
+
+    The values are those of `task.train`, `task.optimizer` and `task.schedule` unless the command line sets these.
+
+    Args:
+        steps: updates.
+        tokens: of an update; a multiple of `task.data.window`.
+        lr: highest learning rate.
+        warmup: updates in which it rises.
+        objective: what is minimised, one after the other. "layers": the squared error of each attention's output on
+            the teacher's inputs, over the output's variance; "logits": the Kullback-Leibler divergence from the
+            teacher's distribution; "text": the negative log-probability of the text, without a teacher.
+        share: of the updates that the first of two objectives has.
+        trained: which weights: those of attention, or all.
+    """
+
+    steps: Annotated[int, Ge(1)] = 250
+    tokens: Annotated[int, Ge(1)] = 2048
+    lr: Annotated[float, Gt(0)] = 1e-3
+    warmup: Annotated[int, Ge(1)] = 20
+    objective: Annotated[list[Objective], MinLen(1)] | None = None
+    share: Annotated[float, Gt(0), Le(1)] = 0.5
+    trained: Literal["attention", "all"] = "attention"
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """`objective`, or the default."""
+        return list(self.objective) if self.objective is not None else ["layers", "logits"]
+
+    def at(self, progress: float) -> Objective:
+        """The objective of an update; `progress`: share of the updates that are done, 0 to 1."""
+        objectives = self.objectives
+        if len(objectives) == 1 or progress < self.share:
+            return objectives[0]
+        rest = (progress - self.share) / max(1 - self.share, 1e-9)
+        return objectives[1 + min(int(rest * (len(objectives) - 1)), len(objectives) - 2)]
 
 
 class Teacher:

@@ -19,7 +19,7 @@ from attnlab.attention import MHA, Attention
 from attnlab.config.build import instantiate
 from attnlab.conversion.base import Conversion, Layer
 from attnlab.conversion.budget import LayerPlan, Survey
-from attnlab.conversion.settings import Healing
+from attnlab.conversion.healing import Healing
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError

@@ -15,8 +15,20 @@ from attnlab.attention.mla import NormedKeys, NormedQueries
 from attnlab.config.bounds import Size, SizeOrZero, bounded
 from attnlab.conversion.base import Conversion, Inputs, Layer
 from attnlab.conversion.budget import LayerPlan, Sharing, Survey, distribute, near, same
-from attnlab.conversion.latents import Latent, Projection, content_map, metric_of, moment_of, project
-from attnlab.conversion.mixing import Mixing, Rotary, check_width, mix, scores, widths
+from attnlab.conversion.split import (
+    Latent,
+    Mixing,
+    Projection,
+    Rotary,
+    check_width,
+    content_map,
+    metric_of,
+    mix,
+    moment_of,
+    project,
+    scores,
+    widths,
+)
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
@@ -56,8 +68,8 @@ class ToMLA(Conversion):
             with a sliding window and those without; "equal": r + d_r the same, d_r chosen for each layer; "same": d_r,
             r and the rotary frequencies the same, which formats of other libraries need. All but "equal" need a pass
             through the original first, with an eighth of the texts.
-        rotary: how rotary components are chosen, see :func:`attnlab.conversion.mixing.mix`.
-        latent: how the latent is chosen, see :func:`attnlab.conversion.latents.project`.
+        rotary: how rotary components are chosen, see :func:`attnlab.conversion.split.mix`.
+        latent: how the latent is chosen, see :func:`attnlab.conversion.split.project`.
         centre: whether means of content are taken out: a constant key changes no attention weight, and a constant
             value goes into the output's bias.
         refit: whether the output projection is fitted to the original's output afterwards, see

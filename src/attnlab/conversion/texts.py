@@ -1,19 +1,121 @@
-"""The calibration texts on their way through a decoder."""
+"""The calibration texts: where they come from, and their way through a decoder. Text that is scored is refused."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
-from attnlab.errors import WriteError
+from attnlab.config.bounds import TextFile, bounded
+from attnlab.errors import DataError, WriteError
 from attnlab.models.decoder import Decoder, DecoderBlock
+
+if TYPE_CHECKING:
+    from attnlab.data.text.corpora import Split
+    from attnlab.data.text.language_modelling import LanguageModellingData
+
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
+LONGEST = 32  # characters of a token at most: bounds how much of a text file is read
+COMPARED = 200  # lines of a held-out split that are looked for in the text
+SHARED = 0.05  # the largest share of lines that a calibration text may share with a held-out split
+LINE = 80  # characters of a line that is too long to be the same by chance
+
+
+@bounded
+@dataclass(frozen=True)
+class Calibration:
+    """Texts whose statistics decide what a conversion leaves out.
+
+    Args:
+        tokens: of the training split, from its beginning.
+        window: tokens of a text, which is read by itself.
+        file: a text file in place of the training split; None: none.
+    """
+
+    tokens: Annotated[int, Ge(2)] = 65536
+    window: Annotated[int, Ge(2), Le(1_048_576)] = 512
+    file: TextFile | None = None
+
+
+def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tuple[Tensor, str]:
+    """The tokens of the calibration texts (windows, positions), and a name of the text.
+
+    Raises:
+        DataError: the text is shorter than one window, or it is held-out text.
+    """
+    vocabulary = data.vocabulary
+    if settings.file is None:
+        ids = data.beginning("train", settings.tokens).tolist()
+        where, name = "the training split", f"the training split of {data.source.name}"
+    else:
+        path = Path(settings.file).expanduser()
+        where, name = f"convert.calibration.file={path}", path.name
+        _refuse_files(path, where, data)
+        try:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(LONGEST * settings.tokens)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{where}: cannot be read as UTF-8 text ({error})") from error
+        ids = vocabulary.ids(text)[: settings.tokens]
+    windows = len(ids) // settings.window
+    if not windows:
+        raise DataError(
+            f"{where}: the calibration text has {len(ids)} tokens, less than one text of "
+            f"convert.calibration.window={settings.window}"
+        )
+    _refuse_lines(vocabulary.text(ids), where, data)
+    tokens = torch.tensor(ids[: windows * settings.window]).view(windows, settings.window)
+    return tokens, f"the first {len(ids)} tokens of {name}"
+
+
+def scale_tokens(data: LanguageModellingData) -> Tensor:
+    """The first texts of the training split (windows, positions), on which a teacher's layers are measured."""
+    ids = torch.from_numpy(data.beginning("train", 16 * data.window))
+    size = min(data.window, len(ids))
+    return ids[: len(ids) // size * size].view(-1, size)
+
+
+def _refuse_files(path: Path, where: str, data: LanguageModellingData) -> None:
+    assert data.root is not None
+    train = data.source.files(data.root, "train")
+    for split in HELD_OUT:
+        for file in data.source.files(data.root, split):
+            if file.exists() and file.samefile(path) and file not in train:
+                raise DataError(f"{where}: that is the {split} split, which is scored")
+
+
+def _refuse_lines(text: str, where: str, data: LanguageModellingData) -> None:
+    """Refuse a text that shares more than a few lines with a held-out split, wherever its lines break."""
+    unbroken, lines = " ".join(text.split()), set(_lines(text))
+    for split in HELD_OUT:
+        scored = list(dict.fromkeys(_lines(data.text(split))))
+        compared = scored[:: max(1, len(scored) // COMPARED)]
+        inside, shared = sum(line in unbroken for line in compared), len(lines.intersection(scored))
+        if inside > SHARED * len(compared) or shared > SHARED * len(lines):
+            raise DataError(
+                f"{where}: it has text of the {split} split, which is scored ({inside} of {len(compared)} compared "
+                f"lines of that split, {shared} of {len(lines)} calibration lines); give another "
+                "convert.calibration.file"
+            )
+
+
+def _lines(text: str) -> list[str]:
+    """The long lines, with single spaces."""
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return [line for line in lines if len(line) > LINE]
+
+
+# --- on their way through a decoder ------------------------------------------------------------------------------
 
 
 class Scratch:
@@ -33,39 +135,28 @@ class Scratch:
         self._folder = Path(tempfile.gettempdir()) if folder is None else folder
         self._places: dict[int, tuple[int, torch.Size, torch.dtype]] = {}
         self._end = 0
-        try:
+        with self._reported():
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(buffering=0, dir=self._folder)  # noqa: SIM115  closed by :meth:`close`
-        except OSError as error:
-            raise self._failed(error) from error
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  closed by :meth:`close`
 
     def __setitem__(self, number: int, value: Tensor) -> None:
         data = _bytes(value.detach().cpu().contiguous())
         known = self._places.get(number)
         place = known[0] if known is not None and known[1:] == (value.shape, value.dtype) else self._end
-        try:
+        with self._reported():
             self._file.seek(place)
-            rest = data
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise self._failed(error) from error
+            self._file.write(data)
+            self._file.flush()
         self._places[number] = place, value.shape, value.dtype
         self._end = max(self._end, place + data.nbytes)
 
     def __getitem__(self, number: int) -> Tensor:
         place, shape, dtype = self._places[number]
         value = torch.empty(shape, dtype=dtype)
-        rest = _bytes(value)
-        try:
+        with self._reported():
             self._file.seek(place)
-            while rest:
-                read = self._file.readinto(rest)
-                if not read:
-                    raise OSError("what was written is not there any more")
-                rest = rest[read:]
-        except OSError as error:
-            raise self._failed(error) from error
+            if self._file.readinto(_bytes(value)) < value.nbytes:  # type: ignore[attr-defined]
+                raise OSError("what was written is not there any more")
         return value
 
     def __contains__(self, number: int) -> bool:
@@ -80,9 +171,14 @@ class Scratch:
         """Remove the file."""
         self._file.close()
 
-    def _failed(self, error: OSError) -> WriteError:
-        reason = error.strerror or str(error)
-        return WriteError(error.errno, f"hidden states of the calibration texts: {reason}", str(self._folder))
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            text = f"hidden states of the calibration texts: {reason}"
+            raise WriteError(error.errno, text, str(self._folder)) from error
 
 
 def _bytes(value: Tensor) -> memoryview:

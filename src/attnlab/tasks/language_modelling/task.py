@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
 from attnlab.conversion.base import target_of
-from attnlab.conversion.calibration import calibration_tokens, scale_tokens
 from attnlab.conversion.healing import Teacher
 from attnlab.conversion.layer_file import (
     CONVERSION,
@@ -25,6 +24,7 @@ from attnlab.conversion.layer_file import (
 )
 from attnlab.conversion.layers import converted_copy
 from attnlab.conversion.original import check_inputs, load_original
+from attnlab.conversion.texts import calibration_tokens, scale_tokens
 from attnlab.data.inputs import InputKind
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.vocabulary import PretrainedTokens, Vocabulary, Words, read_vocabulary
