@@ -42,7 +42,6 @@ def test_gram_matrices_are_those_of_the_inputs(name: str) -> None:
         flat = inputs_of(model, x, path).flatten(0, 1)
         torch.testing.assert_close(grams.of(path), flat.T @ flat / len(flat))
         assert grams.tokens[path] == len(flat)
-    assert len(grams._sums) == {"llama": 2 * 4, "timm": 2 * 4}[name]  # q, k and v (and gate and up) have one
     damped = grams.of(paths[0], 0.5)
     plain = grams.of(paths[0])
     torch.testing.assert_close(damped - plain, 0.5 * plain.diagonal().mean() * torch.eye(len(plain)).double())

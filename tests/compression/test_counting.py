@@ -16,10 +16,10 @@ from attnlab.compression.counting import multiply_adds, parameters, rate
 from attnlab.compression.methods.cp_slimatt import CPSlimAtt
 from attnlab.compression.methods.global_svd import GlobalSVD
 from attnlab.compression.methods.irratt import IrrAtt
+from attnlab.compression.methods.laser import LASER
 from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.methods.truncatt import TruncAtt
-from tests.compression.future_methods import OneMatrix
 from tests.compression.llama import llama
 from tests.compression.models import images, vit
 
@@ -75,7 +75,7 @@ def test_the_rate_of_replaced_matrices() -> None:
     """By hand: fused and separate projections, a matrix that stays dense beside others, whole attention, MLPs, none."""
     names = ["parameters", "parameters_dense", "multiply_adds_factorised", "multiply_adds_dense"]
 
-    def found(dense: Any, method: Any) -> list[float]:
+    def counts(dense: Any, method: Any) -> list[float]:
         model = copy.deepcopy(dense)
         before = sum(p.numel() for p in dense.parameters())
         compress(model, method)
@@ -87,12 +87,13 @@ def test_the_rate_of_replaced_matrices() -> None:
 
     core = 24 * 6 + 8 * 2
     adds = 24 * 6 + 9 * (12 + 16) + 3 * 2 * (8 + 24)  # x U1, then q, k and v; o with U1 and its cores as one matrix
-    assert found(vit(), TensorLLM(ranks=[6, 2], layers=[0])) == [core + 144, 2304, adds, 2304]
+    assert counts(vit(), TensorLLM(ranks=[6, 2], layers=[0])) == [core + 144, 2304, adds, 2304]
     two = TensorLLM(ranks=[6, 2], layers=[0], matrices=["q", "v"])
-    assert found(vit(), two) == [core + 72, 1152, 24 * 6 + 6 * (12 + 16), 1152]
+    assert counts(vit(), two) == [core + 72, 1152, 24 * 6 + 6 * (12 + 16), 1152]
     grouped = 2 * 24 * 8 * (6 + 2)
-    assert found(llama(), TensorLLM(ranks=[6, 2], layers=[1]))[:2] == [core + 16 * 12, grouped]
-    assert found(vit(), TruncAtt(4, 4)) == [2 * 4 * 24 * 12, 2 * 2304] * 2
-    assert found(vit(), MLPSVD(5)) == [4 * 5 * 120, 4 * 96 * 24] * 2
+    assert counts(llama(), TensorLLM(ranks=[6, 2], layers=[1]))[:2] == [core + 16 * 12, grouped]
+    assert counts(vit(), TruncAtt(4, 4)) == [2 * 4 * 24 * 12, 2 * 2304] * 2
+    assert counts(vit(), MLPSVD(5)) == [4 * 5 * 120, 4 * 96 * 24] * 2
     everything = 2 * (2304 + 2 * 96 * 24)
-    assert found(vit(), OneMatrix(0, "fc1", 5)) == [everything] * 4  # written back dense: nothing is smaller
+    dense = LASER(layers=[0], matrices="fc1", rank=5, factorised=False)
+    assert counts(vit(), dense) == [everything] * 4  # written back dense: nothing is smaller
