@@ -36,7 +36,7 @@ BACKENDS = "attnlab.attention.ops.backends"  # which notes what computed each op
 FOREIGN = (  # warnings of Lightning that say nothing to a reader of the log
     ".*LeafSpec.*",  # Lightning 2.6 with torch 2.13
     r"The number of training batches \(\d+\) is smaller than the logging interval",
-    "You're resuming from a checkpoint that ended before the epoch ended",  # data continue there: callbacks/checkpoints.py
+    "You're resuming from a checkpoint that ended before the epoch ended",  # data continues there
     "Checkpoint directory .* exists and is not empty",  # every resumed run
     r"`ModelCheckpoint\(monitor=.*could not find the monitored key",  # of a run without a validation: fit says so
     "You're using the WeightAveraging callback with a model that overrides the configure_model",  # fsdp is refused
