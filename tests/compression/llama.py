@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.errors import DataError
 from attnlab.pretrained import Family, Layer, Projection
 
 SIZES = {
@@ -109,9 +108,6 @@ class LlamaFamily(Family):
 
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
         return Llama(**options)
-
-    def load(self, model: nn.Module, source: str) -> None:
-        raise DataError(f"{source}: the test's models have no published weights")
 
 
 def llama(**sizes: int) -> nn.Module:

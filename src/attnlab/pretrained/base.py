@@ -175,13 +175,6 @@ class Family(ABC):
             model = self.create(name, options)
         return model.to_empty(device="cpu")
 
-    @abstractmethod
-    def load(self, model: nn.Module, source: str) -> None:
-        """Fill `model` with pretrained weights: from a local file or folder if `source` is one, else from the hub.
-
-        DataError: no such weights, damaged ones, or those of another architecture.
-        """
-
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
     """Put a module at a dotted path of the model, in place of what is there or as a new submodule."""

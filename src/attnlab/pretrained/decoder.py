@@ -172,22 +172,6 @@ def _windows(options: Mapping[str, Any]) -> list[int | None]:
     return [window] * count
 
 
-def load(source: str, build: Any, *, dtype: torch.dtype | None = None) -> Decoder:
-    """A pretrained model as attnlab's decoder, in eval mode on the CPU.
-
-    Args:
-        build: called without arguments, returns the decoder that :func:`nodes_of` describes.
-
-    Raises:
-        DataError: as :func:`attnlab.pretrained.huggingface.load`.
-        ConfigError: as :func:`nodes_of`.
-    """
-    original = huggingface.load(source, dtype=dtype)
-    decoder: Decoder = build()
-    fill(decoder, original)
-    return decoder.to(next(original.parameters()).dtype).eval()
-
-
 @torch.no_grad()
 def fill(decoder: Decoder, original: nn.Module) -> None:
     """Copy the weights of a model of transformers into a decoder of the sizes that :func:`nodes_of` gives."""

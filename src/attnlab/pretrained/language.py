@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError
 from attnlab.pretrained import hub
 from attnlab.pretrained.base import ATTENTION, Family, Layer
 from attnlab.pretrained.weights import first_line
@@ -113,13 +113,6 @@ class LanguageModel(Family):
             torch.set_default_dtype(dtype)
         model.tie_weights()  # type: ignore[operator]
         return model
-
-    def load(self, model: nn.Module, source: str) -> None:
-        loaded = hub.read_model(type(model), model.config, hub.folder(source), source, dtype=None)
-        try:
-            model.load_state_dict(loaded.state_dict())
-        except RuntimeError as error:
-            raise DataError(f"{source}: weights of another architecture: {first_line(error)}") from error
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:

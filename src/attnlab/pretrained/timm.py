@@ -72,6 +72,10 @@ class Timm(Family):
         return model
 
     def load(self, model: nn.Module, source: str) -> None:
+        """Fill `model` with pretrained weights: from a local file or folder if `source` is one, else from the hub.
+
+        DataError: no such weights, damaged ones, or those of another architecture.
+        """
         if path := files.find(source):
             files.fill(model, path, files.read(path))
             return

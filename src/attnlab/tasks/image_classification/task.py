@@ -37,8 +37,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.metrics.numbers import TopAccuracy
 from attnlab.models.build import without_memory
 from attnlab.models.token_loss import at_least_float32
-from attnlab.pretrained import family_of
-from attnlab.pretrained.timm import VisionTransformer
+from attnlab.pretrained.timm import Timm, VisionTransformer
 from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
@@ -252,7 +251,7 @@ class ImageClassificationTask(Predicts, Compresses):
             start = folder.read_manifest(source).get("notes", {}).get("identity", {}).get("compression")
             return start
         if self.spec.weights:
-            family_of(module.model).load(module.model, self.spec.weights)
+            Timm().load(module.model, self.spec.weights)
         else:
             pretrain(self.cfg, record, directory, data, module)
         return None
