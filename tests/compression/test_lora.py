@@ -56,7 +56,7 @@ def test_an_adapter_learns_on_factors(kind: str, tmp_path: Path) -> None:
         adapted.merge_and_unload()
 
 
-@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("kind", ["gpt2", "roberta"])
 def test_the_weight_of_a_module_in_place_of_a_matrix(kind: str) -> None:
     result: list[Any] = [one for one in compressed(kind).modules() if isinstance(one, Replacement)]
     for module in result:

@@ -1,5 +1,7 @@
 """TRAWL: what each mode stacks, both decompositions on planted tensors, and what is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -24,14 +26,11 @@ def test_what_the_modes_stack(mode: int, counts: list[int]) -> None:
     assert [len(stack.matrices) for stack in result] == counts
     places = [place for stack in result for place in stack.matrices]
     assert len(places) == len(set(places)) == sum(counts)
-    assert {stack.shape for stack in result} == ({(24, 24)} if mode <= 3 else {(96, 24)})
-
-
-def test_thirds_of_gptj() -> None:
     with torch.device("meta"):
-        model = Llama(**{**SIZES, "depth": 28})
-    result = TRAWL(mode=6).stacks(model, LlamaFamily().layers(model))
-    assert [len(stack.matrices) // 3 for stack in result] == [10, 9, 9]
+        gptj = Llama(**{**SIZES, "depth": 28})
+    thirds = TRAWL(mode=6).stacks(gptj, LlamaFamily().layers(gptj))
+    assert [len(stack.matrices) // 3 for stack in thirds] == [10, 9, 9]
+    assert {stack.shape for stack in result} == ({(24, 24)} if mode <= 3 else {(96, 24)})
 
 
 def planted(model: nn.Module, rank: int, method: str, layer: int = 1) -> None:
@@ -68,15 +67,6 @@ def test_a_stack_rank_squeezes() -> None:
     assert free < 1e-6 and full < 1e-6 and squeezed > 0.1
 
 
-def test_a_budget_is_used_up_to_one_rank() -> None:
-    """A stack of gate, up and down, 40 x 24: a rank is 192 parameters of 2880."""
-    for keep in (0.21, 0.5, 0.83):
-        model, plain = llama(), llama()
-        compress(model, TRAWL(layers=[0], method="tucker", keep=keep))
-        left = 2880 - parameters(plain)["total"] + parameters(model)["total"]
-        assert keep * 2880 - 192 < left <= keep * 2880
-
-
 @pytest.mark.parametrize(("kind", "mode"), [("gptj", 2), ("gpt2", 1), ("gpt_neox", 5), ("roberta", 6), ("llama", 4)])
 def test_families(kind: str, mode: int) -> None:
     model, plain = tiny(kind), tiny(kind)
@@ -95,24 +85,20 @@ def test_a_budget_goes_where_the_singular_values_are() -> None:
     assert parameters(plain)["total"] - parameters(model)["total"] == 6 * 24 * 40 - 8 * 3 * 64
 
 
-def test_bad_input() -> None:
-    def plan(**options: object) -> None:
-        outline(llama().to("meta"), TRAWL(**options))  # type: ignore[arg-type]
-
-    with pytest.raises(ConfigError, match=r"^compress.rank=25: layers.0.mlp has matrices 40 x 24, which take 1 to 24$"):
-        plan(rank=25)
-    with pytest.raises(
-        ConfigError, match=r"^compress.mode=2: matrices of one shape are stacked; layers.0 has q 48 x 24"
-    ):
-        plan(mode=2)
-    with pytest.raises(ConfigError, match=r"^compress.layers: 7: expected 0 to 1"):
-        plan(layers=[7])
-    with pytest.raises(ConfigError, match=r"^compress.stack_rank=4: layers.0.mlp takes 1 to 3$"):
-        plan(method="tucker", stack_rank=4, rank=2)
-    with pytest.raises(ValueError, match=r"^stack_rank=2: belongs to method=tucker"):
-        TRAWL(stack_rank=2)
-    with pytest.raises(ValueError, match=r"^mode=7: expected int >= 1 and <= 6$"):
-        TRAWL(mode=7)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 25}, "compress.rank=25: layers.0.mlp has matrices 40 x 24"),
+        ({"mode": 2}, "compress.mode=2: .* layers.0 has q 48 x 24"),
+        ({"layers": [7]}, "compress.layers: 7: expected 0 to 1"),
+        ({"method": "tucker", "stack_rank": 4, "rank": 2}, "compress.stack_rank=4: layers.0.mlp takes 1 to 3"),
+        ({"stack_rank": 2}, "stack_rank=2: belongs to method=tucker"),
+        ({"mode": 7}, "mode=7: expected int"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match=message):
+        outline(llama().to("meta"), TRAWL(**options))
 
 
 def test_a_square_mlp_is_stacked_by_the_names_of_its_matrices() -> None:

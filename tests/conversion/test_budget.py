@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnlab.attention import MHA, MLA
-from attnlab.conversion import ToMLA, ToMTLA, layers
+from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers
 from attnlab.conversion.budget import Survey, distribute, near
 from attnlab.conversion.layers import convert, refit
 from attnlab.conversion.split import Rotary
@@ -151,28 +151,31 @@ def test_a_refitted_output_is_nearer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "name", "said"),
+    ("target", "name", "message"),
     [
         (ToMLA(keep=0.01), "llama", "convert.keep=0.01: leaves a latent of 0"),
         (ToMTLA(keep=0.03), "llama", "convert.keep=0.03: leaves a latent of 1"),
         (ToMTLA(rope_dim=8, latent_dim=5), "llama", "convert.latent_dim=5: .*a multiple of 2"),
-        (ToMLA(keep=0.25, rope_dim=8), "llama", "leaves a latent of 0 numbers per token beside convert.rope_dim=8"),
+        (ToMLA(keep=0.25, rope_dim=8), "llama", "beside convert.rope_dim=8"),
         (ToMLA(keep=0.5, rope_dim=3), "llama", "convert.rope_dim=3: expected an even number up to 16"),
-        (ToMLA(keep=0.9, rope_dim=18), "llama", "convert.rope_dim=18: expected an even number up to 16"),
         (ToMLA(keep=0.9, latent_dim=2), "llama", "convert.latent_dim=2 leave rope_dim=27: expected an even number"),
         (ToMLA(keep=0.5, latent_dim=17), "llama", "convert.keep=0.5 leaves 16 numbers"),
         (ToMLA(keep=0.5, rope_dim=2), "gpt2", "has no rotary positions"),
         (ToMLA(latent_dim=40), "gpt2", "wider than the 32 of the inputs"),
         (ToMLA(keep=0.03, rotary="transmla"), "llama", "fits no cache of 1 numbers"),
+        (ToMLA(keep=0.5, rope_dim=6, rotary="transmla"), "llama", "rope_dim divides 8"),
         (ToMLA(keep=0.5, rope_dim=6, rotary="uniform"), "llama", "a multiple of 4"),
-        (ToMLA(keep=0.99), "llama", "no less than the 32"),
+        (ToMLA(rope_dim=16, latent_dim=16), "llama", "no less than the 32"),
+        (ToMTLA(), "mistral-window", "convert=mtla: sliding windows with merging .* a window of 5 positions"),
+        (ToGQA(groups=2), "llama", "expected a divisor of the 2"),
+        (ToTPA(rank=3), "llama", "2 heads, and no more ranks"),
+        (ToTPA(rank=1), "qwen2", "has biases"),
+        (ToTPA(rank=1), "qwen3", "norms its queries"),
     ],
 )
-def test_sizes_are_refused_from_the_settings_alone(target: ToMLA, name: str, said: str) -> None:
-    original = exact(name).attentions[0]
-    assert isinstance(original, MHA)
-    with pytest.raises(ConfigError, match=said):
-        target.planned(original)
+def test_sizes_are_refused_from_the_settings_alone(target: Conversion, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        target.planned_for(exact(name).attentions[0])
 
 
 def test_values_that_are_not_finite_are_of_a_layer() -> None:

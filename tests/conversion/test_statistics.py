@@ -21,23 +21,28 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def rotated(z: Tensor, theta: Tensor, pairs: int) -> Tensor:
+    """z (B, H, T, D): components f and f + F as a complex number times e^(i position theta_f)."""
+    angles = torch.arange(z.shape[2], dtype=theta.dtype)[:, None] * theta
+    turned = torch.complex(z[..., :pairs], z[..., pairs : 2 * pairs]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((turned.real, turned.imag, z[..., 2 * pairs :]), -1)
+
+
 def naive(a: MHA, texts: list[Tensor]) -> dict[str, Tensor]:
     """One position, one head, one key at a time: the formulas in the docstring of `Statistics`."""
-    found: dict[str, Any] = dict.fromkeys(("moment", "mean", "of_query", "energy", "weighted", "spread", "turn"), 0)
+    sums: dict[str, Any] = dict.fromkeys(("moment", "mean", "of_query", "energy", "weighted", "spread", "turn"), 0)
     count, pairs, width = 0, a.turned // 2, a.head_dim
     window = a.window if isinstance(a, SlidingWindow) else 10**9
     theta, output = frequencies_of(a), a.out.weight.unflatten(1, (a.num_heads, -1)).movedim(1, 0)
     for x in texts:
-        q, k, v = a.query_norm(a._heads(x, a.query)), a.key_norm(a._heads(x, a.key)), a._heads(x, a.value)
-        cos, sin = (t[None] for t in a.rotary_table(x.shape[1], x))
-        turned = a._rotated(q, (cos, sin)), a._rotated(k, (cos, sin))
+        q, k, v = (f(x).unflatten(-1, (-1, width)).transpose(1, 2) for f in (a.query, a.key, a.value))
+        q, k = a.query_norm(q), a.key_norm(k)
+        turned = rotated(q, theta, pairs), rotated(k, theta, pairs)
         for b in range(x.shape[0]):
             for t in range(x.shape[1]):
                 y = torch.cat((k[b, :, t].flatten(), v[b, :, t].flatten()))
-                found["moment"], found["mean"] = found["moment"] + torch.outer(y, y), found["mean"] + y
-                own: dict[str, list[Tensor]] = {
-                    name: [] for name in ("of_query", "energy", "weighted", "spread", "turn")
-                }
+                sums["moment"], sums["mean"] = sums["moment"] + torch.outer(y, y), sums["mean"] + y
+                of_heads: dict[str, list[Tensor]] = {name: [] for name in list(sums)[2:]}
                 for h in range(a.num_heads):
                     g, seen = h * a.num_kv_heads // a.num_heads, range(max(0, t - window + 1), t + 1)
                     logits = torch.stack([turned[0][b, h, t] @ turned[1][b, g, j] for j in seen]) / width**0.5
@@ -46,15 +51,15 @@ def naive(a: MHA, texts: list[Tensor]) -> dict[str, Tensor]:
                     w = (p.square() * moved.square().sum(-1)).sum()
                     size = q[b, h, t, :pairs].square() + q[b, h, t, pairs : 2 * pairs].square()
                     angles = torch.tensor([float(j - t) for j in seen], dtype=x.dtype)[:, None] * theta
-                    own["of_query"].append(w * torch.outer(q[b, h, t], q[b, h, t]))
-                    own["energy"].append(size)
-                    own["weighted"].append(w * size)
-                    own["spread"].append(p.square().sum())
-                    own["turn"].append((p[:, None] * torch.polar(torch.ones_like(angles), angles)).sum(0))
-                for name, heads in own.items():
-                    found[name] = found[name] + torch.stack(heads)
+                    of_heads["of_query"].append(w * torch.outer(q[b, h, t], q[b, h, t]))
+                    of_heads["energy"].append(size)
+                    of_heads["weighted"].append(w * size)
+                    of_heads["spread"].append(p.square().sum())
+                    of_heads["turn"].append((p[:, None] * torch.polar(torch.ones_like(angles), angles)).sum(0))
+                for name, heads in of_heads.items():
+                    sums[name] = sums[name] + torch.stack(heads)
                 count += 1
-    return {name: total / count for name, total in found.items()}
+    return {name: total / count for name, total in sums.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,13 +39,14 @@ def test_the_best_of_several_starts_is_kept(batch: tuple[int, ...]) -> None:
     options = {"start": "random", "sweeps": 30, "tolerance": 1e-3}
     done: list[tuple[int, int]] = []
     result = cp_als(tensor, 3, starts=3, seed=7, watch=lambda *at: done.append(at), **options)  # type: ignore[arg-type]
-    each = [cp_als(tensor, 3, seed=seed, **options) for seed in (7, 8, 9)]  # type: ignore[arg-type]
-    errors = torch.stack([one.error for one in each])
+    single = [cp_als(tensor, 3, seed=seed, **options) for seed in (7, 8, 9)]  # type: ignore[arg-type]
+    errors = torch.stack([alone.error for alone in single])
     assert torch.equal(result.error, errors.amin(0)) and (errors.amax(0) > errors.amin(0)).all()
     assert done == sorted(done) and done[-1][0] <= done[-1][1] == 90
     for i in range(3) if batch else [...]:
-        best = each[int(errors[:, i].argmin())]
+        best = single[int(errors[:, i].argmin())]
         assert torch.equal(result.a[i], best.a[i]) and falls(result.history)
+    assert cp_als(tensor, 20, sweeps=1).error.max() < 1e-14  # full rank is exact
     with pytest.raises(ValueError, match=r"0 starts: expected at least 1"):
         cp_als(tensor, 3, starts=0)
 
@@ -65,19 +66,6 @@ def test_planted_terms_are_found(mixing: float, noise: float, error: float) -> N
     assert falls(result.history)
     corrected = cp_epc(tensor, result)
     assert result.error < corrected.error <= 1.02 * result.error * (1 + 1e-9)
-
-
-def test_random_starts_are_seeded() -> None:
-    tensor = products(2)
-    one, two, other = (cp_als(tensor, 4, start="random", seed=seed, sweeps=5) for seed in (1, 1, 2))
-    assert torch.equal(one.a, two.a) and not torch.equal(one.a, other.a)
-    assert falls(one.history)
-
-
-def test_full_rank_is_exact() -> None:
-    tensor = products(2)
-    result = cp_als(tensor, 12)
-    assert float(result.error.max()) < 1e-14
 
 
 def test_a_batch_gets_what_each_tensor_gets() -> None:

@@ -20,11 +20,6 @@ def test_sums_over_products_are_those_of_the_tensor() -> None:
     torch.testing.assert_close(tensor.error(a, b, c), expected)
 
 
-def test_a_tensor_as_it_is() -> None:
-    y = torch.randn(2, 5, 4, 3)
-    torch.testing.assert_close(Slices.of(y).dense(), y.double())
-
-
 def test_the_error_of_an_exact_decomposition_is_no_difference_of_squares() -> None:
     a, b, c = (torch.randn(size, 4, dtype=torch.float64) for size in (9, 8, 3))
     tensor = Slices.of(torch.einsum("ir,jr,hr->ijh", a, b, c))
