@@ -3,7 +3,6 @@
 import copy
 import json
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,11 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
 from attnlab.modes import convert, describe, export, generate, test, train
 from attnlab.pretrained import huggingface
-from attnlab.run.job import _exit_code_and_message
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
 from attnlab.tasks.language_modelling.module import Healed
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
+from tests.conversion.models import ours, theirs
 
 SIZES = {
     "model_type": "llama",
@@ -164,11 +163,18 @@ def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[st
     assert not list((Path(record["config"]["cache_dir"]) / STORED).iterdir())  # it would serve an interrupted run
 
 
-def test_the_run_is_used_as_any_other(healed: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: Any) -> None:
+def test_the_run_is_used_as_any_other(
+    healed: tuple[Path, dict[str, Any]], model: Path, tmp_path: Path, capsys: Any
+) -> None:
     directory, record = healed
-    cfg, again = used(directory, "test")
-    test.run(cfg, again, tmp_path)
-    assert again["quality"] == record["quality"]
+    weights = directory / "checkpoints" / "averaged.safetensors"
+    for path in (directory, weights):
+        cfg, again = used(path, "test")
+        test.run(cfg, again, tmp_path)
+        assert again["quality"] == record["quality"]
+    after, before = load_file(weights), load_file(model / "model.safetensors")  # attention alone was trained
+    assert torch.equal(after["layers.0.up.weight"], before["model.layers.0.mlp.up_proj.weight"])
+    assert torch.equal(after["embedding.weight"], before["model.embed_tokens.weight"])
     cfg, generated = used(directory, "generate", "prompt=src", "task.sampling.tokens=4")
     generate.run(cfg, generated, tmp_path)
     assert capsys.readouterr().out
@@ -197,13 +203,6 @@ def test_describe_knows_the_cache_without_weights(start: Start) -> None:
     describe.run(cfg, record, None)
     assert (cfg.choices.attention, record["kv_cache"]["elements_per_token_per_layer"]) == ("gqa", 32)
     assert beside == {key: record["kv_cache"][key] for key in beside} and "original" not in record["kv_cache"]
-
-
-def test_only_attention_is_trained(healed: tuple[Path, dict[str, Any]], model: Path) -> None:
-    after = load_file(healed[0] / "checkpoints" / "averaged.safetensors")
-    before = load_file(model / "model.safetensors")
-    assert torch.equal(after["layers.0.up.weight"], before["model.layers.0.mlp.up_proj.weight"])
-    assert torch.equal(after["embedding.weight"], before["model.embed_tokens.weight"])
 
 
 @pytest.mark.slow
@@ -236,8 +235,8 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
     assert record["conversion"]["points"] == points | {"healed": record["conversion"]["points"]["healed"]}
     assert record["conversion"]["points"]["healed"]["perplexity"] == record["quality"]["perplexity"]
     assert not list((Path(cfg.cache_dir) / STORED).iterdir())
-    one, other = (load_file(tmp_path / run / "checkpoints" / "averaged.safetensors") for run in ("whole", "parts"))
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    first, second = (load_file(tmp_path / run / "checkpoints" / "averaged.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def test_mode_convert_trains_nothing_and_exports(
@@ -257,17 +256,6 @@ def test_mode_convert_trains_nothing_and_exports(
             assert torch.allclose(loaded(ids).logits, model(ids), atol=1e-4)
         for text in ((tmp_path / f"out_format={format}" / "exported" / "README.md").read_text(), caplog.text):
             assert ("--model-impl transformers" in text) is (format == "deepseek")
-
-
-@pytest.mark.slow
-def test_fewer_heads_are_written_as_a_plain_llama(start: Start, tmp_path: Path) -> None:
-    converted(start, tmp_path / "run", "convert=gqa")
-    loaded = exported(tmp_path / "run")
-    assert (type(loaded).__name__, loaded.config.num_key_value_heads) == ("LlamaForCausalLM", 1)
-    module: Any = attnlab.load(tmp_path / "run")
-    ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert torch.allclose(loaded(ids).logits, module.module.model(ids), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -325,18 +313,17 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
         (["convert=tpa", "stride=2"], "has no stride"),
         (["convert=mla", "mode=generate"], "mode=generate with convert=mla: a model is converted by mode=convert"),
         (["mode=export"], "is what transformers reads already"),
+        (["convert=mla", "convert.healing.warmup=0"], "^convert.healing.warmup=0: expected"),
+        (["convert=mla", "convert.healing.tokens=100"], "^convert.healing.tokens=100: expected"),
+        (["convert=mla", "task=mustc"], "convert=mla: task=mustc has no pretrained decoder"),
+        (["task=wmt16"], "task=wmt16 trains .* task=fineweb_edu, .* wikitext2"),
     ],
 )
-def test_what_is_wrong_is_one_line(words: list[str], message: str, start: Start) -> None:
+def test_what_is_wrong_is_one_line(words: list[str], message: str, model: Path) -> None:
+    other = [word for word in words if word.startswith("task=")]
+    given = words if "convert=mla" in words and other else [f"model='{model}'", *words]
     with pytest.raises(ConfigError, match=message):
-        start(*words)
-
-
-def test_other_tasks_have_nothing_to_convert() -> None:
-    with pytest.raises(ConfigError, match="convert=mla: task=mustc has no pretrained decoder"):
-        check(["task=mustc", "convert=mla"], load)
-    with pytest.raises(ConfigError, match=r"model=gpt2: task=wmt16 trains .* task=fineweb_edu, .* wikitext2"):
-        check(["task=wmt16", "model=gpt2"], load)
+        check(given if other else [*TINY, *given], load)
 
 
 def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:
@@ -366,14 +353,6 @@ def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) ->
             calibration_tokens(settings, data)
 
 
-def test_a_damaged_list_of_layers_is_named(tmp_path: Path) -> None:
-    path = tmp_path / CONVERSION
-    for text in ("", "{}", "[" * 100_000, '{"layers": [{"_target_": "os.system"}]}', '{"layers": [1]}'):
-        path.write_text(text)
-        with pytest.raises(DataError, match=CONVERSION):
-            read_layers(path)
-
-
 def test_damaged_layers_are_named_before_the_corpus_is_read(
     healed: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -401,6 +380,10 @@ def test_damaged_layers_are_named_before_the_corpus_is_read(
         path.write_text(json.dumps(content | {"layers": layers}))
         with pytest.raises(DataError, match=f"^{re.escape(str(path))}: .*{message}"):
             LanguageModellingTask(cfg).check(tmp_path)
+    for text in ("", "{}", "[" * 100_000, '{"layers": [{"_target_": "os.system"}]}', '{"layers": [1]}'):
+        path.write_text(text)
+        with pytest.raises(DataError, match=CONVERSION):
+            read_layers(path)
     path.write_text(json.dumps(content))
     LanguageModellingTask(cfg).check(tmp_path)
     path.unlink()
@@ -408,28 +391,10 @@ def test_damaged_layers_are_named_before_the_corpus_is_read(
         LanguageModellingTask(cfg).check(tmp_path)
 
 
-def test_a_file_of_weights_of_a_converted_run_is_used(healed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    cfg, record = used(healed[0] / "checkpoints" / "averaged.safetensors", "test")
-    test.run(cfg, record, tmp_path)
-    assert record["quality"] == healed[1]["quality"]
-
-
-def test_the_keys_of_healing_are_named(start: Start) -> None:
-    for setting in ("convert.healing.warmup=0", "convert.healing.tokens=100"):
-        with pytest.raises(ConfigError, match=f"^{setting}: expected"):
-            start("convert=mla", setting)
-
-
-@pytest.fixture(scope="module")
-def original(start: Start) -> Decoder:
-    model = LanguageModellingTask(start("convert=mla", "convert.keep=0.5")[0])._model(257)
-    assert isinstance(model, Decoder)
-    return model
-
-
 @pytest.mark.parametrize("measure", [Teacher.layer_errors, Teacher.divergence])
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(measure: Any, original: Decoder) -> None:
-    tokens, student = torch.randint(257, (2, 9)), copy.deepcopy(original)
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(measure: Any) -> None:
+    original = ours(theirs("llama"))
+    tokens, student = torch.randint(96, (2, 9)), copy.deepcopy(original)
     teacher = Teacher(copy.deepcopy(original), tokens)
 
     def measured(rows: torch.Tensor) -> torch.Tensor:
@@ -446,7 +411,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(measure: Any, origin
 
 
 @pytest.mark.parametrize("objective", [pytest.param("layers", marks=pytest.mark.slow), "logits"])
-def test_healing_is_compiled_as_training_is(objective: Any, original: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healing_is_compiled_as_training_is(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same losses and gradients by compiled parts of student and teacher; attention alone is trained."""
     compiled: list[str] = []
 
@@ -458,11 +423,12 @@ def test_healing_is_compiled_as_training_is(objective: Any, original: Decoder, m
         return torch._dynamo.optimize(backend, nopython=True)(method)
 
     torch._dynamo.reset()
-    student, results = copy.deepcopy(original), []
+    original, results = ours(theirs("llama")), []
+    student = copy.deepcopy(original)
     with torch.no_grad():
         student.attentions[0].out.weight.mul_(1.5)  # type: ignore[union-attr,operator]
     monkeypatch.setattr(torch, "compile", compile)
-    tokens = torch.randint(257, (2, 9))
+    tokens = torch.randint(96, (2, 9))
     for on in (False, True):
         healed = Healed(
             copy.deepcopy(student), BytePairVocabulary(byte_tokenizer().to_str(), 257, "after"),
@@ -478,9 +444,3 @@ def test_healing_is_compiled_as_training_is(objective: Any, original: Decoder, m
     assert compiled == (["attention_pairs", "attended"] if objective == "layers" else ["log_probabilities"] * 2)
     for got, expected in zip(*results, strict=True):
         assert torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_an_interrupted_conversion_says_how_it_goes_on(tmp_path: Path) -> None:
-    code, message = _exit_code_and_message(KeyboardInterrupt(), [signal.SIGINT], tmp_path, "convert")
-    told = "interrupted by SIGINT; the same command starts again, with what is complete in the cache"
-    assert (code, message) == (130, told)

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.attention import MHA
 from attnlab.conversion import Conversion, ToMLA, ToMTLA, layers
-from attnlab.conversion.statistics import add_products, collect, symmetric
-from attnlab.conversion.texts import Scratch, Texts
+from attnlab.conversion.texts import Scratch
 from attnlab.errors import WriteError
 from tests.conversion.models import exact, tokens
 
@@ -44,34 +42,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="file: cannot be written"):
         Scratch(tmp_path / "file")
-
-
-def test_half_of_the_products_is_the_whole_matrix() -> None:
-    torch.manual_seed(0)
-    for size in (1, 3, 9):
-        x = torch.randn(5, size, dtype=torch.float64)
-        sums = torch.zeros(size, size, dtype=torch.float64)
-        for rows in x.split(2):
-            add_products(sums, rows)
-        torch.testing.assert_close(symmetric(sums), x.mT @ x, rtol=1e-13, atol=1e-13)
-
-
-@torch.no_grad()
-def test_heads_that_the_statistics_see_are_the_outputs(tmp_path: Path) -> None:
-    """Also within a window, and only of the batches that are read with attention weights."""
-    for name in ("qwen3", "mistral-window"):
-        decoder = exact(name)
-        block = decoder.blocks[0]
-        found: dict[int, Tensor] = {}
-        assert isinstance(block.attention, MHA)
-        with Texts(decoder, tokens(5, 11), tmp_path, batch=2, piece=1) as texts:
-            assert texts.some(2) == [0, 1, 4] and list(texts.first(9)) == [0, 1, 2, 3, 4]
-            collect(block.attention, texts.inputs(block), texts.some(2), found.__setitem__)
-            assert sorted(found) == [0, 1, 4]
-            for number, x in zip((1, 4), texts.inputs(block, (1, 4)), strict=True):
-                want = block.attention(x)
-                texts.originals[number] = found[number]
-                torch.testing.assert_close(texts.original(number, x, block.attention), want, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize(
