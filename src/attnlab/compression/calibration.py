@@ -64,22 +64,16 @@ class Grams:
         return gram + torch.eye(len(gram)).to(gram) * (damping * gram.diagonal().mean())
 
     def digest(self, paths: Sequence[str]) -> str:
-        """What tells these Gram matrices from others, to 10 digits or so of each number."""
+        """A digest of these Gram matrices in float32."""
         content = hashlib.sha256()
         for path in paths:
-            content.update(path.encode())
-            content.update(self.of(path).float().cpu().numpy().tobytes())
+            content.update(path.encode() + self.of(path).float().cpu().numpy().tobytes())
         return content.hexdigest()[:16]
 
 
 @contextmanager
 def collect(model: nn.Module, paths: Sequence[str]) -> Iterator[Grams]:
-    """Sum up the inputs of the modules at `paths` in every forward pass of the block.
-
-    Args:
-        model: in the mode in which it is used, usually eval.
-        paths: of the modules, as in named_modules; the first argument of each is its input.
-    """
+    """Sum up the inputs, the first arguments, of the modules at `paths` in every forward pass of the block."""
     grams = Grams()
 
     def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -101,10 +95,6 @@ def calibrated(
 
     Args:
         feed: runs the model over calibration data, and sets `mask` before each padded batch.
-        family: of the model; None: the first known one that it belongs to.
-
-    Raises:
-        ConfigError: what the method refuses.
     """
     if method.calibration is None:
         return method

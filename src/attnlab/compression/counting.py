@@ -25,11 +25,7 @@ PER_NORM = 5  # per element of a LayerNorm: the convention of fvcore, which give
 
 
 def attention_modules(model: nn.Module, family: Family | None = None) -> dict[str, nn.Module]:
-    """The attention modules of a model, dense or compressed, by path.
-
-    Args:
-        family: of the dense model; None: found from the model.
-    """
+    """The attention modules of a model, dense or compressed, by path."""
     layers = (family or family_of(model)).layers(model)
     return {path: model.get_submodule(path) for layer in layers if (path := layer.attention) is not None}
 
@@ -42,7 +38,6 @@ def multiply_adds(
     Args:
         model: may be on the meta device. Runs once, without gradients, in eval mode.
         size: shape of one input: (channels, height, width) of an image.
-        family: of the model; None: the first known one that it belongs to.
     """
     layers = {layer.attention: layer for layer in (family or family_of(model)).layers(model)}
     attentions = {
@@ -83,11 +78,7 @@ def multiply_adds(
 
 
 def parameters(model: nn.Module, family: Family | None = None) -> dict[str, int]:
-    """Total, in attention modules, and trained.
-
-    Args:
-        family: of the dense model; None: found from the model.
-    """
+    """Total, in attention modules, and trained."""
     return count_parameters(model, attention_modules(model, family).values())
 
 
@@ -116,9 +107,7 @@ def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = Non
     """How much smaller the matrices are that compression replaced: TensorLLM's compression rate, and what it means.
 
     Args:
-        dense: the model before; may be on the meta device.
-        compressed: the same model with the modules of a method; may be on the meta device.
-        family: of the dense model; None: the first known one that it belongs to.
+        dense: the model before; both may be on the meta device.
 
     Returns:
         `parameters` of the factors and `parameters_dense` of the matrices that they replace, both without biases; where
@@ -134,7 +123,12 @@ def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = Non
                 inside = path == projection.path or projection.path.startswith(f"{path}.")
                 sizes[path] = sizes.get(path, 0) + (out * width if inside else 0)
     placed = replacements(compressed)
-    stay = {path: _stays(module) for path, module in placed.items()}
+    stay = {  # matrices that stay dense beside others of their module
+        path: sum(p.weight.numel() for p in module.parts if isinstance(p, nn.Linear))
+        if isinstance(module, Fused)
+        else 0
+        for path, module in placed.items()
+    }
     parameters_dense = sum(sizes.get(path, 0) - stay[path] for path in placed)
     has = sum(
         value.numel()
@@ -142,7 +136,8 @@ def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = Non
         for name, value in module.named_parameters()
         if not name.endswith("bias")
     ) - sum(stay.values())
-    adds = sum(_per_token(module) - stay[path] for path, module in placed.items())
+    # of a N + b N^2 multiply-adds for N tokens, a
+    adds = sum((4 * m.multiply_adds(1) - m.multiply_adds(2)) // 2 - stay[path] for path, m in placed.items())
     if not placed:
         owners = {p.path for layer in (family or family_of(dense)).layers(dense) for p in layer.projections.values()}
         parameters_dense = has = adds = sum(sizes[path] for path in owners)
@@ -155,15 +150,3 @@ def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = Non
         "multiply_adds_factorised": adds,
         "model_saving_percent": 100 * (1 - totals[1] / totals[0]),
     }
-
-
-def _stays(module: Replacement) -> int:
-    """Parameters, which are the multiply-adds of a token, of matrices that stay dense beside others of their module."""
-    if not isinstance(module, Fused):
-        return 0
-    return sum(part.weight.numel() for part in module.parts if isinstance(part, nn.Linear))
-
-
-def _per_token(module: Replacement) -> int:
-    """What grows with the number of tokens and not with its square: a of a N + b N^2."""
-    return (4 * module.multiply_adds(1) - module.multiply_adds(2)) // 2

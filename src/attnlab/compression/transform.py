@@ -6,6 +6,7 @@ compression continues after the last finished unit, and the same one twice compu
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -40,7 +41,7 @@ def compress(
 
     Args:
         store: folder for finished units (:mod:`attnlab.run.cache`); None: nothing is stored.
-        family: where the model's matrices lie; None: the first known family that the model belongs to.
+        family: where the model's matrices lie; None: the first known family that the model belongs to, here and below.
 
     Returns:
         A report for each unit: path, the method's report (ranks, relative errors, history of errors), seconds, and
@@ -71,12 +72,7 @@ def compress(
 
 
 def outline(model: nn.Module, method: Method, *, family: Family | None = None) -> None:
-    """Give a model the modules that `compress` would, without their weights: for counting. ConfigErrors as there.
-
-    Args:
-        model: may be on the meta device; it is changed.
-        family: of the model; None: found from the model.
-    """
+    """Give a model, also on the meta device, the modules that `compress` would, for counting. ConfigErrors as there."""
     layers = (family or family_of(model)).layers(model)
     placed: dict[str, Replacement] = {}
     for unit in with_budget(method, model, layers).units(model, layers):
@@ -85,11 +81,7 @@ def outline(model: nn.Module, method: Method, *, family: Family | None = None) -
 
 
 def install(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
-    """Put modules at their paths, and then let each find what it shares with others.
-
-    Args:
-        model: it is changed.
-    """
+    """Put modules at their paths, and then let each find what it shares with others."""
     for path, module in modules.items():
         replace(model, path, module)
     _bind(model, modules)
@@ -110,10 +102,6 @@ def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: F
     Args:
         dense: one of the architecture that it was made from; its weights are overwritten.
         exact: refuse what cannot be written exactly; False: take the nearest, and log a warning with the error.
-        family: of `dense`; None: the first known family that it belongs to.
-
-    Returns:
-        `dense`.
 
     Raises:
         ConfigError: a head whose effective query-key matrix has a higher rank than a dense head is wide (a free
@@ -208,11 +196,7 @@ def _bind(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
 
 
 def _save_pretrained(model: Any, *arguments: Any, **options: Any) -> None:
-    """In place of transformers' own, which would write a folder that nothing can load.
-
-    Raises:
-        ConfigError: the model is compressed. One whose modules were put back is saved.
-    """
+    """ConfigError for a compressed model: transformers would write a folder that nothing can load."""
     if placed := replacements(model):
         raise ConfigError(
             f"{next(iter(placed))} is compressed: a folder of save_pretrained could not be loaded; "
@@ -233,21 +217,13 @@ def _summary(report: Mapping[str, Any]) -> str:
 
 
 def _key(model: nn.Module, unit: Unit) -> str:
-    """What two units share that have the same result: settings, and the content and plain values of what they read.
-
-    Paths too, for a change says where it belongs: layers of equal weights are not the same unit.
-    """
+    """The digest of a unit's settings, paths, and the weights and plain values of the modules that it reads."""
     settings: list[Any] = [VERSION, unit.path, list(unit.reads), dict(unit.settings)]
     key = hashlib.sha256()
     for path in unit.reads:
         module = model.get_submodule(path)
-        settings.append(
-            sorted(
-                (name, value)
-                for name, value in vars(module).items()
-                if isinstance(value, int | float) and name != "training"
-            )
-        )
+        plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+        settings.append(sorted((plain | {"training": False}).items()))
         for name, value in sorted(module.state_dict().items()):
             key.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
             key.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
@@ -259,8 +235,7 @@ def _computed(unit: Unit, watch: Watch) -> Change:
     """A unit's change; its report has the seconds."""
     began = time.perf_counter()
     change = unit.fit(watch)
-    report = {**change.report, "seconds": round(time.perf_counter() - began, 3)}
-    return Change(change.modules, change.projections, report)
+    return dataclasses.replace(change, report={**change.report, "seconds": round(time.perf_counter() - began, 3)})
 
 
 def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
@@ -272,7 +247,7 @@ def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
         _write(folder, computed[0], next(model.get_submodule(unit.reads[0]).parameters()).dtype)
 
     change = stored(store / _key(model, unit), _read, write)
-    return change if computed else Change(change.modules, change.projections, {**change.report, "stored": True})
+    return change if computed else dataclasses.replace(change, report={**change.report, "stored": True})
 
 
 def _read(folder: Path) -> Change:
@@ -287,11 +262,10 @@ def _read(folder: Path) -> Change:
 
 
 def _restore(layout: dict[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> Replacement:
-    module = build(layout)
     weights = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    first = next(iter(weights.values()), None)
-    if first is not None:
-        module.to(first.dtype)
+    module = build(layout)
+    if weights:
+        module.to(next(iter(weights.values())).dtype)
     module.load_state_dict(weights)
     return module
 

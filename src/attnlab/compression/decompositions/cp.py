@@ -210,7 +210,6 @@ def rescale(factors: Factors, sizes: tuple[int, int, int], objective: Literal["n
     Args:
         factors: (..., I, R), (..., J, R) and (..., H, R), float64.
         sizes: I, J, H.
-        objective: see :func:`cost`.
     """
     weights = (1.0, 1.0, 1.0) if objective == "norm" else tuple(float(size) for size in sizes)
     return balance(*factors, weights=weights)

@@ -81,9 +81,6 @@ class CPSlimAtt(FromCP):
 
     Args:
         rank: columns for all heads together; None: half of the exact rank.
-        vo_rank: of each head's value-output matrix; None: half the head's width.
-        mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
-        vo: how values and outputs are decomposed, see :class:`QueryKeyMethod`.
         objective: what the correction makes small; "none": no correction.
         sweeps: of the decomposition and of the correction, at most.
         tolerance: relative change of the error at which the decomposition stops; ten times that for the correction.
@@ -96,8 +93,7 @@ class CPSlimAtt(FromCP):
             the CP decomposition, and each head's columns are its largest singular triplets.
         fusion_penalty: weight in training of what keeps heads from sharing columns (eq. 7 as a penalty), so that a
             fine-tuned model can become an IrrAtt one: `compress=irratt model=<its folder>`.
-        keep: the share that remains, in place of `rank` (and `vo_rank`), see :class:`QueryKeyMethod`.
-        keep_of: of what, see there.
+        Others are those of `QueryKeyMethod`.
 
     Raises:
         ConfigError: a penalty beside fusion="constrained".

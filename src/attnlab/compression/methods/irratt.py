@@ -35,9 +35,6 @@ class IrrAtt(FromCP):
 
     Args:
         rank: of all heads together; None: half of the exact rank.
-        vo_rank: of each head's value-output matrix; None: half the head's width. With vo="irratt" the mean over the
-            heads.
-        mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
         vo: "truncatt": values and outputs have the same rank in each head (table 1); "irratt": block terms too, each
             head with another rank and a fusion that is the identity (table 2), from the same `start`.
         start: where ranks and first terms come from. "random": a CP decomposition that starts at random, then
@@ -53,8 +50,7 @@ class IrrAtt(FromCP):
         objective: what the error-preserving correction of the CP decomposition makes small; "none": no correction.
         sweeps: of each decomposition, at most.
         tolerance: relative change of the error at which a decomposition stops.
-        keep: the share that remains, in place of `rank` (and `vo_rank`), see :class:`QueryKeyMethod`.
-        keep_of: of what, see there.
+        Others are those of `QueryKeyMethod`.
 
     Raises:
         ValueError: a rank or a number of starts below 1, or a negative number of sweeps.

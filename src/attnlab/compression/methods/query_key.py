@@ -289,14 +289,15 @@ class QueryKeyMethod(Method):
         """The value-output tensor, head by head.
 
         Args:
-            heads: the layer's weights.
             rank: of each head's matrix; with vo="irratt" on average.
             report: gets the relative error, and with vo="irratt" the ranks.
         """
-        factors = (
-            global_svd(heads.vo, rank * len(heads.value)) if self.vo == "irratt" else truncated_svd(heads.vo, rank)
-        )
-        report |= {"vo_error": factors.error} | ({"vo_ranks": factors.ranks} if self.vo == "irratt" else {})
+        if self.vo == "truncatt":
+            factors = truncated_svd(heads.vo, rank)
+        else:
+            factors = global_svd(heads.vo, rank * len(heads.value))
+            report["vo_ranks"] = factors.ranks
+        report["vo_error"] = factors.error
         return factors
 
     def ranks(self, sizes: Sizes, path: str = "attention") -> tuple[int, int]:
@@ -331,7 +332,7 @@ def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, f
 
     Args:
         bias: of the output, (F').
-        fused: whether the fusion is a matrix of its own; else it is the identity.
+        fused: whether there is a fusion; else it is the identity.
     """
     order = sorted(range(len(terms.ranks)), key=lambda h: -terms.ranks[h])
     module = FactoredAttention(

@@ -59,9 +59,7 @@ def describe(module: Replacement) -> dict[str, Any]:
 
 
 def build(layout: dict[str, Any]) -> Replacement:
-    """The module that a layout describes, its weights at random.
-
-    Only classes derived from Replacement are called, those of compression/modules and compression/methods among them.
+    """The module that a layout describes, its weights at random. Only classes derived from Replacement are called.
 
     Raises:
         TypeError, ValueError: not a layout.
