@@ -211,9 +211,7 @@ def test_unknown_words_are_written_only_where_they_may_be() -> None:
     allowed = BeamSearch(2, max_len_b=6)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, unk=common)
     assert allowed == free
     barred = BeamSearch(2, max_len_b=6, unknown=False)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD, unk=common)
-    assert all(
-        hypotheses and all(common not in hypothesis.tokens for hypothesis in hypotheses) for hypotheses in barred
-    )
+    assert all(best and all(common not in hypothesis.tokens for hypothesis in best) for best in barred)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

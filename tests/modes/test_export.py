@@ -49,14 +49,19 @@ def test_a_run_of_the_command_is_named_by_checkpoint_too(tmp_path: Path) -> None
     model = tiny("llama")
     compress(model, TensorLLM(ranks=[10, 5]))
     folder.save(model, tmp_path / "run" / "compressed", "tiny", huggingface.options_of(model))
-    found = {"schema": 2, "task": "reasoning", "compress": "tensorllm", "quality": {"accuracy": 51.25, "questions": 80}}
-    (tmp_path / "run" / "record.json").write_text(json.dumps(found))
-    own = {"checkpoint": str(tmp_path / "run"), "model": "meta/llama", "task": {"modes": ["compress"]}}
-    export.run(OmegaConf.create({**own, "format": None}), {}, tmp_path / "out")
+    record = {
+        "schema": 2,
+        "task": "reasoning",
+        "compress": "tensorllm",
+        "quality": {"accuracy": 51.25, "questions": 80},
+    }
+    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
+    settings = {"checkpoint": str(tmp_path / "run"), "model": "meta/llama", "task": {"modes": ["compress"]}}
+    export.run(OmegaConf.create({**settings, "format": None}), {}, tmp_path / "out")
     text = (tmp_path / "out" / "exported" / "README.md").read_text()
     assert "# reasoning, tensorllm" in text and "| accuracy | 51.25 |" in text and "AutoTokenizer.from_" not in text
     with pytest.raises(ConfigError, match="format=safetensors: .*compressed is a compressed language model"):
-        export.run(OmegaConf.create({**own, "format": "safetensors"}), {}, tmp_path / "out")
+        export.run(OmegaConf.create({**settings, "format": "safetensors"}), {}, tmp_path / "out")
 
 
 def test_what_is_no_compressed_model(tmp_path: Path) -> None:

@@ -18,10 +18,13 @@ def test_tensorboard_has_curves_configuration_and_scores(start: Start, tmp_path:
     cfg, record = start("logger=tensorboard", "task.train.max_epochs=1", "task.train.log_every=1")
     train.run(cfg, record, tmp_path)
     close_loggers(cfg, record, tmp_path)
-    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    tags = found.Tags()
+    logged = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    tags = logged.Tags()
     assert {"loss", "val_accuracy", "final/quality/bleu", "final/parameters/total"} <= set(tags["scalars"])
-    assert found.Scalars("final/parameters/total")[0].value == record["parameters"]["total"]
+    assert logged.Scalars("final/parameters/total")[0].value == record["parameters"]["total"]
+    assert "samples/text_summary" in tags["tensors"]
+    (text,) = logged.Tensors("samples/text_summary")
+    assert "sieben drei" in text.tensor_proto.string_val[0].decode()
     assert "task.optimizer.lr" in (tmp_path / "tensorboard" / "hparams.yaml").read_text()
     assert (tmp_path / "curves" / "metrics.csv").is_file()
 

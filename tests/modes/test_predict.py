@@ -8,12 +8,12 @@ import pytest
 
 from attnlab.decoding import BeamSearch, Sampling
 from attnlab.errors import ConfigError, WriteError
-from attnlab.modes.predict import _destination
+from attnlab.modes.predict import destination
 from attnlab.tasks.prediction import changed
 
 
 def test_a_file_is_there_when_it_is_complete(tmp_path: Path) -> None:
-    with _destination(str(tmp_path / "o.txt")) as file:
+    with destination(str(tmp_path / "o.txt")) as file:
         file.write("a\n")
         assert not (tmp_path / "o.txt").exists()
     assert (tmp_path / "o.txt").read_text() == "a\n"
@@ -21,7 +21,7 @@ def test_a_file_is_there_when_it_is_complete(tmp_path: Path) -> None:
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "o.txt")
-    with _destination(str(tmp_path / "link")) as file:
+    with destination(str(tmp_path / "link")) as file:
         file.write("a\n")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "o.txt").read_text() == "a\n"
 
@@ -29,7 +29,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    with _destination(str(tmp_path / "pipe")) as file:
+    with destination(str(tmp_path / "pipe")) as file:
         file.write("a\n")
     assert os.read(reader, 9) == b"a\n" and (tmp_path / "pipe").is_fifo()
     os.close(reader)
@@ -46,7 +46,7 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
         (str(tmp_path / ("o" * 250)), WriteError, "cannot be written"),  # its partial file's name is too long
     ]
     for output, kind, told in wrong:
-        with pytest.raises(kind, match=told), _destination(output):
+        with pytest.raises(kind, match=told), destination(output):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "file"]
 

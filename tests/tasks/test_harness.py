@@ -65,43 +65,37 @@ def test_log_likelihoods_of_continuations(module: LanguageModelling, batch: int)
     ):
         ids = module.vocabulary.ids(f"{context} {continuation}")
         count = len(module.vocabulary.ids(continuation))
-        whole = [0, *ids] if not context else ids
-        assert value == pytest.approx(float(logp(module, whole)[-count:].sum()), abs=1e-5)
-        best = module.model(torch.tensor([whole[:-1]]))[0].argmax(-1)[-count:]
-        assert greedy == (best.tolist() == whole[-count:])
-
-
-def test_a_greedy_continuation_is_known_as_one(module: LanguageModelling) -> None:
-    ids = [1, 2]
-    for _ in range(3):
-        ids.append(int(module.model(torch.tensor([ids]))[0, -1].argmax()))
-    assert TrainedRun(module, 2)._loglikelihood_tokens([(None, ids[:2], ids[2:])])[0][1]
+        ids = [0, *ids] if not context else ids
+        assert value == pytest.approx(float(logp(module, ids)[-count:].sum()), abs=1e-5)
+        best = module.model(torch.tensor([ids[:-1]]))[0].argmax(-1)[-count:]
+        assert greedy == (best.tolist() == ids[-count:])
 
 
 def test_texts_longer_than_the_model(module: LanguageModelling) -> None:
     """Contexts lose their beginning; whole texts are predicted window by window, each token once."""
     run, long = TrainedRun(module, 2), [1, 2, 3, 4, 5] * 4
-    (value, _), *_ = run._loglikelihood_tokens([(None, long[:-2], long[-2:])])
+    text = " ".join(WORDS[i] for i in long)
+    ((value, _),) = run.loglikelihood(requests((text[:-4], text[-4:])), disable_tqdm=True)
     assert value == pytest.approx(float(logp(module, long[-9:])[-2:].sum()), abs=1e-5)
-    (total,) = run.loglikelihood_rolling(requests((" ".join(WORDS[i] for i in long),)))
+    (total,) = run.loglikelihood_rolling(requests((text,)))
     parts = [logp(module, [0, *long[:8]]), logp(module, long[7:16]), logp(module, long[11:20])[-4:]]
     assert total == pytest.approx(sum(float(part.sum()) for part in parts), abs=1e-4)
     with pytest.raises(DataError, match="a continuation of 9 words is longer than the model's context"):
-        run._loglikelihood_tokens([(None, [1], [1] * 9)])
+        run.loglikelihood(requests(("a", " a" * 9)), disable_tqdm=True)
 
 
 def test_generation_stops_where_it_is_told(module: LanguageModelling) -> None:
     run = TrainedRun(module, 1)
-    (whole,) = run.generate_until(requests(("a b", {"until": [], "max_gen_toks": 5})))
+    (text,) = run.generate_until(requests(("a b", {"until": [], "max_gen_toks": 5})))
     ids = [1, 2]
     for _ in range(5):
         ids.append(int(module.model(torch.tensor([ids]))[0, -1].argmax()))
         if ids[-1] == 0:
             break
-    assert whole == module.vocabulary.text([i for i in ids[2:] if i])
-    word = whole.split()[-1]
+    assert text == module.vocabulary.text([i for i in ids[2:] if i])
+    word = text.split()[-1]
     (cut,) = run.generate_until(requests(("a b", {"until": [word], "max_gen_toks": 5})))
-    assert cut == whole[: whole.index(word)]
+    assert cut == text[: text.index(word)]
 
 
 # --- models of transformers ----------------------------------------------------------------------------------------
@@ -127,17 +121,17 @@ def test_log_likelihoods_are_those_of_the_compressed_model() -> None:
     compress(model, TensorLLM(ranks=[10, 5]))
     evaluation = TransformersEvaluation(["claims"], batch_size=2)
     texts = [("the claim", " is true"), ("claim is", " false"), ("the", " claim")]
-    found = []
-    for each in (model, densify(model, copy.deepcopy(dense)), dense):
-        lm = evaluation.lm(SimpleNamespace(model=each, tokenizer=words()), None)
-        found.append([value for value, _ in lm.loglikelihood([SimpleNamespace(args=one) for one in texts], True)])
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
-    assert abs(found[0][0] - found[2][0]) > 1e-3
+    values = []
+    for scored in (model, densify(model, copy.deepcopy(dense)), dense):
+        lm = evaluation.lm(SimpleNamespace(model=scored, tokenizer=words()), None)
+        values.append([value for value, _ in lm.loglikelihood(requests(*texts), True)])
+    assert values[0] == pytest.approx(values[1], abs=1e-4)
+    assert abs(values[0][0] - values[2][0]) > 1e-3
     ids = [words()(context + text).input_ids for context, text in texts]
     for i, (row, count) in enumerate(zip(ids, (2, 1, 1), strict=True)):
         logp: Any = model(torch.tensor([row])).logits[0, :-1].double().log_softmax(-1)
         best = logp.gather(1, torch.tensor(row[1:])[:, None])[-count:].sum()
-        assert found[0][i] == pytest.approx(float(best), abs=1e-4)
+        assert values[0][i] == pytest.approx(float(best), abs=1e-4)
 
 
 def test_a_masked_language_model_is_refused() -> None:
@@ -176,9 +170,7 @@ def test_a_task_without_data(
         evaluation(None, 0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "key"), [("compressed", "checkpoint"), ("dense", "checkpoint"), ("compressed", "model")]
-)
+@pytest.mark.parametrize(("kind", "key"), [("compressed", "checkpoint"), ("dense", "model")])
 def test_mode_evaluate(key: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compressed model of a run, and a dense folder beside it, on a task of one's own."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -195,6 +187,6 @@ def test_mode_evaluate(key: str, kind: str, tmp_path: Path, monkeypatch: pytest.
     cfg = compose(*settings)
     record = new(cfg, "test")
     evaluate.run(cfg, record, tmp_path)
-    found = record["quality"]["tasks"]["claims"]
-    assert found["acc"] == 0.5 and found["examples"] == 6
+    scores = record["quality"]["tasks"]["claims"]
+    assert scores["acc"] == 0.5 and scores["examples"] == 6
     assert record["parameters"]["total"] == sum(p.numel() for p in model.parameters())

@@ -1,10 +1,9 @@
 """mode=evaluate checkpoint=...: evaluate a trained language model on tasks of lm-evaluation-harness."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from attnlab.config.build import instantiate
@@ -34,7 +33,10 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     names = list(cfg.task.evaluation.tasks)
     trained = trained_on(cfg.checkpoint)
     record["corpus"] = f"lm-evaluation-harness: {', '.join(names)}" + (f"; trained on {trained}" if trained else "")
-    record["quality"] = _quality(results, cfg.task.evaluation.num_fewshot)
+    shots: Any = OmegaConf.to_container(cfg.task.evaluation)["num_fewshot"]  # type: ignore[index, call-overload]
+    by_shots = {"shots": {str(number): tasks for number, tasks in results.items()}}  # of a list of numbers
+    numbers = {"tasks": results[shots]} if isinstance(shots, int) else by_shots
+    record["quality"] = numbers | {"num_fewshot": shots, "signature": "lm-eval"}
     table = Table("task", "shots", "metric", "value", "± standard error", box=None, pad_edge=False)
     for shots, tasks in results.items():
         for name, numbers in tasks.items():
@@ -46,19 +48,9 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     Screen(highlight=False).print(table)
 
 
-def _quality(results: Mapping[int, Any], num_fewshot: int | Sequence[int]) -> dict[str, Any]:
-    """The numbers of each task: `tasks` with one number of solved examples, `shots.NUMBER` with each of a list."""
-    if isinstance(num_fewshot, int):
-        return {"tasks": results[num_fewshot], "num_fewshot": num_fewshot, "signature": "lm-eval"}
-    shots = {str(number): tasks for number, tasks in results.items()}
-    return {"shots": shots, "num_fewshot": list(num_fewshot), "signature": "lm-eval"}
-
-
 def trained_on(checkpoint: str | None) -> str:
     """The corpus in the record of the run that trained the model; empty where there is no such record."""
-    where = None if checkpoint is None else directory_of("checkpoint", checkpoint)
-    path = None if where is None else where / "record.json"
-    if path is None or not path.is_file():
-        return ""
-    saved = collect([path])
+    run = None if checkpoint is None else directory_of("checkpoint", checkpoint)
+    path = None if run is None else run / "record.json"
+    saved = collect([path]) if path and path.is_file() else []
     return str(saved[0].record["corpus"]) if saved else ""

@@ -37,7 +37,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     """
     inputs = Inputs(cfg.input, task_of(cfg, Predicts).input_kind)  # before the model is read, and so is output=
     objects = inputs.form == "objects" or Path(cfg.output or "").suffix.lower() in OBJECTS
-    with _destination(cfg.output) as file:
+    with destination(cfg.output) as file:
         trained = Trained(cfg)
         predictor = trained.predictor()
         record_compiled(cfg, trained.module.compiled_steps_part, record["environment"])
@@ -63,7 +63,7 @@ def _line(item: Item, result: Result, inputs: Inputs, predictor: Predictor) -> s
 
 
 @contextmanager
-def _destination(output: str | None) -> Iterator[TextIO]:
+def destination(output: str | None) -> Iterator[TextIO]:
     """Standard output, or a file that is there when it is complete. A pipe or a device is written to as it is."""
     if output is None:
         yield sys.stdout

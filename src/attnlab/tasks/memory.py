@@ -124,7 +124,8 @@ def materialize(model: nn.Module, device: torch.device) -> nn.Module:
         return moved[id(old)][1]
 
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers, module.__dict__):
+        places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+        for tensors in places:
             tensors.update({name: zeros(value) for name, value in tensors.items() if isinstance(value, Tensor)})
     return model
 

@@ -52,8 +52,7 @@ class TextTask(Trains):
         """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
 
         Cache bytes and multiply-adds are those of one decoding batch with the shape of the `bench` node: batch x beam
-        hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output). Each layer counts
-        with its mechanism; `elements_per_token_per_layer` is the mean over the layers.
+        hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output).
         """
         with without_memory():
             model = self.build()
@@ -93,7 +92,7 @@ class TextTask(Trains):
             show(record, directory)
 
     def scored(self, directory: Path, data: Any, module: Any) -> Sections:
-        """What the callbacks of `scoring` contribute, on rank zero; {} on others, and if scoring was interrupted."""
+        """What the callbacks of :meth:`scoring` contribute, on rank zero; {} on other processes."""
         from attnlab.callbacks.contribution import contributions
         from attnlab.training.trainer import test
 

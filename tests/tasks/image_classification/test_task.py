@@ -87,17 +87,6 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
         assert_used_elsewhere(directory, tmp_path, Path(cfg.cache_dir) / "samples")
 
 
-@pytest.mark.slow
-def test_fine_tuning_alone(start: Start, tmp_path: Path) -> None:
-    cfg, record = start("compress=none")
-    directory = folder(tmp_path)
-    train.run(cfg, record, directory)
-    about = record["compression"]
-    assert about["quality"]["compressed"] == "not run" and about["layers"] == []
-    OmegaConf.save(cfg, directory / "config.yaml")
-    assert_used_elsewhere(directory, tmp_path, Path(cfg.cache_dir) / "samples")
-
-
 def assert_tested(start: Start, tmp_path: Path, run: Path, quality: dict[str, Any], *settings: str) -> None:
     """mode=test gives the quality of a run, which its predictions have as well."""
     cfg, record = start(*settings, "mode=test", f"checkpoint='{run}'")

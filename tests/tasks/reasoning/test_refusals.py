@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.compression.decompositions import tucker
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.pretrained import huggingface
@@ -93,24 +93,15 @@ def test_ranks_and_layers(kind: str, overrides: str, expected: str, folder: Fold
 
 
 @pytest.mark.usefixtures("_no_weights")
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([*CLAIMS[:3], '{"claim": "A', *CLAIMS[3:]], "paper_dev.jsonl line 4: malformed JSON"),
-        ([*CLAIMS, {"claim": "A."}], "paper_dev.jsonl line 11: 'label' is missing"),
-    ],
-)
-def test_questions(rows: list[Any], expected: str, claims: Path, folder: Folder, run: Run) -> None:
-    write(claims, rows)
-    code, message = run(folder("llama"), *TENSORLLM)
-    assert code == 1 and message.startswith(str(claims)) and expected in message
-
-
-@pytest.mark.usefixtures("_no_weights")
-def test_a_question_without_an_answer(claims: Path, folder: Folder, run: Run) -> None:
+def test_questions(claims: Path, folder: Folder, run: Run) -> None:
+    write(claims, [*CLAIMS, {"claim": "A."}])
     (claims / "validation.json").write_text('[{"question": "Who?", "answer": "I"}, {"question": "Why?"}]')
-    code, message = run(folder("llama"), "task.questions=hotpotqa")
-    assert code == 1 and message == f"{claims / 'validation.json'} item 2: a question without an answer; remove it, or give the answered split"  # fmt: skip # noqa: E501
+    for questions, expected in (
+        ("fever", f"{claims / 'paper_dev.jsonl'} line 11: 'label' is missing"),
+        ("hotpotqa", f"{claims / 'validation.json'} item 2: a question without an answer"),
+    ):
+        code, message = run(folder("llama"), *TENSORLLM, f"task.questions={questions}", directory=questions)
+        assert code == 1 and message.startswith(expected)
 
 
 def test_a_model_without_weights(folder: Folder, run: Run, tmp_path: Path) -> None:
@@ -166,43 +157,28 @@ def test_a_tokenizer_without_a_padding_token(
 # --- interrupted, and a full disk -----------------------------------------------------------------------------------
 
 
-def interrupt(number: int) -> None:
-    """Send this process a signal when the second layer is decomposed."""
-    done: list[int] = []
-    real = TensorLLM._fit
-
-    def fit(self: TensorLLM, *arguments: Any) -> Any:
-        done.append(1)
-        if len(done) == 2:
-            os.kill(os.getpid(), number)
-        return real(self, *arguments)
-
-    TensorLLM._fit = fit  # type: ignore[assignment, method-assign]
-
-
-def test_an_interrupted_command_goes_on(folder: Folder, run: Run, tmp_path: Path) -> None:
-    real = TensorLLM._fit
-    interrupt(signal.SIGINT)
-    try:
-        assert run(folder("llama"), *TENSORLLM) == (
-            130,
-            "interrupted by SIGINT; the same command starts again, with what is complete in the cache",
-        )
-    finally:
-        TensorLLM._fit = real  # type: ignore[method-assign]
-    assert read(tmp_path / "run")["status"] == "interrupted"
-    goes_on(folder("llama"), run, tmp_path)
-
-
-def goes_on(model: Path, run: Run, tmp_path: Path) -> None:
+def test_an_interrupted_command_goes_on(
+    folder: Folder, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same command again takes the finished layer, and gives the bits of a run that nothing interrupted."""
+    model, done = folder("llama"), list[int]()
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        done.append(1)
+        if len(done) == 2:  # the second layer
+            os.kill(os.getpid(), signal.SIGINT)
+        return tucker(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("attnlab.compression.methods.tensorllm.tucker", interrupted)
+        code, message = run(model, *TENSORLLM)
+    assert code == 130 and message.startswith("interrupted by SIGINT")
+    assert read(tmp_path / "run")["status"] == "interrupted"
     assert run(model, *TENSORLLM) == (0, "")
     assert [layer.get("stored", False) for layer in read(tmp_path / "run")["compression"]["layers"]] == [True, False]
-    assert run(model, *TENSORLLM, f"cache_dir='{tmp_path / 'other'}'", directory="whole") == (0, "")
-    layers = read(tmp_path / "whole")["compression"]["layers"]
-    assert not any("stored" in layer for layer in layers)
-    files = [content(tmp_path / name / "compressed") for name in ("run", "whole")]
-    assert files[0] == files[1]
+    assert run(model, *TENSORLLM, f"cache_dir='{tmp_path / 'other'}'", directory="unbroken") == (0, "")
+    assert not any("stored" in layer for layer in read(tmp_path / "unbroken")["compression"]["layers"])
+    assert content(tmp_path / "run" / "compressed") == content(tmp_path / "unbroken" / "compressed")
 
 
 def content(folder: Path) -> dict[str, bytes]:

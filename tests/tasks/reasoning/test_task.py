@@ -95,15 +95,6 @@ def test_roberta_is_asked_every_set(questions: str, start: Start, models: dict[s
     assert "perplexity" not in record["quality"]
 
 
-def test_real_questions_and_a_text(start: Start, tmp_path: Path, corpora: Path) -> None:
-    (tmp_path / "wiki.txt").write_text("A text of some words .\n" * 20)
-    root = f"data_root={corpora / 'qa_hotpot_fever'}"
-    cfg, record = start(root, "task.questions=fever", f"task.text.file={tmp_path / 'wiki.txt'}", "task.data.limit=10")
-    compress_mode.run(cfg, record, tmp_path)
-    assert record["corpus"].startswith("FEVER in ") and record["quality"]["questions"] == 8
-    assert record["quality"]["perplexity"] > 1
-
-
 ROBERTA, GPTJ, LLAMA2 = "roberta-base", "EleutherAI/gpt-j-6b", "meta-llama/Llama-2-7b-hf"
 TABLE_2 = [  # ranks, printed rate, parameters of the factors, dense by factorised multiply-adds, percent of the model
     (ROBERTA, "[720,60,3]", "1.12", 2_112_012, 1.0, 0.2),
@@ -147,20 +138,6 @@ def test_published_models_are_described_without_weights(
         (["compress=tensorllm", "compress.calibration=no.txt"], "compress.calibration=no.txt: no such file"),
         (["data_root=nowhere"], "no such directory"),
         (["hardware=ddp"], "runs in one process on one device"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_is_read(
-    overrides: list[str], expected: str, start: Start, tmp_path: Path
-) -> None:
-    cfg, record = start(*overrides)
-    with pytest.raises((ConfigError, DataError)) as caught:
-        compress_mode.run(cfg, record, tmp_path)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
         (["task.questions=hotpot"], "nearest: hotpotqa"),
         (["task.search=[{layers: [0]}]"], "nothing to search with compress=none"),
         (["compress=tensorllm", "task.search=[{rnaks: [1,1]}]"], "task.search.0.rnaks"),
@@ -168,10 +145,13 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
         (["task.batch_size=0"], "task.batch_size=0: expected int >= 1"),
     ],
 )
-def test_what_is_misspelt_is_named(overrides: list[str], expected: str, start: Start) -> None:
-    with pytest.raises(ConfigError) as caught:
-        task_of(start(*overrides)[0], ReasoningTask)
-    assert expected in str(caught.value)
+def test_what_cannot_work_is_refused_before_anything_is_read(
+    overrides: list[str], expected: str, start: Start, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, DataError)) as caught:
+        cfg, record = start(*overrides)
+        compress_mode.run(cfg, record, tmp_path)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

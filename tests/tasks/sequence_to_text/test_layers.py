@@ -80,21 +80,17 @@ def test_training_learns_the_mix_and_decodes(cfg: DictConfig, features: Path, tm
     lines = (tmp_path / "run" / "predictions.tsv").read_text().splitlines()[1:]
     known = [line.split("\t") for line in lines if "⁇" not in line]  # which is never predicted
     assert known
+    model = attnlab.load(tmp_path / "run")
     for id, _, _, hypothesis in known:
-        found = attnlab.load(tmp_path / "run").predict(str(features / "eval" / "feats" / f"{id}.npy"))
-        assert found == {"prediction": hypothesis}
+        assert model.predict(str(features / "eval" / "feats" / f"{id}.npy")) == {"prediction": hypothesis}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task__data__features__layers": 4}, r"task.model.encoder.mix_layers=3, but .* gives frames of 4 layers"),
-        ({"task__model__encoder__mix_layers": None}, r"mix_layers=None, but .* gives frames of 3 layers"),
-        ({"task__data__features__layers": None}, r"mix_layers=3, but .* gives frames of one layer"),
-        (
-            {"task__data__features__normalize": True},
-            r"task.data.features.layers=3: expected deltas=0 and normalize=false",
-        ),
+        ({"task__model__encoder__mix_layers": None}, "mix_layers=None, but .* gives frames of 3 layers"),
+        ({"task__data__features__layers": None}, "mix_layers=3, but .* gives frames of one layer"),
+        ({"task__data__features__normalize": True}, "task.data.features.layers=3: expected deltas=0 and normalize=f"),
     ],
 )
 def test_an_encoder_for_other_layers_is_refused(
@@ -115,9 +111,7 @@ def test_stored_features_without_a_corpus_are_refused_before_a_sample_is_made(
 
 def test_files_with_other_layers_are_named(cfg: DictConfig, features: Path, tmp_path: Path) -> None:
     four = changed(cfg, task__data__features__layers=4, task__model__encoder__mix_layers=4)
-    with pytest.raises(
-        DataError, match=r"a.npy: features of shape \(19, 3, 16\), expected \(frames, 4, 16\): .*layers"
-    ):
+    with pytest.raises(DataError, match=r"a.npy: features of shape \(19, 3, 16\), expected \(frames, 4, 16\)"):
         task_of(four, SequenceToTextTask).prepare(new(four, "test"), None)
     shutil.copytree(features, tmp_path / "one")
     np.save(tmp_path / "one" / "train" / "feats" / "b.npy", np.zeros((24, 16), np.float16))

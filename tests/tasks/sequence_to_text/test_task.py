@@ -104,8 +104,14 @@ def configured(task: str, name: str, root: Path, cache_dir: Path, *overrides: st
     return freeze(cfg, {"task": task, "attention": name, "scale": "sample", "compress": "none"})
 
 
-@pytest.mark.parametrize("task", HEADLINES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [  # by default each mechanism in one task, and each task with several mechanisms
+        pytest.param(task, name, marks=[] if i % len(HEADLINES) == j else pytest.mark.slow, id=f"{name}-{task}")
+        for i, name in enumerate(NAMES)
+        for j, task in enumerate(HEADLINES)
+    ],
+)
 def test_learns_and_decodes(
     task: str, name: str, roots: dict[str, Path], cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,14 +32,13 @@ NEAR = 20  # a line's end is taken for a depth that is off by at most this part 
 
 @dataclass(frozen=True)
 class Trial:
-    """A text with a fact, and the question for it.
+    """A text with a fact, and the question for it: their ids.
 
     Args:
-        hay: (c,) ids of the text before the question, without the fact.
-        fact: ids of the needle, which takes the place of as many of the hay's.
-        question: ids of what stands before the number.
-        answer: ids of the number or word.
-        ends: id of the mark between texts.
+        hay: (c,) the text before the question, without the fact.
+        fact: takes the place of as many ids of the hay.
+        answer: the number or word.
+        ends: the mark between texts.
     """
 
     hay: np.ndarray
@@ -108,14 +107,11 @@ class Needle:
         return sorted(set(self.lengths or ()))
 
     def check(self, longest: int, unit: str) -> None:
-        """Refuse, from the configuration alone, what cannot be measured.
+        """Raise ConfigError where a length is longer than the model, or a vocabulary of words has no random numbers.
 
         Args:
             longest: positions of the model and its mechanisms.
             unit: of the vocabulary, "word" or "token".
-
-        Raises:
-            ConfigError: a length is longer than the model, or a vocabulary of words has no random numbers.
         """
         if self.lengths is None:
             return
@@ -128,11 +124,7 @@ class Needle:
             raise ConfigError(f"{KEY}.lengths={self.ordered[-1]}: expected at most the model's {longest} positions")
 
     def texts(self, length: int, vocabulary: Vocabulary, file: TokenFile) -> Iterator[Trial]:
-        """The trials of one length.
-
-        Args:
-            length: tokens of text, question and answer.
-            file: ids of the text that is the hay.
+        """The trials of one length: tokens of text, question and answer. `file` has the text that is the hay.
 
         Raises:
             ConfigError: fact, question and answer do not fit in.
@@ -172,7 +164,6 @@ class Needle:
 
         Args:
             model: on `device`, in eval mode.
-            file: ids of the text that is the hay.
             tokens: of a batch; a longer text is a batch alone.
             dtype: of autocast; None: no autocast.
 
@@ -180,9 +171,6 @@ class Needle:
             `accuracy`: share of the trials in which each token of the answer is the most probable one. `gain`: mean
             log-probability of a token of the answer, in nats, minus that without the fact in the text. Both over
             everything, and in `cells` for each length and depth; `without`: the same for each length without the fact.
-
-        Raises:
-            ConfigError, DataError: as :meth:`texts`.
         """
         depths = [None, *sorted(set(self.depths))]
         cells, without, sizes = [], [], []

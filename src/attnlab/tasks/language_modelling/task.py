@@ -167,7 +167,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
         layers = self._layer_file()
-        module = self._module(data.vocabulary, layers)
+        module: Any = self._module(data.vocabulary, layers)
         if self.cfg.resume and layers is not None and (about := read_about(layers)) is not None:
             record["conversion"] = about
         if self.cfg.resume and target_of(self.cfg) is not None:
@@ -175,7 +175,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             assert isinstance(original, Decoder)
             module.teacher = [Teacher(load_original(self.cfg, original, data), scale_tokens(data))]
         self.sizes(record, module.model)
-        return module
+        trained: LanguageModelling = module
+        return trained
 
     def _layer_file(self, weights: Path | None = None) -> Path | None:
         """The file that describes the converted layers of a run; None: there is no run, or it converts nothing.

@@ -66,7 +66,7 @@ class ReasoningTask(Compresses, Restores):
                 if key not in cfg.compress or key == "_target_":
                     hint = nearest(key, [str(name) for name in cfg.compress if name != "_target_"])
                     raise ConfigError(f"task.search.{i}.{key}: compress={cfg.choices.compress} has no such key{hint}")
-            node = OmegaConf.merge(cfg.compress, settings)
+            node: Any = OmegaConf.merge(cfg.compress, settings)
             self.candidates.append((settings, instantiate(node, path="compress")))
 
     # --- from the config alone ----------------------------------------------------------------------------------

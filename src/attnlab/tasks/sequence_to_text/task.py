@@ -243,7 +243,7 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
             instantiate(cfg.task.decode, path="task.decode"),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             classify=cfg.task.score == "intent",
-            identity=identity(cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=ctc and ctc.fingerprint),
+            identity=identity(cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=ctc.fingerprint if ctc else None),
             label_smoothing=cfg.task.train.label_smoothing,
             ctc_weight=cfg.task.train.ctc_weight,
             first_token_weight=cfg.task.train.first_token_weight,
