@@ -316,7 +316,7 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
         (["convert=mla", "convert.healing.warmup=0"], "^convert.healing.warmup=0: expected"),
         (["convert=mla", "convert.healing.tokens=100"], "^convert.healing.tokens=100: expected"),
         (["convert=mla", "task=mustc"], "convert=mla: task=mustc has no pretrained decoder"),
-        (["task=wmt16"], "task=wmt16 trains .* task=fineweb_edu, .* wikitext2"),
+        (["task=wmt16"], "task=wmt16 trains from random weights"),
     ],
 )
 def test_what_is_wrong_is_one_line(words: list[str], message: str, model: Path) -> None:

@@ -69,5 +69,5 @@ def test_what_is_no_compressed_model(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"mode=export: {message}; give a run of mode=compress"):
             export.run(configured(model), {}, tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match="not a manifest"):
+    with pytest.raises(DataError, match="manifest.json: format: "):
         export.run(configured(str(tmp_path)), {}, tmp_path)

@@ -179,7 +179,7 @@ def test_a_run_that_was_compressed_and_tuned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["mode=export"], "mode=export needs checkpoint=<a trained run> or model=<a run of mode=compress>"),
+        (["mode=export"], "mode=export needs checkpoint=<a trained run>, or model=<a run of mode=compress>"),
         (["mode=export", "checkpoint=/nowhere"], "checkpoint=/nowhere: no such file or directory"),
         (["mode=export", "checkpoint=/", "format=gguf"], "format=gguf: expected hf or safetensors or deepseek or null"),
         (["mode=train", "format=hf"], "format= is read by mode=export, not by mode=train"),

@@ -211,7 +211,7 @@ def test_the_searched_batch_is_used_and_stored(tmp_path: Path, caplog: pytest.Lo
 
 def test_a_search_without_memory_or_room_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hardware.find_batch_gib"):
-        compose(*SEARCH)
+        with_largest_batch(task_of(compose(*SEARCH), Trains), {})
     small = compose(*SEARCH, f"cache_dir='{tmp_path}'", "hardware.find_batch_gib=0.0001")
     with pytest.raises(ConfigError, match="task.data.batch_size=1 fits"):
         with_largest_batch(task_of(small, Trains), {})

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,9 @@ def check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
         return
     if not multirun:
         raise ConfigError("hardware=slurm: jobs are submitted by -m, a single one too; on this machine: hardware=gpu")
+    plugins = find_spec("hydra_plugins")  # a namespace that the first plugin makes
+    if plugins is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
+        raise ConfigError("hardware=slurm: needs hydra-submitit-launcher; pip install 'attnlab[launch]'")
     if shutil.which("sbatch") is None:
         raise ConfigError(
             "hardware=slurm: this machine has no sbatch; start the command on a login node of the cluster"

@@ -19,12 +19,15 @@ from attnlab.config.settings import ARGUMENTS, SCHEMAS
 from attnlab.errors import ConfigError
 
 _ATTENTION = ("attnlab.attention.Attention",)
+_SCALING = ("attnlab.attention.Llama3Scaling",)
 _METHOD = ("attnlab.compression.methods.base.Method",)
 _MODULE = ("torch.nn.Module",)
 # The bases of the classes that a place takes, or functions. `*` stands for one part of a path.
 PLACES: Mapping[str, tuple[str, ...]] = {
     "attention": _ATTENTION,
     "attention.mechanisms.*": _ATTENTION,
+    "attention.rope_scaling": _SCALING,
+    "attention.mechanisms.*.rope_scaling": _SCALING,
     "compress": _METHOD,
     "compress.steps.*": _METHOD,
     "convert": ("attnlab.conversion.base.Conversion",),

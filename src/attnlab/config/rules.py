@@ -1,6 +1,7 @@
 """Checks that type annotations cannot express: bounds of other libraries' arguments, and relations between keys."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,12 +75,29 @@ POLICY = r"(rand|augmix|originalr?|v0r?|3a)(-[a-z]+[\d.]*)*"  # of timm's augmen
 DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
 
 
+EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # the extra that has a logger's package
+SPEECH = "attnlab.data.FilterBank"  # features of recordings, which espeak-ng speaks for the sample corpora
+
+
+def _check_packages(cfg: DictConfig) -> None:
+    """Refuse what needs an optional package that is not installed."""
+    needs = [(f"logger={name}", name, f"'attnlab[{EXTRAS[name]}]'") for name in cfg.logger if name in EXTRAS]
+    spoken = cfg.data_root is None and OmegaConf.select(cfg, "task.data.features._target_") == SPEECH
+    if spoken and cfg.mode in ("train", "test"):
+        sample = f"task={cfg.task.name}: its sample corpus"
+        needs.append((sample, "espeakng_loader", "'attnlab[samples]', or give data_root=<the directory of a corpus>"))
+    for what, package, install in needs:
+        if not find_spec(package):
+            raise ConfigError(f"{what} needs the package {package}: pip install {install}")
+
+
 def check_relations(cfg: DictConfig) -> None:
     """Check the keys of a resolved configuration that depend on each other."""
     for name in cfg.trainer:
         if name in TRAINER:
             instead = f"; give {TRAINER[name]}" if TRAINER[name] else ""
             raise ConfigError(f"trainer.{name}: attnlab sets it itself{instead}")
+    _check_packages(cfg)
     _check_callbacks(cfg)
     _check_names(cfg)
     _check_lengths(cfg)

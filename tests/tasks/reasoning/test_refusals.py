@@ -98,7 +98,7 @@ def test_questions(claims: Path, folder: Folder, run: Run) -> None:
     (claims / "validation.json").write_text('[{"question": "Who?", "answer": "I"}, {"question": "Why?"}]')
     for questions, expected in (
         ("fever", f"{claims / 'paper_dev.jsonl'} line 11: 'label' is missing"),
-        ("hotpotqa", f"{claims / 'validation.json'} item 2: a question without an answer"),
+        ("hotpotqa", f"{claims / 'validation.json'} item 2: 'answer' is missing"),
     ):
         code, message = run(folder("llama"), *TENSORLLM, f"task.questions={questions}", directory=questions)
         assert code == 1 and message.startswith(expected)
