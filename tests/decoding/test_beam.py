@@ -178,8 +178,8 @@ def test_only_some_tokens_may_begin() -> None:
         assert all(h.tokens[0] in allowed for hypotheses in results for h in hypotheses)
         for prefix, size, hypotheses in zip(prefixes, lengths.tolist(), results, strict=True):
             best = hypotheses[0]
-            given = logp_of_set(model, prefix[:size], allowed)  # what the first token is chosen among
-            want = (logp(model, prefix[:size], [best.tokens])[0] - given) / len(best.tokens)
+            among = logp_of_set(model, prefix[:size], allowed)  # what the first token is chosen among
+            want = (logp(model, prefix[:size], [best.tokens])[0] - among) / len(best.tokens)
             assert best.score == pytest.approx(want, abs=1e-6)
 
 

@@ -68,7 +68,7 @@ def test_captured_steps_of_a_model_equal_others(name: str) -> None:
     model, start = of(name, 24, "cuda")
     tokens = torch.randint(VOCAB, (4, 24), device="cuda")
     caches = start(), start()
-    plain, captured = (Steps(model, own, 24, graphs=bool(n)) for n, own in enumerate(caches))
+    plain, captured = (Steps(model, part, 24, graphs=bool(n)) for n, part in enumerate(caches))
     for t in range(24):
         want, got = (steps(tokens[:, t : t + 1]) for steps in (plain, captured))
         assert (got - want).abs().max() < 1e-11

@@ -67,11 +67,11 @@ def pairs(corpora: Path, root: Path) -> tuple[list[str], str]:
 def summaries(corpora: Path, root: Path) -> tuple[list[str], str]:
     for split, count in (("train", 80), ("dev", 8), ("test", 8)):
         with (corpora / "sum_scitldr_a" / f"{split}.jsonl").open() as file:
-            found = [json.loads(line) for line in file][:count]
+            articles = [json.loads(line) for line in file][:count]
         with (root / f"{split}.csv").open("w", newline="") as table:
             writer = csv.writer(table)
             writer.writerow(["article", "headline"])
-            writer.writerows([" ".join(one["source"]), one["target"][0]] for one in found)
+            writer.writerows([" ".join(article["source"]), article["target"][0]] for article in articles)
     named = ["task.data.reader.source=article", "task.data.reader.target=headline"]
     return ["experiment=own/summaries", *named], "We train small models. They are fast."
 
@@ -94,11 +94,15 @@ def attnlab(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.parametrize("own", [recordings, manifest, letters, pairs, summaries, photos], ids=lambda own: own.__name__)
-def test_own_data_end_to_end(own: Callable[[Path, Path], tuple[list[str], str]], corpora: Path, tmp_path: Path) -> None:
-    root, run = tmp_path / f"my_{own.__name__}", tmp_path / "run"
+@pytest.mark.parametrize(
+    "prepare", [recordings, manifest, letters, pairs, summaries, photos], ids=lambda prepare: prepare.__name__
+)
+def test_own_data_end_to_end(
+    prepare: Callable[[Path, Path], tuple[list[str], str]], corpora: Path, tmp_path: Path
+) -> None:
+    root, run = tmp_path / f"my_{prepare.__name__}", tmp_path / "run"
     root.mkdir()
-    arguments, given = own(corpora, root)
+    arguments, value = prepare(corpora, root)
     cache = f"cache_dir={tmp_path / 'cache'}"
     trained = attnlab(*arguments, f"data_root={root}", "task.train.max_epochs=1", cache, f"hydra.run.dir={run}")
     assert trained.returncode == 0, trained.stderr
@@ -110,7 +114,7 @@ def test_own_data_end_to_end(own: Callable[[Path, Path], tuple[list[str], str]],
     assert f"{root.name} at" in trained.stdout, trained.stdout  # the table names it as well
     shutil.rmtree(root)  # the run alone is needed
     shutil.rmtree(tmp_path / "cache")
-    used = attnlab("mode=predict", f"checkpoint={run}", f"input={given}")
+    used = attnlab("mode=predict", f"checkpoint={run}", f"input={value}")
     assert used.returncode == 0, used.stderr
     assert used.stdout.endswith("\n") and "error" not in used.stderr, (used.stdout, used.stderr)
     assert "<unk>" not in used.stdout

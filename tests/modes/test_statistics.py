@@ -38,20 +38,21 @@ def test_the_reader_counts_and_a_table_shows_it(
     cfg, record = start("mode=statistics", "task.data.drop_empty=true", "task.data.speeds=[0.9,1.0,1.1]")
     statistics.run(cfg, record, tmp_path)
     spoken = [x for x in SEGMENTS if x[4]]
-    found = record["statistics"]
-    assert list(found) == ["train", "dev", "tst-COMMON"] and found["train"] == found["dev"]
+    counted = record["statistics"]
+    assert list(counted) == ["train", "dev", "tst-COMMON"] and counted["train"] == counted["dev"]
     words = {
         "source_words": sum(len(x[3].split()) for x in spoken),
         "target_words": sum(len(x[4].split()) for x in spoken),
     }
-    assert found["dev"] == {
+    assert counted["dev"] == {
         "utterances": len(spoken),
         "hours": pytest.approx(sum(x[2] for x in spoken) / 3600, abs=1e-4),
         **words,
         **{f"mean_{key}": pytest.approx(value / len(spoken), abs=0.01) for key, value in words.items()},
     }
-    said = capsys.readouterr().out
-    assert "mustc: MuST-C en-de" in said and "target words" in said and f"record: {tmp_path / 'record.json'}" in said
+    printed = capsys.readouterr().out
+    for text in ("mustc: MuST-C en-de", "target words", f"record: {tmp_path / 'record.json'}"):
+        assert text in printed
     assert record["identity"]["corpus"].startswith("sha256:")
     record |= {"status": "finished", "mode": "statistics"}
     json.dumps(record)
@@ -59,7 +60,7 @@ def test_the_reader_counts_and_a_table_shows_it(
     (tmp_path / "table.yaml").write_text(SPEC)
     spec = read_spec(tmp_path / "table.yaml")
     rows = table(spec, collect([tmp_path])).rows
-    hours = f"{found['dev']['hours']:.4f}"
+    hours = f"{counted['dev']['hours']:.4f}"
     assert rows[0] == ["MuST-C, dev", str(len(spoken)), "2.3", hours, "–"]  # a corpus of texts has no classes
     assert [row[1:] for row in rows[1:]] == [["not run", "–", "not run", "not run"]] * 2
     write(record | {"corpus": "sample"}, tmp_path)

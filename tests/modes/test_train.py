@@ -131,8 +131,8 @@ def test_validation_has_a_score_and_a_search_of_its_own(decoded: Any) -> None:
 def test_resuming_equals_not_stopping(start: Start, tmp_path: Path, decoded: Any, buckets: int | None) -> None:
     """From the end of an epoch, or, of the run that is validated after every third update, from its middle."""
     settings = resumable(buckets) if buckets else [*resumable(1), *DECODED]
-    whole = tmp_path / "whole" if buckets else decoded[0]
-    steps = watched(start, whole, *settings)[0] if buckets else decoded[1][0]
+    unbroken = tmp_path / "whole" if buckets else decoded[0]
+    steps = watched(start, unbroken, *settings)[0] if buckets else decoded[1][0]
     parts = tmp_path / "parts"
     before = watched(start, parts, *settings, fails_at=(1, 1 if buckets else 2))[0]
     last = torch.load(parts / "checkpoints" / "last.ckpt", weights_only=True)
@@ -144,9 +144,9 @@ def test_resuming_equals_not_stopping(start: Start, tmp_path: Path, decoded: Any
         after = watched(start, parts, *settings, f"resume='{parts}'")[0]
     assert not [warning for warning in warned if "resum" in str(warning.message)]
     assert before[:done] + after == steps  # what came after the last checkpoint is done again
-    for key, value in weights(whole).items():
+    for key, value in weights(unbroken).items():
         assert torch.equal(weights(parts)[key], value), key
-    names = [{p.name for p in (run / "checkpoints").glob("step*.ckpt")} for run in (whole, parts)]
+    names = [{p.name for p in (run / "checkpoints").glob("step*.ckpt")} for run in (unbroken, parts)]
     assert names[0] == names[1] and all(("val_wer" in name) == (not buckets) for name in names[0])
 
 

@@ -47,9 +47,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(root: Path, cache: Path) -> Start:
     def start(*overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        given = [*TINY, f"data_root='{root}'", f"cache_dir='{cache}'", *overrides]
+        arguments = [*TINY, f"data_root='{root}'", f"cache_dir='{cache}'", *overrides]
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            cfg = compose("config", overrides=given)
+            cfg = compose("config", overrides=arguments)
         names = dict(text.split("=", 1) for text in overrides if "." not in text.split("=")[0])
         chosen = {"task": "mustc", "attention": names.get("attention", "mtla"), "scale": "sample", "compress": "none"}
         cfg = freeze(cfg, chosen)

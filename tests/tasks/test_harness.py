@@ -150,7 +150,7 @@ def test_a_task_is_known_by_its_name_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "said"),
+    ("source", "error", "message"),
     [
         ("", ConfigError, r"claims\.yaml: dataset_path is missing; expected json, csv"),
         (
@@ -161,12 +161,12 @@ def test_a_task_is_known_by_its_name_alone(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_a_task_without_data(
-    source: str, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "claims.yaml").write_text(f"task: claims\n{source}output_type: multiple_choice\ntest_split: test\n")
     evaluation = TransformersEvaluation(["claims"], folder=str(tmp_path))
     monkeypatch.setattr(TransformersEvaluation, "lm", lambda *_: DummyLM())
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         evaluation(None, 0)
 
 

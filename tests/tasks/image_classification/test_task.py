@@ -146,15 +146,15 @@ def test_mode_compress(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_path: Path) -> None:
-    given = ["mode=compress", "compress=tensorllm", "compress.keep=0.6", "compress.weighted=true"]
-    cfg, record = start(*given)
+    settings = ["mode=compress", "compress=tensorllm", "compress.keep=0.6", "compress.weighted=true"]
+    cfg, record = start(*settings)
     compress_mode.run(cfg, record, folder(tmp_path))
     assert problems(record | {"status": "finished"}) == []
     layers = record["compression"]["layers"]
     assert all(0 < layer["output_error"] < 1 and len(layer["output_errors"]) == 4 for layer in layers)
     assert sum(layer["parameters"] for layer in layers) <= 0.6 * 2 * 4 * 24 * 24 and record["rank"] is None
     with pytest.raises(ConfigError, match=r"compress.calibration=a.txt: task=imagenet takes validation"):
-        describe.run(*start(*given, "compress.calibration=a.txt"), folder(tmp_path, "other"))
+        describe.run(*start(*settings, "compress.calibration=a.txt"), folder(tmp_path, "other"))
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,19 @@ def test_what_the_command_line_refuses(line: str, message: str) -> None:
 @pytest.mark.slow
 def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: Path) -> None:
     """With averaged weights and Mixup; stopped in the middle of an epoch."""
-    given = ["compress=irratt", "rank=9", "task.ema_decay=0.5", "task.mixup.mixup_alpha=0.8", "task.train.keep_best=1"]
-    cfg, whole = start(*given)
-    train.run(cfg, whole, folder(tmp_path, "whole"))
-    cfg, _ = start(*given, "task.train.max_epochs=1", "task.schedule.num_epochs=2")
+    settings = [
+        "compress=irratt",
+        "rank=9",
+        "task.ema_decay=0.5",
+        "task.mixup.mixup_alpha=0.8",
+        "task.train.keep_best=1",
+    ]
+    cfg, unbroken = start(*settings)
+    train.run(cfg, unbroken, folder(tmp_path, "whole"))
+    cfg, _ = start(*settings, "task.train.max_epochs=1", "task.schedule.num_epochs=2")
     broken = folder(tmp_path, "broken")
     train.run(cfg, new(cfg, "test"), broken)
-    cfg, resumed = start(*given, f"resume='{broken}'")
+    cfg, resumed = start(*settings, f"resume='{broken}'")
     train.run(cfg, resumed, broken)
     ends = [
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("whole", "broken")

@@ -122,8 +122,8 @@ def test_a_model_that_copies_from_nearby(tokens: int) -> None:
     """Recall is all or nothing, the gain that of its logit; in any batches."""
     needle = Needle(lengths=[300, 120], depths=[1.0, 0.0], trials=2)
     known = math.log(math.exp(Copies.LOGIT) / (math.exp(Copies.LOGIT) + 256))
-    found = needle.score(Copies(150), BYTES, hay(), tokens=tokens, device=CPU)
-    right = {(cell["length"], cell["depth"]): (cell["accuracy"], cell["gain"]) for cell in found["cells"]}
+    measured = needle.score(Copies(150), BYTES, hay(), tokens=tokens, device=CPU)
+    right = {(cell["length"], cell["depth"]): (cell["accuracy"], cell["gain"]) for cell in measured["cells"]}
     gained = pytest.approx(known + math.log(257), abs=1e-4)
     assert right == {
         (120, 0.0): (1.0, gained),
@@ -131,9 +131,9 @@ def test_a_model_that_copies_from_nearby(tokens: int) -> None:
         (300, 0.0): (0.0, 0.0),
         (300, 1.0): (1.0, gained),
     }
-    assert (found["accuracy"], found["trials"], found["answer_tokens"]) == (0.75, 2, 6.0)
-    assert [(one["length"], one["accuracy"]) for one in found["without"]] == [(120, 0.0), (300, 0.0)]
-    assert found["without"][0]["log_probability"] == pytest.approx(-math.log(257), abs=1e-4)
+    assert (measured["accuracy"], measured["trials"], measured["answer_tokens"]) == (0.75, 2, 6.0)
+    assert [(row["length"], row["accuracy"]) for row in measured["without"]] == [(120, 0.0), (300, 0.0)]
+    assert measured["without"][0]["log_probability"] == pytest.approx(-math.log(257), abs=1e-4)
 
 
 def small(attention: Any) -> Decoder:
@@ -152,16 +152,16 @@ def test_the_caches_give_the_same_answer(merged: bool) -> None:
     rows = []
     for trial in Needle(lengths=[100], trials=3).texts(100, BYTES, hay()):
         text = trial.row(0.3)[: -len(trial.answer)]
-        said = Sampling(tokens=6, temperature=0)(model, torch.tensor([text]), num_ids=257)[0].tolist()
-        rows += [([*text, *said], 6), ([*text, *said[:-1], (said[-1] + 1) % 257], 6), (trial.row(0.3), 6)]
+        drawn = Sampling(tokens=6, temperature=0)(model, torch.tensor([text]), num_ids=257)[0].tolist()
+        rows += [([*text, *drawn], 6), ([*text, *drawn[:-1], (drawn[-1] + 1) % 257], 6), (trial.row(0.3), 6)]
     right, nats = answers(model, rows, 257, CPU)
     assert right.tolist() == [1.0, 0.0, 0.0] * 3
-    for (ids, size), found in zip(rows, nats.tolist(), strict=True):
+    for (ids, size), measured in zip(rows, nats.tolist(), strict=True):
         row, caches = torch.tensor([ids]), model.start(1, len(ids), dtype=torch.float64)
         logits = [model.step(row[:, :-size], caches)[:, -1]]
         logits += [model.step(row[:, i : i + 1], caches)[:, -1] for i in range(len(ids) - size, len(ids) - 1)]
         logp = torch.stack(logits, 1).log_softmax(-1).gather(2, row[:, -size:, None])
-        assert found == pytest.approx(float(logp.mean()), abs=1e-5)  # logits are compared in float32
+        assert measured == pytest.approx(float(logp.mean()), abs=1e-5)  # logits are compared in float32
 
 
 def test_answers_of_several_lengths() -> None:
@@ -184,7 +184,7 @@ def test_what_is_too_short_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "stage"),
+    ("words", "message", "stage"),
     [
         (["task=wikitext2"], "a vocabulary of words has no random names", None),
         (["task=fineweb_edu"], "lengths=300: expected at most the model's 256 positions", "test"),
@@ -192,9 +192,9 @@ def test_what_is_too_short_is_named() -> None:
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_data_is_read(
-    words: list[str], said: str, stage: Literal["test"] | None
+    words: list[str], message: str, stage: Literal["test"] | None
 ) -> None:
     length = 600 if "convert=mtla" in words else 300
     cfg = check([*words, f"task.score.needle.lengths=[80,{length}]", "data_root=/", "hardware=cpu"], load).jobs[0]
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         LanguageModellingTask(cfg).prepare(new(cfg, "test"), stage)

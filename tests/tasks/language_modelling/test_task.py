@@ -69,9 +69,9 @@ def start(cache: Path) -> Start:
         names = {"task": "wikitext2", "attention": "mha"}
         names |= dict(text.split("=", 1) for text in overrides if text.split("=")[0] in names)
         rest = [text for text in overrides if text.split("=")[0] not in names]
-        given = [*(f"{key}={name}" for key, name in names.items()), *TINY, f"cache_dir='{cache}'", *rest]
+        typed = [*(f"{key}={name}" for key, name in names.items()), *TINY, f"cache_dir='{cache}'", *rest]
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            cfg = compose("config", overrides=given)
+            cfg = compose("config", overrides=typed)
         cfg = freeze(cfg, {**names, "scale": "sample", "compress": "none"})
         return cfg, new(cfg, "test")
 
@@ -268,8 +268,8 @@ def test_saved_and_scored_is_the_mean_of_the_weights_of_later_updates(
         means[8][key] = torch.stack([trained[n][key] for n in range(5, 9)]).mean(0)
         torch.testing.assert_close(value, means[8][key])
     assert any(not torch.equal(means[8][key], trained[8][key]) for key in means[8])
-    kept = weights(tmp_path)
-    same = [all(torch.allclose(v, means[n][f"model.{k}"], atol=1e-6) for k, v in kept.items()) for n in (4, 8)]
+    saved = weights(tmp_path)
+    same = [all(torch.allclose(v, means[n][f"model.{k}"], atol=1e-6) for k, v in saved.items()) for n in (4, 8)]
     assert any(same)
     assert record["training"]["averaged_checkpoints"] == 1
 
@@ -351,8 +351,8 @@ def test_a_run_with_a_higher_limit_is_a_new_one(start: Start, tmp_path: Path) ->
     train.run(cfg, record, tmp_path / "second")
     assert record["parent"] == {"path": str(tmp_path / "moved"), "run": "1234"}
     assert (record["training"]["steps"], record["training"]["averaged_checkpoints"]) == (16, 3)
-    kept = [path.name for path in (tmp_path / "second" / "checkpoints").glob("step*")]
-    assert len(kept) == 3 and any(name < "step000009" for name in kept), kept  # of four validations
+    saved = [path.name for path in (tmp_path / "second" / "checkpoints").glob("step*")]
+    assert len(saved) == 3 and any(name < "step000009" for name in saved), saved  # of four validations
     assert sorted(path.name for path in (tmp_path / "moved" / "checkpoints").iterdir()) == before
 
 
@@ -363,8 +363,8 @@ def test_predicting_on_the_command_line(
     OmegaConf.save(start()[0], copytree(trained[0], tmp_path / "run") / "config.yaml")
     words = markov.Source().words
 
-    def used(given: str, *settings: str) -> str:
-        quoted = given.replace("'", "\\'")
+    def used(typed: str, *settings: str) -> str:
+        quoted = typed.replace("'", "\\'")
         plan = check(["mode=predict", f"checkpoint='{tmp_path / 'run'}'", f"input='{quoted}'", *settings], load)
         assert not plan.keeps
         record = new(plan.jobs[0], "test")
@@ -379,9 +379,9 @@ def test_predicting_on_the_command_line(
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "deep" / "out.txt"
     assert used(str(tmp_path / "rows.jsonl"), "task.sampling.tokens=3", f"output='{out}'") == ""
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [{key: row[key] for key in rows[0]} for row in found] == rows
-    assert [" ".join(row["prediction"].split()) + "\n" for row in found[:2]] == alone
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [{key: row[key] for key in rows[0]} for row in written] == rows
+    assert [" ".join(row["prediction"].split()) + "\n" for row in written[:2]] == alone
     assert json.loads(used(words[0], f"output='{tmp_path / 'one.jsonl'}'") or (tmp_path / "one.jsonl").read_text())
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": words[0], "prediction": "x"}))
     out.write_text("old")
@@ -389,9 +389,9 @@ def test_predicting_on_the_command_line(
         used(str(tmp_path / "rows.jsonl"), f"output='{out}'")
     assert out.read_text() == "old" and [path.name for path in out.parent.iterdir()] == ["out.txt"]
     wrong = {"": "input= is empty", "${x} 'quoted', {a}": r"the word '\$\{x\}'", "a.txt": "no such file"}
-    for given, told in wrong.items():
+    for typed, told in wrong.items():
         with pytest.raises((ConfigError, DataError), match=told):
-            used(given)
+            used(typed)
     with pytest.raises(ConfigError, match="mode=predict needs input="):
         check(["mode=predict", f"checkpoint='{tmp_path / 'run'}'"], load)
 

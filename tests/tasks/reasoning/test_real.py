@@ -56,8 +56,8 @@ def test_real_files_from_end_to_end(
     dense, compressed = about["quality"]["dense"], about["quality"]["compressed"]
     assert dense["questions"] == compressed["questions"] == len(cells) == 8
     assert dense["loss"] != compressed["loss"] and 1 < dense["loss"] < 20 and 1 < compressed["loss"] < 20
-    whole = [re.search(rf"\b{re.escape(cell[1])}\b", cell[2], re.IGNORECASE) is not None for cell in cells]
-    right = [cell[2] == cell[1] for cell in cells] if questions == "fever" else whole
-    assert [cell[3] for cell in cells] == [str(int(each)) for each in right]
+    contained = [re.search(rf"\b{re.escape(cell[1])}\b", cell[2], re.IGNORECASE) is not None for cell in cells]
+    right = [cell[2] == cell[1] for cell in cells] if questions == "fever" else contained
+    assert [cell[3] for cell in cells] == [str(int(value)) for value in right]
     assert compressed["accuracy"] == 100 * sum(right) / 8
     assert len(about["layers"]) == 2 and about["rate"]["rate"] > 1

@@ -120,18 +120,18 @@ def test_a_mask_in_a_question_is_no_place_for_an_answer(place: Path, words: Any)
     ids = asked.ids(kind.masked_prompt(text, mask, asked.last))
     with torch.no_grad():
         logits = asked.model(input_ids=torch.tensor([ids])).logits[0]
-    places = [i for i, one in enumerate(ids) if one == words.mask_token_id][-kind.masks :]
+    places = [i for i, token in enumerate(ids) if token == words.mask_token_id][-kind.masks :]
     assert answer.text == words.decode(logits[places].argmax(-1))
 
 
 def test_choices_of_several_tokens_are_sums(place: Path, words: Any) -> None:
     """The sums over tokens and the one pass for single tokens agree where both are possible."""
     asked, kind, items = tiny("llama", words), question_set("fever"), questions("fever", place)
-    found = ask(asked, kind, items, 3)
+    measured = ask(asked, kind, items, 3)
     pairs = [asked.continued(question.prompt, question.answers[0]) for question in items]
     assert all(count == 1 for _, count in pairs)
     sums = log_probabilities(asked, pairs, 3)
-    assert [answer.nats for answer in found] == pytest.approx([-float(value) for value in sums], rel=1e-4)
+    assert [answer.nats for answer in measured] == pytest.approx([-float(value) for value in sums], rel=1e-4)
 
 
 def test_mask_of_several_tokens_is_refused(place: Path, words: Any) -> None:
@@ -151,27 +151,27 @@ def test_perplexity_is_that_of_the_definition(words: Any) -> None:
     asked = tiny("gpt2", words)
     text = "Anna Berg was born in the town of Elgin. Boris Holm works for the firm Acme."
     ids = asked.ids(text, special=False)
-    found = perplexity(asked, text, batch_size=2, context=8)
+    measured = perplexity(asked, text, batch_size=2, context=8)
     nats, count = 0.0, 0
     for i in range(0, len(ids), 8):
         window = torch.tensor([ids[i : i + 8]])
         logp = asked.model(window).logits[0].log_softmax(-1)
         nats -= sum(logp[j, window[0, j + 1]].item() for j in range(window.shape[1] - 1))
         count += window.shape[1] - 1
-    assert found["tokens"] == count
-    assert found["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
+    assert measured["tokens"] == count
+    assert measured["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
 
 
 def test_standard_errors() -> None:
     metric = Answers(4)
     nats = torch.tensor([2.0, 4.0, 1.0, 3.0], dtype=torch.float64)
     metric.update(range(4), torch.tensor([1, 1, 1, 0]), nats, torch.tensor([1, 2, 1, 1]))
-    found = metric.compute()
+    measured = metric.compute()
     losses = torch.tensor([2.0, 2.0, 1.0, 3.0])
-    assert found["accuracy"] == 75 and found["accuracy_stderr"] == pytest.approx(
+    assert measured["accuracy"] == 75 and measured["accuracy_stderr"] == pytest.approx(
         100 * math.sqrt(0.75 * 0.25 / 4), abs=1e-3
     )
-    assert found["loss"] == 2 and found["loss_stderr"] == pytest.approx(float(losses.std()) / 2, abs=1e-5)
+    assert measured["loss"] == 2 and measured["loss_stderr"] == pytest.approx(float(losses.std()) / 2, abs=1e-5)
     bad = Answers(1)
     bad.update([0], torch.tensor([1]), torch.tensor([math.nan]), torch.tensor([1]))
     with pytest.raises(DataError, match="NaN or infinite"):

@@ -51,8 +51,8 @@ def models(cache: Path) -> dict[str, Path]:
 @pytest.fixture
 def start(cache: Path, models: dict[str, Path]) -> Start:
     def make(*overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        given = any(text.startswith("model=") for text in overrides)
-        model = [] if given else [f"model={models['llama']}"]
+        named = any(text.startswith("model=") for text in overrides)
+        model = [] if named else [f"model={models['llama']}"]
         cfg = compose(*TINY, f"cache_dir='{cache}'", *model, *overrides)
         record = new(cfg, "test")
         record["environment"] = {"device": "cpu", "threads": 1}
@@ -121,12 +121,12 @@ def test_published_models_are_described_without_weights(
     cfg, record = start(f"model={model}", "mode=describe", "compress=tensorllm", "compress.layers=[-1]",
                         f"compress.ranks={ranks}")  # fmt: skip
     describe.run(cfg, record, Path())
-    found = record["compression"]["rate"]
+    counted = record["compression"]["rate"]
     width = 768 if model == ROBERTA else 4096
-    assert f"{found['rate']:.2f}" == rate and found["parameters"] == parameters
-    assert found["multiply_adds_dense"] == found["parameters_dense"] == 4 * width**2
-    assert found["multiply_adds_dense"] / found["multiply_adds_factorised"] >= faster - 0.05
-    assert found["model_saving_percent"] == pytest.approx(saving, abs=0.06)
+    assert f"{counted['rate']:.2f}" == rate and counted["parameters"] == parameters
+    assert counted["multiply_adds_dense"] == counted["parameters_dense"] == 4 * width**2
+    assert counted["multiply_adds_dense"] / counted["multiply_adds_factorised"] >= faster - 0.05
+    assert counted["model_saving_percent"] == pytest.approx(saving, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,14 @@ def test_the_type_of_a_compressed_model_is_that_of_from_pretrained(kind: str, tm
     """Parameters are cast; rotary frequencies, which no weight file has, stay in float32."""
     model: Any = tiny.tiny(kind)
     model.save_pretrained(tmp_path / "dense")
-    theirs: Any = type(model).from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
+    reference: Any = type(model).from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
     compress(model, TensorLLM(ranks=[10, 4]))
     folder.save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
     tiny.words().save_pretrained(tmp_path / "compressed")
     spec = AskedModel(str(tmp_path / "compressed"), "bfloat16")
     asked = spec.load(1, tmp_path, torch.device("cpu"))
     assert {parameter.dtype for parameter in asked.model.parameters()} == {torch.bfloat16}
-    expected = dict(theirs.named_buffers())
+    expected = dict(reference.named_buffers())
     for name, value in asked.model.named_buffers():
         assert value.dtype == expected[name].dtype and torch.equal(value, expected.pop(name)), name
     assert not expected

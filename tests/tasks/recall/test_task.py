@@ -184,9 +184,9 @@ def test_description_predicts_what_a_run_measures(trained: Path, tmp_path: Path)
 @pytest.mark.slow
 def test_an_interrupted_run_continues_to_the_bit(trained: Path, tmp_path: Path) -> None:
     """Two updates and then two are the four of a run that was not interrupted."""
-    given = words("mqar", "attention=mtla", "stride=2", "task.schedule.floor=1")
-    command(*given, "hydra.run.dir=whole", cwd=tmp_path)
-    command(*given, "task.train.max_steps=2", "hydra.run.dir=part", cwd=tmp_path)
+    settings = words("mqar", "attention=mtla", "stride=2", "task.schedule.floor=1")
+    command(*settings, "hydra.run.dir=whole", cwd=tmp_path)
+    command(*settings, "task.train.max_steps=2", "hydra.run.dir=part", cwd=tmp_path)
     command("resume=part", "task.train.max_steps=4", "hydra.run.dir=rest", cwd=tmp_path)
     weights = [load_file(tmp_path / name / "checkpoints" / "averaged.safetensors") for name in ("whole", "rest")]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

@@ -115,6 +115,6 @@ def test_files_with_other_layers_are_named(cfg: DictConfig, features: Path, tmp_
         task_of(four, SequenceToTextTask).prepare(new(four, "test"), None)
     shutil.copytree(features, tmp_path / "one")
     np.save(tmp_path / "one" / "train" / "feats" / "b.npy", np.zeros((24, 16), np.float16))
-    one = changed(cfg, task__data__root=str(tmp_path / "one"))
+    single = changed(cfg, task__data__root=str(tmp_path / "one"))
     with pytest.raises(DataError, match=r"b.npy: features of shape \(24, 16\), expected \(frames, 3, 16\): .*layers"):
-        task_of(one, SequenceToTextTask).prepare(new(one, "test"), None)
+        task_of(single, SequenceToTextTask).prepare(new(single, "test"), None)

@@ -70,8 +70,8 @@ def test_the_first_token_counts_so_often(weight: float) -> None:
     for row, tokens in enumerate([[4, 5, 2], [4, 2]]):
         for place, token in enumerate(tokens):
             others = [i for i in range(7) if i != token]
-            one = -0.9 * logp[row, place, token] - 0.1 / 6 * logp[row, place, others].sum()
-            want = want + (weight if place == 0 else 1.0) * one
+            term = -0.9 * logp[row, place, token] - 0.1 / 6 * logp[row, place, others].sum()
+            want = want + (weight if place == 0 else 1.0) * term
     assert float(loss.detach()) == pytest.approx(float(want), rel=1e-5)
     assert int(count) == 5
     assert float(plain) == pytest.approx(float(F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=1, reduction="sum")), rel=1e-5)  # fmt: skip  # noqa: E501

@@ -189,14 +189,14 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     predictor.search = replace(predictor.search, unknown=True)  # as published scores allow it
     with open(tmp_path / "moved" / "predictions.tsv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    given = [own_input(task, row, root, tmp_path) for row in rows]
-    found = [result for _, result in predictor.results([Item(value) for value in given])]
+    inputs = [own_input(task, row, root, tmp_path) for row in rows]
+    results = [result for _, result in predictor.results([Item(value) for value in inputs])]
     if task != "slurp":
-        assert [" ".join(result["prediction"].split()) for result in found] == [row["hypothesis"] for row in rows]
-    assert all(("intent" in result) == (task == "slurp") for result in found)
-    assert all(result.get("intent", "count_up") in ("count_up", "count_down") for result in found)
-    alone = model.predict(given[0], beam=1)
-    assert alone == model.predict([given[1], given[0]], beam=1)[1]
+        assert [" ".join(result["prediction"].split()) for result in results] == [row["hypothesis"] for row in rows]
+    assert all(("intent" in result) == (task == "slurp") for result in results)
+    assert all(result.get("intent", "count_up") in ("count_up", "count_down") for result in results)
+    alone = model.predict(inputs[0], beam=1)
+    assert alone == model.predict([inputs[1], inputs[0]], beam=1)[1]
     if task == "wmt16":  # the test set is scored with the run's own vocabulary, also that of another corpus
         where = [f"data_root='{root}'", f"cache_dir='{tmp_path / 'fresh'}'"]
         cfg = check(["mode=test", f"checkpoint='{tmp_path / 'moved'}'", *where], load).jobs[0]
