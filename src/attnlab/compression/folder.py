@@ -145,9 +145,10 @@ def _check_sizes(model: nn.Module, modules: dict[str, Replacement]) -> None:
     """Raise ValueError if a module has other sizes than the matrix of the dense model that it replaces."""
     for path, module in modules.items():
         if "in_features" in vars(module):
-            weight, sizes = model.get_submodule(path).weight, (module.out_features, module.in_features)
-            if sorted(weight.shape) != sorted(sizes):
-                raise ValueError(f"{path} replaces a matrix of {tuple(weight.shape)}, and has the sizes {sizes}")
+            shape = tuple(model.get_parameter(f"{path}.weight").shape)
+            sizes = (module.out_features, module.in_features)
+            if sorted(shape) != sorted(sizes):
+                raise ValueError(f"{path} replaces a matrix of {shape}, and has the sizes {sizes}")
 
 
 def _once(model: nn.Module) -> dict[str, Tensor]:

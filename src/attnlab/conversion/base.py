@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, SlidingWindow
@@ -110,6 +110,14 @@ def target_of(cfg: DictConfig) -> Conversion | None:
         return None
     target: Conversion = instantiate(cfg.convert, path="convert")
     return target
+
+
+def attention_of(node: Mapping[str, Any], like: Attention | None = None) -> Attention:
+    """The mechanism of a node of plain values, with random weights; type, device and mode are those of `like`."""
+    attention: Attention = instantiate(OmegaConf.create(dict(node)), path="attention")
+    if like is not None:
+        attention.to(next(like.parameters())).train(like.training)
+    return attention
 
 
 def mha_node(attention: MHA) -> dict[str, Any]:

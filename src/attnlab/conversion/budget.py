@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,17 +32,6 @@ class Survey:
     errors: Tensor
     scores: Tensor
     weight: float = 1.0
-
-    def tensors(self) -> dict[str, Tensor]:
-        """To be stored."""
-        weight = torch.tensor(self.weight, dtype=torch.float64)
-        return {"rope_dims": self.rope_dims, "errors": self.errors, "scores": self.scores, "weight": weight}
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Survey:
-        """What :meth:`tensors` gave; `tensors` are by name. KeyError: one is missing."""
-        names = ("rope_dims", "errors", "scores")
-        return cls(**{name: tensors[name] for name in names}, weight=float(tensors["weight"]))
 
     @property
     def lost(self) -> Tensor:
@@ -110,7 +99,6 @@ def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
     """Values of d_r around the best one of a survey, about five.
 
     Args:
-        survey: of the layer.
         total: r + d_r.
         valid: all d_r that there are.
     """

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from attnlab.attention import MHA, SlidingWindow
+from attnlab.attention import MHA
 from attnlab.config.bounds import Size, bounded
-from attnlab.conversion.base import Conversion, Inputs, Layer, mha_node
+from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of, mha_node
 from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
@@ -27,24 +26,19 @@ class ToGQA(Conversion):
 
     groups: Size = 1
 
-    def sizes(self, attention: MHA) -> dict[str, int]:
+    def planned(self, attention: MHA) -> dict[str, Any]:
         if self.groups >= attention.num_kv_heads or attention.num_kv_heads % self.groups:
             raise ConfigError(
                 f"convert.groups={self.groups}: expected a divisor of the {attention.num_kv_heads} key-value heads, "
                 "less than all"
             )
-        return {"num_kv_heads": self.groups}
-
-    def planned(self, attention: MHA) -> dict[str, Any]:
-        return mha_node(attention) | self.sizes(attention)
+        return mha_node(attention) | {"num_kv_heads": self.groups}
 
     @torch.no_grad()
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
         node = self.planned(attention)
-        kind = SlidingWindow if isinstance(attention, SlidingWindow) else MHA
-        options = {key: value for key, value in node.items() if key not in ("_target_", "rope_scaling")}
-        converted = kind(**options, rope_scaling=attention.rope_scaling)
-        converted = converted.to(attention.out.weight).train(attention.training)
+        converted = attention_of(node, attention)
+        assert isinstance(converted, MHA)
         pooled = attention.num_kv_heads // self.groups
         for name, parameter in converted.named_parameters():
             original = attention.get_parameter(name)
@@ -54,5 +48,4 @@ class ToGQA(Conversion):
             parameter.copy_(original)
         if attention.rope_theta is None:
             converted.frequencies = attention.frequencies.clone()
-        assert isinstance(converted, nn.Module)
         return Layer(node, converted, {})

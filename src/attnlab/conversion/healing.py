@@ -63,8 +63,8 @@ class Healing:
 class Teacher:
     """Measures how far a converted decoder, the student, is from the original.
 
-    The scales are those of one text for the whole training: a batch's own would depend on how many processes, or
-    batches of one update, share it.
+    The scales are those of one text: scales of a batch would depend on how many processes, or batches of one update,
+    share it.
 
     Args:
         decoder: the original.

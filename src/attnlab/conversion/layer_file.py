@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from attnlab.attention import Attention
 from attnlab.config.batch import counted
-from attnlab.config.build import instantiate
 from attnlab.config.nodes import check_nodes
+from attnlab.conversion.base import attention_of
 from attnlab.conversion.layers import STORED
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder
@@ -98,9 +95,3 @@ def replaced(decoder: Decoder, nodes: Sequence[Mapping[str, Any]]) -> Decoder:
     for block, node in zip(decoder.blocks, nodes, strict=True):
         block.attention = attention_of(node)
     return decoder
-
-
-def attention_of(node: Mapping[str, Any]) -> Attention:
-    """The mechanism of a node of plain values, with random weights."""
-    attention: Attention = instantiate(OmegaConf.create(dict(node)), path="attention")
-    return attention

@@ -1,4 +1,4 @@
-"""A whole decoder, layer by layer: each is converted on what the converted layers before it compute."""
+"""A decoder, layer by layer: each is converted on what the converted layers before it compute."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
-from attnlab.config.build import instantiate
-from attnlab.conversion.base import Conversion, Layer
+from attnlab.conversion.base import Conversion, Layer, attention_of
 from attnlab.conversion.budget import LayerPlan, Survey
 from attnlab.conversion.healing import Healing
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
@@ -50,8 +49,6 @@ def converted_copy(
     Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
 
     Args:
-        target: what each attention becomes.
-        decoder: with the pretrained weights.
         tokens: calibration texts, (windows, positions).
         text: what they are, for the record.
     """
@@ -140,13 +137,14 @@ def _plans(
     ):
         for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
             path = None if folder is None else folder / f"survey-{number:03}-{key}"
-            survey = _read(path, lambda tensors, _: Survey.of(tensors))
+            survey = _read(path, lambda tensors, weight: Survey(**tensors, weight=weight))
             if survey is None:
                 statistics = _collected(attention, block, texts, number)
                 energy = sum(float(texts.hidden[i].double().square().sum()) for i in texts.some())
                 weight = 1 / max(energy / statistics.tokens, TINY)
                 survey = replace(target.survey(attention, statistics), weight=weight)
-                _write(path, survey.tensors())
+                tensors = {name: value for name, value in vars(survey).items() if isinstance(value, Tensor)}
+                _write(path, tensors, survey.weight)
             surveys.append(survey)
             if number < last:
                 texts.enter(block)
@@ -299,7 +297,7 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
     return digest([2, content.hexdigest(), type(target).__name__, _settings(target)])
 
 
-def _write(path: Path | None, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> None:
+def _write(path: Path | None, tensors: dict[str, Tensor], about: Any) -> None:
     if path is not None:
         stored(path, read_tensors, lambda folder: write_tensors(folder, tensors, about))
 
@@ -313,6 +311,6 @@ def _read(path: Path | None, make: Callable[[dict[str, Tensor], Any], T]) -> T |
 
 
 def _layer_of(state: dict[str, Tensor], about: Any) -> Layer:
-    attention: Attention = instantiate(OmegaConf.create(about["node"]), path="attention")
+    attention = attention_of(about["node"])
     attention.to(state["out.weight"].dtype).load_state_dict(state)
     return Layer(about["node"], attention, about["about"])

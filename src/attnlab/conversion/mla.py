@@ -10,10 +10,10 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
-from attnlab.attention import MHA, MLA, MLAWindow, SlidingWindow
+from attnlab.attention import MHA, MLA, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
 from attnlab.config.bounds import Size, SizeOrZero, bounded
-from attnlab.conversion.base import Conversion, Inputs, Layer
+from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of
 from attnlab.conversion.budget import LayerPlan, Sharing, Survey, distribute, near, same
 from attnlab.conversion.split import (
     Latent,
@@ -60,7 +60,7 @@ class ToMLA(Conversion):
     without rotation, and the latent is the one that moves the attention's output least.
 
     Args:
-        keep: cache of a token, as a share of the original's; sets r + d_r. Ignored where both are given.
+        keep: cache of a token, as a share of the original's; sets r + d_r. Ignored where both are set.
         rope_dim: d_r, even; None: searched, with the latent, for the smallest predicted error.
         latent_dim: r; None: what `keep` leaves.
         layers: how layers share the cache. "budget": sizes of each layer, with the smallest sum of predicted errors at
@@ -73,7 +73,7 @@ class ToMLA(Conversion):
         centre: whether means of content are taken out: a constant key changes no attention weight, and a constant
             value goes into the output's bias.
         refit: whether the output projection is fitted to the original's output afterwards, see
-            :func:`attnlab.conversion.refit.refit`.
+            :func:`attnlab.conversion.layers.refit`.
     """
 
     keep: Annotated[float, Gt(0), Lt(1)] = 0.25
@@ -229,20 +229,11 @@ class ToMLA(Conversion):
         rope = 2 * len(split.mixing.frequencies)
         node = self.node(attention, (rope, split.rank))
         split = split._replace(rank=node["latent_dim"])
-        converted = self.build(node)
-        converted = converted.to(attention.out.weight.device, attention.out.weight.dtype).train(attention.training)
+        converted = attention_of(node, attention)
+        assert isinstance(converted, MLA)
         fill(converted, attention, statistics, split, self.centre)
         about = {"rope_dim": rope, "latent_dim": split.rank, "predicted_error": split.lost}
         return Layer(node, converted, about | {"weight_error": _weight_error(attention, statistics, split)})
-
-    def build(self, node: dict[str, Any]) -> MLA:
-        """The mechanism of a node, with random weights.
-
-        Args:
-            node: as :meth:`node` gives it.
-        """
-        kind = MLAWindow if "window" in node else MLA
-        return kind(**{key: value for key, value in node.items() if key != "_target_"})
 
     def split(self, attention: MHA, statistics: Statistics, plan: LayerPlan | None = None) -> Split:
         """The rotary components and the latent of a layer.

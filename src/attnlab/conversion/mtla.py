@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from annotated_types import Ge, Le
 
-from attnlab.attention import MHA, MLA, MTLA, Attention, MTLAWindow, SlidingWindow
+from attnlab.attention import MHA, MTLA, Attention, MTLAWindow, SlidingWindow
 from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Inputs, Layer
 from attnlab.conversion.budget import LayerPlan
@@ -52,10 +52,6 @@ class ToMTLA(ToMLA):
         window = {} if self.recent is None else {"recent": self.recent, "first": self.first}
         kind = "MTLA" if self.recent is None else "MTLAWindow"
         return node | {"_target_": f"attnlab.attention.{kind}", "stride": self.stride} | window
-
-    def build(self, node: dict[str, Any]) -> MLA:
-        kind = MTLA if self.recent is None else MTLAWindow
-        return kind(**{key: value for key, value in node.items() if key != "_target_"})
 
     @torch.no_grad()
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:

@@ -140,7 +140,7 @@ def _score(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
 def _transmla(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
     basis = torch.linalg.eigh(_moments(statistics).real).eigenvectors.flip(-1).to(torch.complex128)
     if count > statistics.pairs:
-        first = torch.arange(count)  # whole components, one after the other
+        first = torch.arange(count)  # all frequencies of the first component, then of the next
         return basis, first
     return basis, torch.arange(0, statistics.pairs, statistics.pairs // count)
 

@@ -93,16 +93,6 @@ def frequencies_of(attention: MHA) -> Tensor:
     return theta if attention.rope_scaling is None else attention.rope_scaling(theta)
 
 
-def complex_pairs(x: Tensor) -> Tensor:
-    """Vectors whose halves are real and imaginary parts, (..., D) -> (..., F).
-
-    Args:
-        x: half-split, as rotary embeddings pair components.
-    """
-    real, imaginary = x.chunk(2, -1)
-    return torch.complex(real, imaginary)
-
-
 def add_products(sums: Tensor, x: Tensor) -> None:
     """Add x^T x to a sum, but for blocks below its diagonal, which :func:`symmetric` fills in.
 
@@ -117,11 +107,7 @@ def add_products(sums: Tensor, x: Tensor) -> None:
 
 
 def symmetric(sums: Tensor) -> Tensor:
-    """The whole matrix of what :func:`add_products` summed.
-
-    Args:
-        sums: (n, n).
-    """
+    """The full matrix (n, n) of what :func:`add_products` summed; `sums` (n, n) has its upper triangle."""
     return sums.triu() + sums.triu(1).mT
 
 
@@ -136,7 +122,7 @@ def collect(
 
     Args:
         attention: multi-head or grouped-query attention, as it was trained.
-        inputs: what enters it, batches (B, T, d); each row is a text of its own.
+        inputs: what enters it, batches (B, T, d); each row is a separate text.
         attended: numbers of the batches that are read for what needs queries or attention weights, which takes longest;
             None: all.
         seen: called with the number of each such batch and what its output projection reads, (B, T, H D), which is

@@ -155,7 +155,7 @@ class Scratch:
         value = torch.empty(shape, dtype=dtype)
         with self._reported():
             self._file.seek(place)
-            if self._file.readinto(_bytes(value)) < value.nbytes:  # type: ignore[attr-defined]
+            if self._file.readinto(_bytes(value)) < value.nbytes:
                 raise OSError("what was written is not there any more")
         return value
 

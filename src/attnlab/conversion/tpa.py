@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, SlidingWindow, TPAKVOnly, TPANonContextualA
 from attnlab.config.bounds import Size, bounded
-from attnlab.conversion.base import Conversion, Inputs, Layer
+from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of
 from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
@@ -55,14 +55,11 @@ class ToTPA(Conversion):
             if there:
                 raise ConfigError(f"convert=tpa: the original {reason}, which TPA does not have; use convert=mla")
 
-    def sizes(self, attention: MHA) -> dict[str, int]:
+    def planned(self, attention: MHA) -> dict[str, Any]:
         if self.rank > attention.num_kv_heads:
             raise ConfigError(
                 f"convert.rank={self.rank}: keys and values have {attention.num_kv_heads} heads, and no more ranks"
             )
-        return {"rank": self.rank}
-
-    def planned(self, attention: MHA) -> dict[str, Any]:
         kind = "TPAKVOnly" if self.contextual else "TPANonContextualA"
         more = {"bias": True} if self.contextual else {"q_rank": attention.num_heads}
         return {
@@ -70,7 +67,7 @@ class ToTPA(Conversion):
             "d_model": attention.d_model,
             "num_heads": attention.num_heads,
             "head_dim": attention.head_dim,
-            **self.sizes(attention),
+            "rank": self.rank,
             **more,
             "dropout": attention.dropout,
             "rope_theta": None,
@@ -79,9 +76,8 @@ class ToTPA(Conversion):
     @torch.no_grad()
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
         node = self.planned(attention)
-        options = {key: value for key, value in node.items() if key != "_target_"}
-        converted = (TPAKVOnly if self.contextual else TPANonContextualA)(**options)
-        converted = converted.to(attention.out.weight).train(attention.training)
+        converted = attention_of(node, attention)
+        assert isinstance(converted, TPAKVOnly | TPANonContextualA)
         converted.frequencies = frequencies_of(attention)
         converted.out.weight.copy_(attention.out.weight)
         weights = [linear.weight.double().unflatten(0, (-1, attention.head_dim)) for linear in _kv(attention)]

@@ -1,1 +1,1 @@
-"""The modules that compression puts in place of a model's own."""
+"""The modules that compression puts in place of those of a model."""

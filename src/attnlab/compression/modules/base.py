@@ -16,7 +16,7 @@ Dense = dict[str, tuple[Tensor, Tensor | None]]  # W (out, in) and bias, by name
 
 
 class Replacement(nn.Module):
-    """A module in place of one of the model's own, described by plain values.
+    """A module in place of one of the model, described by plain values.
 
     One in place of a single matrix has `in_features` and `out_features`, as nn.Linear does.
 

@@ -56,8 +56,8 @@ class Fused(Replacement):
     def __init__(self, parts: Sequence[nn.Module | dict[str, Any]], rows: Sequence[Sequence[int]]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(part if isinstance(part, nn.Module) else _part(part) for part in parts)
-        self.rows = [list(each) for each in rows]
-        order = [row for each in self.rows for row in each]
+        self.rows = [list(part) for part in rows]
+        order = [row for part in self.rows for row in part]
         if sorted(order) != list(range(len(order))):
             raise ValueError("rows: expected every output of the fused layer exactly once")
         first: Any = self.parts[0]
@@ -70,21 +70,19 @@ class Fused(Replacement):
     @property
     def weight(self) -> Tensor:
         parts: list[Any] = list(self.parts)
-        whole = torch.cat([part.weight for part in parts])
-        return whole if self.inverse is None else whole[self.inverse]
+        weight = torch.cat([part.weight for part in parts])
+        return weight if self.inverse is None else weight[self.inverse]
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.cat([part(x) for part in self.parts], -1)
         return y if self.inverse is None else y[..., self.inverse]
 
     def multiply_adds(self, tokens: int) -> int:
-        total = 0
-        for part in self.parts:
-            if isinstance(part, Replacement):
-                total += part.multiply_adds(tokens)
-            elif isinstance(part, nn.Linear):
-                total += tokens * part.weight.numel()
-        return total
+        parts: list[Any] = list(self.parts)
+        return sum(
+            part.multiply_adds(tokens) if isinstance(part, Replacement) else tokens * part.weight.numel()
+            for part in parts
+        )
 
     def dense(self) -> tuple[Dense, float]:
         weights, biases, error = [], [], 0.0

@@ -25,8 +25,8 @@ class HeadFactors(Replacement):
     inputs are heads ("in": o) does the same backwards. Matrices of one axis have the same input: their first product is
     computed once. The form with the fewest multiply-adds is taken: "factors"; "stacked", where the product with G is
     shared too and U3 comes after it; "merged", where M_mi U2.T is multiplied out; "joined", where U1 M_mi is; or
-    "dense", the whole matrix. Such products of weights are kept while the weights do not change. With gradients, where
-    they would be computed for every batch, the last two are not used.
+    "dense", the matrix itself. Such products of weights are cached while the weights do not change. With gradients,
+    where they would be computed for every batch, the last two are not used.
 
     A change of the weights is seen by torch's count of changes in place. Writing through `parameter.data` does not
     count: `train()`, `eval()` and every forward pass with gradients forget the products, and on the CPU some numbers of
@@ -135,8 +135,8 @@ class HeadFactors(Replacement):
             return shared * (axis == "in"), rest
         if form == "merged":
             shared = shared if axis == "out" else 0
-            own = 0 if axis == "out" else d * first
-            return shared, {name: own + first * self.heads(name) * dv for name in names}
+            last = 0 if axis == "out" else d * first
+            return shared, {name: last + first * self.heads(name) * dv for name in names}
         rest = {}
         for name in names:
             i, h = self.place[name][0], self.heads(name)
@@ -203,7 +203,7 @@ class HeadFactors(Replacement):
             weight = self._weight(name, lambda: self.mixed(name).transpose(1, 2).flatten(0, 1))
             return F.linear(z, weight).unflatten(-1, (h, second))
         i, m = self.place[name]
-        read = {self.place[each][0] for each, axis in self.axes.items() if axis == "out"}
+        read = {self.place[other][0] for other, axis in self.axes.items() if axis == "out"}
         columns = [size if self.absorbed or j in read else 0 for j, size in enumerate(self.columns)]
         part = z.split(columns, -1)[i].unflatten(-1, (-1, h, second))
         if str(i) not in self.u3:
@@ -229,7 +229,7 @@ class HeadFactors(Replacement):
         return parts.mT.flatten(0, 1) if self.axes[name] == "out" else parts.transpose(0, 1).flatten(1)
 
     def _weight(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A product of weights; without gradients it is kept until a weight changes."""
+        """A product of weights, cached without gradients until a weight changes."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             self._derived.clear()
             return make()
@@ -252,7 +252,7 @@ class HeadFactors(Replacement):
 
     def _once(self, axis: str, name: str, x: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """The product that matrices of an axis share: computed for the first of them, forgotten after the last."""
-        names = {each for each in self.place if self.axes[each] == axis}
+        names = {other for other in self.place if self.axes[other] == axis}
         if len(names) == 1 or torch.compiler.is_compiling():
             return make()
         state = (_version(x), torch.is_grad_enabled(), _autocast(x.device.type), self._state())
@@ -269,7 +269,7 @@ class HeadFactors(Replacement):
 
 
 class HeadProjection(Replacement):
-    """One matrix of a layer whose factors lie in a HeadFactors; only the bias is its own.
+    """One matrix of a layer whose factors lie in a HeadFactors; only the bias lies here.
 
     Args:
         factors: path of the HeadFactors in the model.
@@ -294,9 +294,9 @@ class HeadProjection(Replacement):
         owner = model.get_submodule(self.factors)
         if not isinstance(owner, HeadFactors) or self.name not in owner.place:
             raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
-        sizes, own = (owner.heads(self.name) * owner.width, owner.dim), (self.out_features, self.in_features)
-        if own != (sizes if owner.axes[self.name] == "out" else sizes[::-1]):
-            raise ValueError(f"{path}: its sizes {own} are not those of its factors")
+        sizes, shape = (owner.heads(self.name) * owner.width, owner.dim), (self.out_features, self.in_features)
+        if shape != (sizes if owner.axes[self.name] == "out" else sizes[::-1]):
+            raise ValueError(f"{path}: its sizes {shape} are not those of its factors")
         self._owner = [owner]
 
     @property
