@@ -61,20 +61,20 @@ def test_forward_and_backward(name: str, masked: bool | str) -> None:
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     weights = torch.randn_like(y)
     sources = [x, *module.parameters()]
-    ours = torch.autograd.grad((y * weights).sum(), sources)
+    gradients = torch.autograd.grad((y * weights).sum(), sources)
     reference = torch.autograd.grad((expected * weights).sum(), sources)
-    for one, other in zip(ours, reference, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    for gradient, expected_gradient in zip(gradients, reference, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["fused", "slim"])
 def test_parts_of_a_batch_are_the_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = random(MODULES[name]())
     x = torch.randn(5, 7, 10, dtype=torch.float64)
-    whole = module(x)
+    complete = module(x)
     monkeypatch.setattr("attnlab.compression.modules.attention.CACHED", 2 * 4 * 49)
     with torch.no_grad():
-        torch.testing.assert_close(module(x), whole, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(module(x), complete, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", MODULES)

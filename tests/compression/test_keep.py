@@ -126,7 +126,7 @@ def test_a_budget_over_grouped_keys_chosen_layers_and_everything() -> None:
 
 def multiply_adds_of(method: Any) -> Method:
     method.keep_of = "multiply_adds"
-    return method  # type: ignore[no-any-return]
+    return method
 
 
 @pytest.mark.parametrize(

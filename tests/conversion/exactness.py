@@ -21,7 +21,7 @@ from attnlab.errors import ConfigError
 from attnlab.models import Decoder
 from attnlab.report.table import Grid
 from tests.attention.mechanisms import error
-from tests.conversion.models import FAMILIES, ours, theirs, tokens
+from tests.conversion.models import FAMILIES, decoder_of, reference, tokens
 
 BOUND = 1e-12
 NAMES = {
@@ -46,14 +46,14 @@ class Wide(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
+        options = dict(kwargs or {})
         if func is torch.Tensor.float:
             return args[0].double()
-        if given.get("dtype") is torch.float32:
-            given["dtype"] = torch.float64
+        if options.get("dtype") is torch.float32:
+            options["dtype"] = torch.float64
         if func is torch.Tensor.to:
             args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-        return func(*args, **given)
+        return func(*args, **options)
 
 
 class WholeMLA(ToMLA):
@@ -94,14 +94,14 @@ def logits(name: str, ids: Tensor) -> tuple[Tensor, Decoder]:
         name: of FAMILIES.
         ids: (B, T).
     """
-    model: Any = theirs(name, torch.float64)
-    own = ours(model)
+    model: Any = reference(name, torch.float64)
+    decoder = decoder_of(model)
     rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
-    plain = own.attentions[0]
+    plain = decoder.attentions[0]
     if rotary is not None and isinstance(plain, MHA):
-        rotary.inv_freq = frequencies_of(plain)  # theirs are computed in float32
+        rotary.inv_freq = frequencies_of(plain)  # those of transformers are computed in float32
     with Wide():
-        return model(ids).logits, own
+        return model(ids).logits, decoder
 
 
 def row(name: str, targets: Mapping[str, Callable[[MHA], Conversion]] = TARGETS) -> list[float | str]:
@@ -112,19 +112,19 @@ def row(name: str, targets: Mapping[str, Callable[[MHA], Conversion]] = TARGETS)
         targets: by name.
     """
     ids = tokens(2, 24)
-    want, own = logits(name, ids)
-    found: list[float | str] = [error(own(ids), want)]
+    want, decoder = logits(name, ids)
+    values: list[float | str] = [error(decoder(ids), want)]
     for make in targets.values():
-        changed = copy.deepcopy(own)
+        changed = copy.deepcopy(decoder)
         try:
             attention = changed.attentions[0]
             assert isinstance(attention, MHA)
             convert(changed, make(attention), tokens(4, 32, seed=3))
             with torch.no_grad():
-                found.append(error(changed(ids), want))
+                values.append(error(changed(ids), want))
         except ConfigError as refused:
-            found.append(str(refused))
-    return found
+            values.append(str(refused))
+    return values
 
 
 def table(names: Sequence[str] = tuple(FAMILIES)) -> Grid:
@@ -137,13 +137,13 @@ def table(names: Sequence[str] = tuple(FAMILIES)) -> Grid:
     reasons: list[str] = []
     for name in names:
         cells = []
-        for found in row(name):
-            if isinstance(found, str):
-                if found not in reasons:
-                    reasons.append(found)
-                cells.append(f"refused ({reasons.index(found) + 1})")
+        for outcome in row(name):
+            if isinstance(outcome, str):
+                if outcome not in reasons:
+                    reasons.append(outcome)
+                cells.append(f"refused ({reasons.index(outcome) + 1})")
             else:
-                cells.append(f"{found:.0e}")
+                cells.append(f"{outcome:.0e}")
         grid.rows.append([NAMES[name], *cells])
     grid.notes.append(
         "Relative norm of the difference of logits from transformers' own, of random weights in which every bias and "

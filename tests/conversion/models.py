@@ -70,7 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def theirs(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def reference(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A model of transformers whose biases and norms all count."""
     torch.manual_seed(0)
     model = huggingface.create("tiny", FAMILIES[name])
@@ -80,7 +80,7 @@ def theirs(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     return model.to(dtype).eval()
 
 
-def ours(model: nn.Module) -> Decoder:
+def decoder_of(model: nn.Module) -> Decoder:
     """The same as attnlab's decoder."""
     return read(model, huggingface.options_of(model))
 
@@ -88,19 +88,19 @@ def ours(model: nn.Module) -> Decoder:
 def read(model: nn.Module, options: dict[str, Any]) -> Decoder:
     node, layers = decoder.nodes_of(options, "tiny")
     arguments = {key: value for key, value in node.items() if key != "_target_"}
-    found = Decoder(
+    result = Decoder(
         vocab_size=VOCABULARY,
         attention=lambda i: instantiate(OmegaConf.create(layers[i]), path="attention"),
         **arguments,
     )
-    decoder.fill(found.to(next(model.parameters()).dtype), model)
-    return found.eval()
+    decoder.fill(result.to(next(model.parameters()).dtype), model)
+    return result.eval()
 
 
 @cache
 def exact(name: str) -> Decoder:
     """attnlab's decoder in float64, whose rotary tables are float64 too. Do not change it."""
-    return ours(theirs(name, torch.float64))
+    return decoder_of(reference(name, torch.float64))
 
 
 def tokens(rows: int, positions: int, seed: int = 1) -> torch.Tensor:

@@ -24,9 +24,9 @@ TEXTS = tokens(8, 12)
 
 
 def converted(target: ToMLA, folder: Path | None = None, name: str = "llama") -> Decoder:
-    found = copy.deepcopy(exact(name))
-    convert(found, target, TEXTS, folder)
-    return found
+    result = copy.deepcopy(exact(name))
+    convert(result, target, TEXTS, folder)
+    return result
 
 
 def sizes(decoder: Decoder) -> list[tuple[int, int]]:
@@ -39,22 +39,22 @@ def test_the_distribution_is_the_best_of_all() -> None:
     for _ in range(5):
         lost = [torch.rand(n, generator=rng, dtype=torch.float64) for n in (13, 9, 11)]
         totals, least = [6, 5, 6], [2, 1, 4]
-        found = distribute(lost, totals, least)
+        result = distribute(lost, totals, least)
         choices = [range(low, len(errors), 2) for low, errors in zip(least, lost, strict=True)]
         every = [pick for pick in itertools.product(*choices) if sum(pick) == sum(totals)]
-        assert tuple(found) == min(every, key=lambda pick: sum(float(e[n]) for e, n in zip(lost, pick, strict=True)))
+        assert tuple(result) == min(every, key=lambda pick: sum(float(e[n]) for e, n in zip(lost, pick, strict=True)))
 
 
 def test_the_cache_is_what_the_settings_tell() -> None:
     """Layers differ, their sum does not; and a layer that is worth more gets more."""
     for target in (ToMLA(keep=0.4), ToMTLA(keep=0.4), ToMLA(keep=0.4, rope_dim=4)):
-        found = converted(target)
+        result = converted(target)
         original = exact("llama").attentions[0]
         assert isinstance(original, MHA)
         planned = target.planned(original)
-        held = [rope + rank for rope, rank in sizes(found)]
-        assert sum(held) == 2 * (planned["rope_dim"] + planned["latent_dim"])
-        assert target.rope_dim is None or {rope for rope, _ in sizes(found)} == {4}
+        cached = [rope + rank for rope, rank in sizes(result)]
+        assert sum(cached) == 2 * (planned["rope_dim"] + planned["latent_dim"])
+        assert target.rope_dim is None or {rope for rope, _ in sizes(result)} == {4}
     attentions = [a for a in exact("llama").attentions if isinstance(a, MHA)]
     x = [exact("llama").embed(TEXTS, 0)]
     one = ToMLA(keep=0.4).survey(attentions[0], collect(attentions[0], x))
@@ -66,11 +66,11 @@ def test_the_cache_is_what_the_settings_tell() -> None:
 def test_a_survey_predicts_what_a_split_predicts() -> None:
     attention = exact("qwen3").attentions[0]
     assert isinstance(attention, MHA)
-    target, found = ToMLA(keep=0.4), collect(attention, [exact("qwen3").embed(TEXTS, 0)])
-    survey = target.survey(attention, found)
+    target, result = ToMLA(keep=0.4), collect(attention, [exact("qwen3").embed(TEXTS, 0)])
+    survey = target.survey(attention, result)
     for row, rope in zip(survey.errors, survey.rope_dims.tolist(), strict=True):
         for rank in (1, 7, 20):
-            want = target.of_size(attention, found, rope, rank).lost
+            want = target.of_size(attention, result, rope, rank).lost
             assert float(row[rope + rank]) == pytest.approx(want, rel=1e-9, abs=1e-15)
     assert survey.lost.isfinite().sum() == len(survey.lost) - 1  # no latent at all is no attention
     best = int(survey.rope_dims[survey.errors[:, 30].argmin()])
@@ -80,40 +80,40 @@ def test_a_survey_predicts_what_a_split_predicts() -> None:
 @pytest.mark.parametrize("rotary", ["score", "two_norm"])
 def test_the_same_frequencies_in_all_layers(rotary: Rotary) -> None:
     """And full rank stays exact with the components in the order that layers share."""
-    found = converted(ToMLA(keep=0.5, layers="same", rotary=rotary))
-    first, second = found.attentions
+    result = converted(ToMLA(keep=0.5, layers="same", rotary=rotary))
+    first, second = result.attentions
     assert isinstance(first, MLA) and isinstance(second, MLA)
-    assert sizes(found)[0] == sizes(found)[1] and torch.equal(first.frequencies, second.frequencies)
-    own = converted(ToMLA(keep=0.5, layers="equal", rotary=rotary))
-    assert sum(sum(one) for one in sizes(own)) == sum(sum(one) for one in sizes(found))
+    assert sizes(result)[0] == sizes(result)[1] and torch.equal(first.frequencies, second.frequencies)
+    equal = converted(ToMLA(keep=0.5, layers="equal", rotary=rotary))
+    assert sum(sum(one) for one in sizes(equal)) == sum(sum(one) for one in sizes(result))
 
 
 def test_deepseek_holds_what_layers_share() -> None:
     from attnlab.export import deepseek
 
-    found = converted(ToMLA(keep=0.5, layers="same", rope_dim=4), name="qwen2")
-    theirs = deepseek.convert(found)
+    result = converted(ToMLA(keep=0.5, layers="same", rope_dim=4), name="qwen2")
+    exported = deepseek.convert(result)
     with torch.no_grad():
-        assert error(theirs(TEXTS).logits, found(TEXTS)) < 1e-5
-    last = found.blocks[1].attention
+        assert error(exported(TEXTS).logits, result(TEXTS)) < 1e-5
+    last = result.blocks[1].attention
     assert isinstance(last, MLA)
     last.frequencies = 2 * last.frequencies
-    assert "rotary frequencies in all layers" in str(deepseek.refusal(found))
-    found.blocks[1].attention = MLA(32, 4, rope_dim=4, latent_dim=11, norm="none", rope_theta=None)
-    assert "one latent_dim for all layers; convert with convert.layers=same" in str(deepseek.refusal(found))
+    assert "rotary frequencies in all layers" in str(deepseek.refusal(result))
+    result.blocks[1].attention = MLA(32, 4, rope_dim=4, latent_dim=11, norm="none", rope_theta=None)
+    assert "one latent_dim for all layers; convert with convert.layers=same" in str(deepseek.refusal(result))
 
 
 def test_an_interrupted_survey_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that were surveyed or converted are read again; a damaged file is made again."""
-    whole = converted(ToMLA(keep=0.4))
+    complete = converted(ToMLA(keep=0.4))
     calls: list[int] = []
     last = [2]  # at which the conversion is interrupted
 
-    def counted(*given: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         calls.append(1)
         if len(calls) in last:
             raise KeyboardInterrupt
-        return collect(*given)
+        return collect(*arguments)
 
     monkeypatch.setattr(layers, "collect", counted)
     for last[0] in (2, 3):  # in the survey of the second layer, and in its conversion
@@ -125,7 +125,7 @@ def test_an_interrupted_survey_continues(tmp_path: Path, monkeypatch: pytest.Mon
     last.clear()
     again = converted(ToMLA(keep=0.4), tmp_path)
     assert len(calls) == 2  # the damaged survey, and the layer that was not finished
-    assert sizes(again) == sizes(whole) and error(again(TEXTS), whole(TEXTS)) < 1e-12
+    assert sizes(again) == sizes(complete) and error(again(TEXTS), complete(TEXTS)) < 1e-12
     for file in tmp_path.rglob(TENSORS):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     calls.clear()

@@ -18,7 +18,7 @@ from attnlab.modes import describe
 from attnlab.pretrained import huggingface
 from attnlab.run.loading import load
 from attnlab.run.record import new
-from tests.conversion.models import FAMILIES, ours, theirs, tokens
+from tests.conversion.models import FAMILIES, decoder_of, reference, tokens
 
 TEXT = 21  # positions of a cache, of two rows
 KNOBS = [
@@ -46,7 +46,7 @@ REFUSED = ("convert=tpa", "convert=mtla", "convert=gqa", "convert=mla convert.ro
 
 @cache
 def original(name: str) -> tuple[dict[str, Any], Any]:
-    model = theirs(name)
+    model = reference(name)
     return huggingface.options_of(model), model
 
 
@@ -64,22 +64,22 @@ def compared(name: str, words: str, folder: Path) -> str:
     options, model = original(name)
     (folder / "config.json").write_text(json.dumps(options))
     shape = ("bench.batch=2", "bench.beam=1", "bench.prefix=0", f"bench.text={TEXT}", "task.data.window=16")
-    given = ["task=wikitext2", "hardware=cpu", "mode=describe", f"model='{folder}'", *shape, *words.split()]
-    given += ["task.score.prompt_tokens=8", "task.sampling.tokens=8", "task.score.sliding_stride=null"]
-    cfg = check(given, load).jobs[0]
+    arguments = ["task=wikitext2", "hardware=cpu", "mode=describe", f"model='{folder}'", *shape, *words.split()]
+    arguments += ["task.score.prompt_tokens=8", "task.sampling.tokens=8", "task.score.sliding_stride=null"]
+    cfg = check(arguments, load).jobs[0]
     record, target = new(cfg, "test"), target_of(cfg)
     assert target is not None
     try:
         describe.run(cfg, record, None)
     except ConfigError as error:
         with pytest.raises(ConfigError) as refused:
-            convert(ours(model), target, tokens(4, 16))
+            convert(decoder_of(model), target, tokens(4, 16))
         assert str(refused.value) == str(error)
         return str(error)
-    decoder = ours(model)
+    decoder = decoder_of(model)
     convert(decoder, target, tokens(target.calibration.tokens // 16, 16)[:8])
-    per_token, whole = bytes_of(decoder)
-    assert whole == record["kv_cache"]["bytes_predicted"]
+    per_token, total = bytes_of(decoder)
+    assert total == record["kv_cache"]["bytes_predicted"]
     assert per_token == pytest.approx(record["kv_cache"]["bytes_per_token"], rel=1e-12)  # of a stride of 3: thirds
     return "same"
 
@@ -93,6 +93,6 @@ def test_a_described_cache_is_the_converted_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_and_knob(name: str, tmp_path: Path) -> None:
-    found = {words: compared(name, words, tmp_path) for words in KNOBS}
-    assert all(said == "same" or words.startswith(REFUSED) for words, said in found.items()), found
-    assert sum(said == "same" for said in found.values()) >= (7 if "window" in name else 13)
+    outcomes = {words: compared(name, words, tmp_path) for words in KNOBS}
+    assert all(outcome == "same" or words.startswith(REFUSED) for words, outcome in outcomes.items()), outcomes
+    assert sum(outcome == "same" for outcome in outcomes.values()) >= (7 if "window" in name else 13)

@@ -16,15 +16,15 @@ COMMITTED = CONF.parent / "experiments/convert/exactness.csv"
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_decoder_is_exact_in_float64(name: str) -> None:
     ids = tokens(2, 24)
-    want, own = logits(name, ids)
-    assert error(own(ids), want) < BOUND
+    want, decoder = logits(name, ids)
+    assert error(decoder(ids), want) < BOUND
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_full_rank_is_exact_in_a_whole_model(name: str) -> None:
-    found = row(name)
-    numbers = [value for value in found if isinstance(value, float)]
+    values = row(name)
+    numbers = [value for value in values if isinstance(value, float)]
     assert len(numbers) >= (2 if "window" in name else 4)  # MTLA and TPA have no windows, TPA no biases and no norms
     assert max(numbers) < BOUND
 

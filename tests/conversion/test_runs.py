@@ -32,7 +32,7 @@ from attnlab.run.loading import load
 from attnlab.run.record import new, write
 from attnlab.tasks.language_modelling.module import Healed
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
-from tests.conversion.models import ours, theirs
+from tests.conversion.models import decoder_of, reference
 
 SIZES = {
     "model_type": "llama",
@@ -100,8 +100,8 @@ def start(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     def make(*words: str) -> tuple[DictConfig, dict[str, Any]]:
         quick = QUICK if any(word.startswith("convert=") for word in words) else []
         named = [] if any(word.startswith("model=") for word in words) else [f"model='{model}'"]
-        given = [*TINY, *named, f"cache_dir='{cache}'", *quick, *words]
-        cfg = check(given, load).jobs[0]
+        arguments = [*TINY, *named, f"cache_dir='{cache}'", *quick, *words]
+        cfg = check(arguments, load).jobs[0]
         return cfg, new(cfg, "test")
 
     return make
@@ -321,9 +321,9 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
 )
 def test_what_is_wrong_is_one_line(words: list[str], message: str, model: Path) -> None:
     other = [word for word in words if word.startswith("task=")]
-    given = words if "convert=mla" in words and other else [f"model='{model}'", *words]
+    arguments = words if "convert=mla" in words and other else [f"model='{model}'", *words]
     with pytest.raises(ConfigError, match=message):
-        check(given if other else [*TINY, *given], load)
+        check(arguments if other else [*TINY, *arguments], load)
 
 
 def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_damaged_layers_are_named_before_the_corpus_is_read(
 
 @pytest.mark.parametrize("measure", [Teacher.layer_errors, Teacher.divergence])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(measure: Any) -> None:
-    original = ours(theirs("llama"))
+    original = decoder_of(reference("llama"))
     tokens, student = torch.randint(96, (2, 9)), copy.deepcopy(original)
     teacher = Teacher(copy.deepcopy(original), tokens)
 
@@ -423,7 +423,7 @@ def test_healing_is_compiled_as_training_is(objective: Any, monkeypatch: pytest.
         return torch._dynamo.optimize(backend, nopython=True)(method)
 
     torch._dynamo.reset()
-    original, results = ours(theirs("llama")), []
+    original, results = decoder_of(reference("llama")), []
     student = copy.deepcopy(original)
     with torch.no_grad():
         student.attentions[0].out.weight.mul_(1.5)  # type: ignore[union-attr,operator]

@@ -73,9 +73,9 @@ def test_sums_over_blocks_are_the_definitions(kind: str, monkeypatch: pytest.Mon
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, mean=0.1, std=0.4)
     texts = [torch.randn(2, 13, 16, dtype=torch.float64), torch.randn(1, 4, 16, dtype=torch.float64)]
-    found, want = collect(attention, texts), naive(attention, texts)
+    result, want = collect(attention, texts), naive(attention, texts)
     for name, value in want.items():
-        torch.testing.assert_close(getattr(found, name), value, rtol=1e-11, atol=1e-13, msg=f"{name} differs")
+        torch.testing.assert_close(getattr(result, name), value, rtol=1e-11, atol=1e-13, msg=f"{name} differs")
 
 
 @pytest.mark.parametrize("method", ["output_aware", "balanced", "pca", "weights"])
@@ -86,14 +86,14 @@ def test_predicted_errors_are_those_of_every_rank(method: Any) -> None:
     moment = moment @ moment.mT
     blocks = [torch.randn(n, 9, dtype=torch.float64) for n in (content, size - content)]
     metric = torch.block_diag(*(block @ block.mT for block in blocks))
-    found = project(method, moment, metric, content, weights)
-    torch.testing.assert_close(found.up @ found.down, torch.eye(size, dtype=torch.float64))
+    result = project(method, moment, metric, content, weights)
+    torch.testing.assert_close(result.up @ result.down, torch.eye(size, dtype=torch.float64))
     apart = project(method, moment, metric, content, weights, [content, 0, size - content])
-    torch.testing.assert_close(apart.errors, found.errors, rtol=1e-9, atol=1e-9 * float(found.errors[0]))
+    torch.testing.assert_close(apart.errors, result.errors, rtol=1e-9, atol=1e-9 * float(result.errors[0]))
     for rank in range(size + 1):
-        rest = torch.eye(size, dtype=torch.float64) - found.up[:, :rank] @ found.down[:rank]
+        rest = torch.eye(size, dtype=torch.float64) - result.up[:, :rank] @ result.down[:rank]
         want = (metric * (rest @ moment @ rest.mT)).sum()
-        torch.testing.assert_close(found.errors[rank], want, rtol=1e-9, atol=1e-9 * float(found.errors[0]))
+        torch.testing.assert_close(result.errors[rank], want, rtol=1e-9, atol=1e-9 * float(result.errors[0]))
 
 
 @torch.no_grad()
@@ -106,12 +106,12 @@ def test_the_output_error_is_that_of_the_first_batches(monkeypatch: pytest.Monke
     original = exact("llama")
     texts = tokens(7, 12)
     decoder = copy.deepcopy(original)
-    found = layers.convert(decoder, ToMLA(keep=0.5), texts)
+    result = layers.convert(decoder, ToMLA(keep=0.5), texts)
     x = decoder.embed(texts[:4], 0)
-    for block, old, layer in zip(decoder.blocks, original.blocks, found, strict=True):
+    for block, old, layer in zip(decoder.blocks, original.blocks, result, strict=True):
         entered = block.attention_norm(x)
         want = old.attention(entered)
         lost = (block.attention(entered) - want).square().sum()
-        whole = (want - want.mean((0, 1))).square().sum()
-        assert layer.about["output_error"] == pytest.approx(float(lost / whole), rel=1e-9)
+        variance = (want - want.mean((0, 1))).square().sum()
+        assert layer.about["output_error"] == pytest.approx(float(lost / variance), rel=1e-9)
         x = block(x, block.attention)

@@ -35,8 +35,8 @@ def test_what_is_read_is_what_was_written(dtype: torch.dtype, tmp_path: Path) ->
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Path("/dev/full").open("wb"))  # noqa: SIM115
     scratch = Scratch(tmp_path)
-    said = rf"^{tmp_path}: cannot be written \(hidden states of the calibration texts: No space .*\); disk full$"
-    with pytest.raises(WriteError, match=said):
+    message = rf"^{tmp_path}: cannot be written \(hidden states of the calibration texts: No space .*\); disk full$"
+    with pytest.raises(WriteError, match=message):
         scratch[0] = torch.zeros(9)
     monkeypatch.undo()
     (tmp_path / "file").touch()
@@ -53,16 +53,16 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_neither_pieces_nor_what_is_known_change_a_conversion(
     target: Conversion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found: list[tuple[Tensor, Tensor]] = []
+    results: list[tuple[Tensor, Tensor]] = []
     for known, piece in ((True, 2), (True, 1), (False, 2)):
         monkeypatch.setattr(layers, "BATCH", 2)
         monkeypatch.setattr(layers, "PIECE", piece)
         if not known:  # all is computed again
             monkeypatch.setattr(Scratch, "__contains__", lambda *_: False)
         decoder = copy.deepcopy(exact("llama"))
-        converted = layers.convert(decoder, target, tokens(9, 12), tmp_path / str(len(found)))
+        converted = layers.convert(decoder, target, tokens(9, 12), tmp_path / str(len(results)))
         about = torch.tensor([layer.about["output_error"] for layer in converted])
-        found.append((decoder(tokens(2, 12, seed=2)), about))
-    for logits, about in found[1:]:
-        torch.testing.assert_close(logits, found[0][0], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(about, found[0][1], rtol=1e-8, atol=1e-12)
+        results.append((decoder(tokens(2, 12, seed=2)), about))
+    for logits, about in results[1:]:
+        torch.testing.assert_close(logits, results[0][0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(about, results[0][1], rtol=1e-8, atol=1e-12)

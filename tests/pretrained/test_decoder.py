@@ -8,14 +8,14 @@ import torch
 from attnlab.errors import ConfigError
 from attnlab.pretrained import decoder, huggingface
 from tests.attention.mechanisms import error
-from tests.conversion.models import FAMILIES, SIZES, ours, theirs, tokens
+from tests.conversion.models import FAMILIES, SIZES, decoder_of, reference, tokens
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_logits_there_and_back(name: str) -> None:
-    model, ids = theirs(name), tokens(2, 24)
+    model, ids = reference(name), tokens(2, 24)
     options = huggingface.options_of(model)
-    converted = ours(model)
+    converted = decoder_of(model)
     with torch.no_grad():
         want: torch.Tensor = model(ids).logits
         assert error(converted(ids), want) < 1e-5
@@ -41,7 +41,7 @@ def test_what_cannot_be_carried_over_is_named(change: dict[str, Any], reason: st
 
 
 def test_a_stored_table_keeps_its_precision() -> None:
-    model = ours(theirs("yarn"))
+    model = decoder_of(reference("yarn"))
     before = model.attentions[0].frequencies.clone()  # type: ignore[operator]
     model.to(torch.bfloat16)
     after = model.attentions[0].frequencies

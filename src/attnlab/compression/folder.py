@@ -146,8 +146,8 @@ def _check_sizes(model: nn.Module, modules: dict[str, Replacement]) -> None:
     for path, module in modules.items():
         if "in_features" in vars(module):
             shape = tuple(model.get_parameter(f"{path}.weight").shape)
-            sizes = (module.out_features, module.in_features)
-            if sorted(shape) != sorted(sizes):
+            sizes: list[int] = sorted([int(module.out_features), int(module.in_features)])  # type: ignore[arg-type]
+            if sorted(shape) != sizes:
                 raise ValueError(f"{path} replaces a matrix of {shape}, and has the sizes {sizes}")
 
 

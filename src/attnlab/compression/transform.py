@@ -37,7 +37,7 @@ ROUNDING = 1e-6  # relative error above which a dense form is not called exact
 def compress(
     model: nn.Module, method: Method, store: Path | None = None, *, family: Family | None = None
 ) -> list[dict[str, Any]]:
-    """Compress a model in place, in its own type.
+    """Compress a model in place, in its type.
 
     Args:
         store: folder for finished units (:mod:`attnlab.run.cache`); None: nothing is stored.

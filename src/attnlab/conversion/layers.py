@@ -82,7 +82,6 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
 
     Args:
         decoder: in eval mode; it is changed.
-        target: what each attention becomes.
         tokens: calibration texts, (windows, positions).
         folder: for finished layers, so that an interrupted conversion continues; None: nothing is stored, and the
             layers' inputs are in the system's folder for temporary files.
@@ -191,12 +190,7 @@ def _layer(
 
 
 class OutputError:
-    """How far the outputs of a converted attention are from the original's, on the first batches.
-
-    Args:
-        texts: on their way through the layer.
-        original: what it is compared with.
-    """
+    """How far the outputs of a converted attention are from the original's, on the first batches."""
 
     def __init__(self, texts: Texts, original: Attention) -> None:
         self.texts, self.original = texts, original

@@ -280,8 +280,6 @@ def fill(mla: MLA, attention: MHA, statistics: Statistics, split: Split, centre:
     """Set the weights of an MLA so that it computes what the attention did, as far as its cache holds it.
 
     Args:
-        mla: of the sizes in `split`.
-        split: the chosen components.
         centre: whether means go into the output's bias.
     """
     mixing, rank = split.mixing, split.rank

@@ -23,7 +23,6 @@ def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """The configuration of a run with a pretrained decoder: the model's sizes and attention replace the task's.
 
     Args:
-        cfg: with `task.weights`; it is changed.
         overrides: the keys and groups of the command line.
 
     Raises:
@@ -75,8 +74,7 @@ def check_inputs(cfg: DictConfig, target: Conversion | None, positions: int) -> 
     """Refuse missing files of weights and impossible settings of a calibration before any text is read.
 
     Args:
-        cfg: of the run, with `task.weights`.
-        target: the conversion; None: the model keeps its attention.
+        target: None: the model keeps its attention.
         positions: the longest text that the model takes.
 
     Raises:
@@ -106,7 +104,6 @@ def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData
     """Fill a decoder with the pretrained weights that the run begins with.
 
     Args:
-        decoder: of the model's sizes.
         data: the corpus, on which the sample model is trained; None where a run's model is used without it.
 
     Raises:

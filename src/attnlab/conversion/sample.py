@@ -1,4 +1,4 @@
-"""The sample of a pretrained decoder: a small Llama with grouped queries over bytes, trained on the task's own text."""
+"""The sample of a pretrained decoder: a small Llama with grouped queries over bytes, trained on the task's text."""
 
 from __future__ import annotations
 
@@ -38,9 +38,6 @@ def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, fac
     """The folder of the sample model in Hugging Face's layout; it is trained unless it is stored.
 
     Args:
-        corpus: of which the training split is read.
-        root: the directory of the corpus.
-        cache_dir: where the folder is stored.
         facts: number of further updates on texts in which facts are repeated: a model that recalls.
 
     Raises:
@@ -102,9 +99,7 @@ def train_facts(model: Any, text: Tensor, seed: int, steps: int) -> None:
     The pieces are short at first, so that copying is learned, and grow until facts are as far away as a window allows.
 
     Args:
-        model: a decoder over bytes; it is changed.
         text: ids of bytes, (N,).
-        seed: of the texts and facts.
         steps: number of updates.
     """
     generator, draw = torch.Generator().manual_seed(seed), np.random.default_rng(seed)

@@ -27,21 +27,21 @@ def test_planted_ranks_and_terms_are_found(mixing: float, noise: float, error: f
     corrected = cp_epc(tensor, cp_als(tensor, TOTAL, sweeps=1500, tolerance=1e-6), sweeps=50)
     start = terms_from_cp(tensor, corrected.factors)
     assert start.ranks == RANKS
-    found = btd(tensor, start)
-    assert found.ranks == RANKS
-    assert found.error == pytest.approx(error, rel=0.06)
-    assert found.error == pytest.approx(float(tensor.error(*found.columns())), rel=1e-9)
-    assert all(late <= early * (1 + 1e-9) for early, late in zip(found.history, found.history[1:], strict=False))
-    torch.testing.assert_close(found.fusion.diagonal(), torch.ones(6, dtype=torch.float64))  # its own head the most
+    result = btd(tensor, start)
+    assert result.ranks == RANKS
+    assert result.error == pytest.approx(error, rel=0.06)
+    assert result.error == pytest.approx(float(tensor.error(*result.columns())), rel=1e-9)
+    assert all(late <= early * (1 + 1e-9) for early, late in zip(result.history, result.history[1:], strict=False))
+    torch.testing.assert_close(result.fusion.diagonal(), torch.ones(6, dtype=torch.float64))  # its own head the most
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_error_never_rises_and_ends_below_that_of_the_start(seed: int) -> None:
     tensor = planted(0.3, 0.1, seed)
     for start in (global_svd(tensor, TOTAL), truncated_svd(tensor, 6)):
-        found = btd(tensor, start, sweeps=8, tolerance=0)
-        assert all(late <= early * (1 + 1e-9) for early, late in zip(found.history, found.history[1:], strict=False))
-        assert found.error < start.error and found.ranks == start.ranks
+        result = btd(tensor, start, sweeps=8, tolerance=0)
+        assert all(late <= early * (1 + 1e-9) for early, late in zip(result.history, result.history[1:], strict=False))
+        assert result.error < start.error and result.ranks == start.ranks
 
 
 @pytest.mark.parametrize("rank", [1, 3, 4])
@@ -51,9 +51,9 @@ def test_one_head_is_a_truncated_svd(rank: int) -> None:
     best = truncated_svd(tensor, rank)
     noisy = BlockTerms([t + 0.1 for t in best.left], [t - 0.1 for t in best.right], best.fusion, [])
     for start in ([rank], noisy):
-        found = btd(tensor, start, sweeps=100, tolerance=0)
-        assert found.ranks == [rank] and found.fusion.tolist() == [[1.0]]
-        assert found.error == pytest.approx(best.error, rel=1e-6, abs=1e-12)
+        result = btd(tensor, start, sweeps=100, tolerance=0)
+        assert result.ranks == [rank] and result.fusion.tolist() == [[1.0]]
+        assert result.error == pytest.approx(best.error, rel=1e-6, abs=1e-12)
 
 
 def test_algorithm_1_keeps_what_the_owners_hold() -> None:

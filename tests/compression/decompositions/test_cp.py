@@ -28,8 +28,8 @@ def test_sweeps_are_those_of_tensorly(sweeps: int) -> None:
             tol=0,
         )
         want = torch.from_numpy(tensorly.cp_to_tensor(reference))
-    ours = torch.einsum("ir,jr,hr->ijh", *result.factors)
-    torch.testing.assert_close(ours, want, rtol=1e-8, atol=1e-10)
+    result_factor = torch.einsum("ir,jr,hr->ijh", *result.factors)
+    torch.testing.assert_close(result_factor, want, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -75,8 +75,8 @@ def test_a_batch_gets_what_each_tensor_gets() -> None:
     for i in range(3):
         alone = cp_als(tensor[i], 5, sweeps=40)
         torch.testing.assert_close(together[i].error, alone.error)
-        for ours, reference in zip(together[i].factors, alone.factors, strict=True):
-            torch.testing.assert_close(ours, reference, rtol=1e-6, atol=1e-6)
+        for result_factor, reference in zip(together[i].factors, alone.factors, strict=True):
+            torch.testing.assert_close(result_factor, reference, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(corrected[i].error, cp_epc(tensor[i], alone, sweeps=10).error)
 
 

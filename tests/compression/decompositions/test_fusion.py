@@ -38,13 +38,13 @@ def test_own_weights_have_the_gradient_of_rows_of_unit_norm() -> None:
     free = torch.rand(3, 8, dtype=torch.float64, requires_grad=True)
     fusion = constrained_fusion(free)
     weights = torch.randn_like(fusion)
-    (ours,) = torch.autograd.grad((fusion * weights).sum(), free)
+    (gradient,) = torch.autograd.grad((fusion * weights).sum(), free)
     positive = fusion.detach() > 0
     clipped = free.detach().where(positive, 0).requires_grad_()
     (expected,) = torch.autograd.grad((clipped / clipped.norm(dim=-1, keepdim=True) * weights).sum(), clipped)
-    torch.testing.assert_close(ours[positive], expected[positive])
+    torch.testing.assert_close(gradient[positive], expected[positive])
     norm = clipped.detach().norm(dim=-1, keepdim=True)
-    torch.testing.assert_close(ours[~positive], (weights / norm)[~positive])  # straight-through
+    torch.testing.assert_close(gradient[~positive], (weights / norm)[~positive])  # straight-through
 
 
 def test_it_compiles_as_one_graph() -> None:

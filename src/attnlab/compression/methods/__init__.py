@@ -1,1 +1,1 @@
-"""Ways to compress a model: one file each, found by its file in conf/compress."""
+"""Ways to compress a model: one file each, discovered by its file in conf/compress."""

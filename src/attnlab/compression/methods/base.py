@@ -26,7 +26,7 @@ class Change:
     """What a unit puts in place.
 
     Args:
-        modules: whole modules by path: in place of a module of the model, or as a new one.
+        modules: by path: in place of a module of the model, or as a new one.
         projections: in place of single projections: a module that computes y = W x + b, or a new dense W (out, in).
         report: plain values worth knowing: ranks, relative errors, histories.
     """
@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Unit:
-    """One step of a compression, computed and stored as a whole.
+    """One step of a compression, computed and stored as one.
 
     Args:
         path: what progress and the report call it: the path of a module, or a name for several layers together.
@@ -90,10 +90,10 @@ class Method(ABC):
 
     Attributes:
         keep: the share of the matrices it compresses that remains; ranks are then chosen for each layer
-            (:mod:`attnlab.compression.keep`). None: the method's own ranks.
+            (:mod:`attnlab.compression.keep`). None: the ranks of the method's arguments.
         keep_of: what `keep` counts. "parameters", of all layers together; "multiply_adds", of each layer alone (IrrAtt,
             section 3.4), for methods that have :meth:`rated`.
-        calibration: where the inputs of projections come from that the method needs: "validation" (the task's own
+        calibration: where the inputs of projections come from that the method needs: "validation" (the task's
             split) or a text file; None: it needs none.
         grams: what was collected of them, :class:`attnlab.compression.calibration.Grams`; None: nothing was.
         chosen: the ranks that were chosen, by the path of the ladder; None: none were.
@@ -139,7 +139,7 @@ def counts_what(keep: float | None, keep_of: KeepOf) -> None:
     """Refuse a `keep_of` that would have no effect.
 
     Args:
-        keep: the share that remains; None: the method has ranks of its own.
+        keep: the share that remains; None: the method's arguments give the ranks.
 
     Raises:
         ConfigError: "multiply_adds" without a share.

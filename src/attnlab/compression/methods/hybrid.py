@@ -1,4 +1,4 @@
-"""Several methods one after another, each on its own matrices: the hybrids of TensorLLM, table III."""
+"""Several methods one after another, each on other matrices: the hybrids of TensorLLM, table III."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IrrAtt: block terms of different ranks, found from a CP decomposition's fusion (IrrAtt, sections 3.1 and 3.2)."""
+"""IrrAtt: block terms of different ranks, from a CP decomposition's fusion (IrrAtt, sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 

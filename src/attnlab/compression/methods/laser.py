@@ -10,14 +10,12 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from torch import Tensor, nn
 
 from attnlab.compression.decompositions import low_rank, randomised_low_rank
-from attnlab.compression.keep import grid
 from attnlab.compression.methods.base import (
     Change,
     Ladder,
     Method,
     Place,
     Share,
-    Step,
     Unit,
     Watch,
     chosen_layers,
@@ -27,7 +25,7 @@ from attnlab.compression.methods.base import (
     saves,
     settings_of,
 )
-from attnlab.compression.methods.mlp_svd import STEPS, lost_squares
+from attnlab.compression.methods.mlp_svd import matrix_ladder
 from attnlab.compression.modules.base import Replacement
 from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
@@ -115,10 +113,9 @@ class LASER(Method):
         for layer in chosen_layers(layers, self.layers):
             for name in named(layer, self.matrices):
                 matrix = layer.projections[name]
-                lost, (out_dim, dim) = lost_squares(matrix.read(model)), matrix.shape
+                out_dim, dim = matrix.shape
                 most = (out_dim * dim - 1) // (out_dim + dim)  # more takes as many parameters as the dense matrix
-                steps = [Step(rank * (out_dim + dim), float(lost[rank]), rank) for rank in grid(most, STEPS)]
-                choices.append(Ladder(place_of(layer, name), out_dim * dim, steps))
+                choices.append(matrix_ladder(model, place_of(layer, name), [matrix], most))
         return choices
 
     def _rank(self, layer: Layer, name: str) -> int:

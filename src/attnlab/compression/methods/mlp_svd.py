@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ from attnlab.compression.methods.base import (
 )
 from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
-from attnlab.pretrained.base import Layer
+from attnlab.pretrained.base import Layer, Projection
 
 STEPS = 32  # ranks that a budget chooses from
 
@@ -64,7 +65,13 @@ class MLPSVD(Method):
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
         mlp_units(model, layers, 1)  # what cannot be compressed is refused there
-        return [_ladder(model, layer, layer.mlp) for layer in layers if layer.mlp is not None]
+        ladders = []
+        for layer in layers:
+            if layer.mlp is not None:
+                matrices = [layer.projections[name] for name in layer.matrices]
+                most = min(min(matrix.shape) for matrix in matrices)
+                ladders.append(matrix_ladder(model, layer.mlp, matrices, most))
+        return ladders
 
     def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
         mlp_units(model, layers, 1)  # what cannot be compressed is refused there
@@ -85,14 +92,12 @@ class MLPSVD(Method):
         return int(report["ranks"]) if self.keep is None else None
 
 
-def _ladder(model: nn.Module, layer: Layer, path: str) -> Ladder:
-    matrices = [layer.projections[name] for name in layer.matrices]
+def matrix_ladder(model: nn.Module, path: str, matrices: Sequence[Projection], most: int) -> Ladder:
+    """Ranks 1 to `most` of several matrices at once, each as two factors."""
     lost = [lost_squares(matrix.read(model)) for matrix in matrices]
-    steps = [
-        Step(sum(rank * sum(matrix.shape) for matrix in matrices), sum(float(errors[rank]) for errors in lost), rank)
-        for rank in grid(min(min(matrix.shape) for matrix in matrices), STEPS)
-    ]
-    return Ladder(path, sum(out * width for out, width in (matrix.shape for matrix in matrices)), steps)
+    count = sum(sum(matrix.shape) for matrix in matrices)
+    steps = [Step(rank * count, sum(float(errors[rank]) for errors in lost), rank) for rank in grid(most, STEPS)]
+    return Ladder(path, sum(math.prod(matrix.shape) for matrix in matrices), steps)
 
 
 def lost_squares(weight: Tensor) -> Tensor:

@@ -48,11 +48,11 @@ class TensorLLM(Method):
     """Partial Tucker (HOOI) of the tensor of all heads' q, k, v and o: shared U1, U2 and U3, heads left free.
 
     With grouped queries the matrices have different numbers of heads. Without a stack rank U1 and U2 are shared by all
-    head slices, and each slice has a core of its own; `coupled` gives q with o, and k with v, a U3 each.
+    head slices, and each slice has a core; `coupled` gives q with o, and k with v, a U3 each.
 
     Args:
         rank: r of the tied ranks (d r / dv, r, stack_rank), which keep the same share of both modes; the paper's
-            (h r, r, s) where d = h dv. None: half the head's width, unless `ranks` or `keep` is given.
+            (h r, r, s) where d = h dv. None: half the head's width, unless `ranks` or `keep` is set.
         stack_rank: R3 beside `rank`; None: no factor on that mode, which loses nothing there.
         ranks: [R1, R2, R3], or [R1, R2] without R3; in place of `rank` and `stack_rank`.
         layers: numbers of layers, negative from the end; None: all.
@@ -63,9 +63,9 @@ class TensorLLM(Method):
         absorb: multiply core and U1 into one matrix where that has fewer parameters; it computes the same.
         sweeps: of HOOI, at most.
         tolerance: change of the relative error at which it stops.
-        starts: of HOOI; the first from singular vectors, the others random, the best is kept.
+        starts: of HOOI; the first from singular vectors, the others random; the best counts.
         seed: of what is random.
-        calibration: "validation" (the task's own validation split) or a text file: data whose activations give the
+        calibration: "validation" (the task's validation split) or a text file: data whose activations give the
             errors of outputs, which the report then has; None: no such errors.
         weighted: keep the outputs over the calibration data instead of the weights; takes the validation split where
             `calibration` is None.
@@ -305,11 +305,7 @@ class TensorLLM(Method):
 
 @torch.no_grad()
 def fill(owner: HeadFactors, decomposition: Tucker) -> None:
-    """Write a decomposition into the module of its factors, in float64.
-
-    Args:
-        owner: the module of the factors; it is changed.
-    """
+    """Write a decomposition into the module of its factors, in float64."""
     state: dict[str, Tensor] = {"u2": decomposition.u2}
     columns = []
     for i, (u3, core) in enumerate(zip(decomposition.u3, decomposition.cores, strict=True)):

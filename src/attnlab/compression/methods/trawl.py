@@ -73,7 +73,7 @@ class TRAWL(Method):
     """Each matrix of a stack becomes a matrix of rank R at most, with row and column spaces shared by the stack.
 
     The matrices of a layer are q, k, v and o as they are stored, (out, in), without cutting heads; or those of the MLP,
-    with the one that leads back to the model's width transposed. A matrix is stored as two factors of its own where
+    with the one that leads back to the model's width transposed. A matrix is stored as two factors where
     these take fewer multiply-adds than the dense product, and otherwise as the dense product; the report names the
     dense ones.
 

@@ -38,7 +38,7 @@ class Replacement(nn.Module):
     def dense(self) -> tuple[Dense, float]:
         """The dense matrices that compute the same, float64, and the relative error where they cannot.
 
-        By name of the projection for a module in place of a whole attention; under "" for one in place of one matrix.
+        By name of the projection for a module in place of an attention module; under "" for one in place of one matrix.
         """
 
     @property

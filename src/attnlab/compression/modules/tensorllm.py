@@ -86,7 +86,7 @@ class HeadFactors(Replacement):
         }
 
     def multiply_adds(self, tokens: int) -> int:
-        """None of its own: :class:`HeadProjection` counts what is computed for its matrix."""
+        """None: :class:`HeadProjection` counts what is computed for its matrix."""
         return 0
 
     def dense(self) -> tuple[Dense, float]:
