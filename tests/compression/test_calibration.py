@@ -69,17 +69,8 @@ def test_padding_does_not_count() -> None:
         Grams().of(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("llama", {"ranks": [8, 4]}),
-        pytest.param("timm", {"ranks": [8, 4, 1], "coupled": True}, marks=pytest.mark.slow),
-        pytest.param("timm", {"ranks": [8, 4], "absorb": True}, marks=pytest.mark.slow),
-    ],
-)
-def test_outputs_over_the_calibration_data_are_kept_better(
-    name: str, options: dict[str, object], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["llama", pytest.param("timm", marks=pytest.mark.slow)])
+def test_outputs_over_the_calibration_data_are_better(name: str, tmp_path: Path) -> None:
     """The reported errors are those of the projections' outputs, and lower than without weights."""
     make, data = CASES[name]
     x, plain = data(), make().double()
@@ -87,7 +78,7 @@ def test_outputs_over_the_calibration_data_are_kept_better(
     for weighted in (False, True):
         model = make().double()
         method = calibrated(
-            TensorLLM(**options, layers=[0], calibration="validation", weighted=weighted, damping=1e-3),  # type: ignore[arg-type]
+            TensorLLM(ranks=[8, 4], layers=[0], calibration="validation", weighted=weighted, damping=1e-3),
             model,
             lambda grams, model=model: model(x),  # type: ignore[misc]
         )
@@ -95,11 +86,11 @@ def test_outputs_over_the_calibration_data_are_kept_better(
         result.append(report)
         rebuilt = densify(model, make().double())
         layer = family_of(plain).layers(plain)[0]
-        for each in ATTENTION:
-            place = layer.projections[each]
+        for matrix in ATTENTION:
+            place = layer.projections[matrix]
             flat = inputs_of(plain, x, place.path).flatten(0, 1)
-            was, now = (flat @ place.read(one).T for one in (plain, rebuilt))
-            assert report["output_errors"][each] == pytest.approx(float((was - now).norm() / was.norm()), rel=1e-6)
+            was, now = (flat @ place.read(source).T for source in (plain, rebuilt))
+            assert report["output_errors"][matrix] == pytest.approx(float((was - now).norm() / was.norm()), rel=1e-6)
     assert result[1]["output_error"] < 0.98 * result[0]["output_error"]
     assert result[1]["error"] > result[0]["error"]
     assert "stored" not in result[1]  # another result than without weights

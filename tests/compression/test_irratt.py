@@ -51,7 +51,7 @@ def test_a_random_start_discovers_planted_ranks() -> None:
         torch.testing.assert_close(model(x), expected, rtol=1e-7, atol=1e-7)
 
 
-def test_random_starts_are_those_of_the_seed_and_the_best_is_kept() -> None:
+def test_random_starts_are_those_of_the_seed_and_the_best_counts() -> None:
     def first(**settings: Any) -> dict[str, Any]:
         return compress(vit(depth=1), IrrAtt(9, 4, start="random", objective="none", sweeps=8, **settings))[0]
 

@@ -70,10 +70,10 @@ def test_planted_terms_are_found(mixing: float, noise: float, error: float) -> N
 
 def test_a_batch_gets_what_each_tensor_gets() -> None:
     tensor = products(3)
-    together = cp_als(tensor, 5, sweeps=40)
+    together = cp_als(tensor, 5, sweeps=15)
     corrected = cp_epc(tensor, together, sweeps=10)
     for i in range(3):
-        alone = cp_als(tensor[i], 5, sweeps=40)
+        alone = cp_als(tensor[i], 5, sweeps=15)
         torch.testing.assert_close(together[i].error, alone.error)
         for result_factor, reference in zip(together[i].factors, alone.factors, strict=True):
             torch.testing.assert_close(result_factor, reference, rtol=1e-6, atol=1e-6)
@@ -84,7 +84,7 @@ def test_a_batch_gets_what_each_tensor_gets() -> None:
 @pytest.mark.parametrize("slack", [1.0, 1.5])
 def test_the_correction_never_costs_more(objective: str, slack: float) -> None:
     tensor = planted(0.15, 0.1, 1)
-    plain = cp_als(tensor, TOTAL, sweeps=300)
+    plain = cp_als(tensor, TOTAL, sweeps=60)
     result = cp_epc(tensor, plain, objective=objective, slack=slack, sweeps=20)  # type: ignore[arg-type]
     before = cost(rescale(plain.factors, tensor.sizes, objective), tensor.sizes, objective)  # type: ignore[arg-type]
     assert falls(result.costs)
