@@ -1,4 +1,4 @@
-"""README.md and Makefile: commands are run or, if they need a corpus or a trained run, composed and checked."""
+"""README.md, docs/ and Makefile: commands are run or, if they need a corpus or a trained run, composed and checked."""
 
 import importlib
 import os
@@ -22,18 +22,19 @@ from attnlab.report import command as report
 from attnlab.run.loading import load
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 COMMANDS = [
     line.strip() for language, text in BLOCKS for line in text.replace("\\\n", " ").splitlines() if language == "bash"
 ]
-INLINE = [line for line in re.findall(r"`(python -m src\.run [^`]+)`", README) if "=sharp" not in line]
+INLINE = [line for line in re.findall(r"`(python -m src\.run [^`]+)`", TEXT) if "=sharp" not in line]
 DEMO = re.findall(r"python -m src\.run .*", (ROOT / "Makefile").read_text(encoding="utf-8"))
 TINY = "task.model.d_model=16 task.attention_heads=2 task.train.max_steps=2 task.train.validate_every=2"
 
 
 def python(part: str) -> str:
-    """The README's only Python block that has this text."""
+    """The only Python block of the pages that has this text."""
     (block,) = [text for language, text in BLOCKS if language == "python" and part in text]
     return block
 
@@ -112,7 +113,7 @@ def test_commands_without_data_run(command: str, tmp_path: Path) -> None:
     ],
 )
 def test_commands_on_sample_corpora_run(part: str, more: str, tmp_path: Path) -> None:
-    """As the README has them, but for fewer updates or smaller shapes."""
+    """As the pages have them, but for fewer updates or smaller shapes."""
     (command,) = [line for line in COMMANDS if part in line and "data_root" not in line and "=outputs" not in line][:1]
     done = started(f"{command} {more} cache_dir={tmp_path}/cache hydra.run.dir={tmp_path}/run hardware=cpu", tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -190,7 +191,7 @@ def test_compressing_a_language_model(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_links_lead_somewhere() -> None:
-    """Links and pictures of README, CONTRIBUTING and the notes under experiments/, each from its own folder."""
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "experiments").rglob("*.md")):
+    """Links and pictures of every page, each from its folder."""
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "experiments").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)|<img src=\"([^\"]+)\"", page.read_text(encoding="utf-8")):
             assert (page.parent / "".join(target)).exists(), f"{page.relative_to(ROOT)}: {target}"

@@ -17,7 +17,7 @@ def draw(*shape: int) -> Tensor:
 
 
 class InheritsTheForm(MHA):
-    """As README shows a new mechanism: a change to MHA, without a naive form."""
+    """As docs/how-to/own-attention.md shows a new mechanism: a change to MHA, without a naive form."""
 
 
 def test_an_inherited_naive_form_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Own data from its folder to a prediction, by the commands of the README: trained, scored, recorded, used.
+"""Own data from its folder to a prediction, by the commands of docs/how-to/data.md: trained, scored, recorded, used.
 
 The folders are small parts of real corpora.
 """

@@ -1,4 +1,4 @@
-"""Numbers in README.md and in the pages under experiments/ are those of the committed records.
+"""Numbers in README.md and in the pages under docs/ and experiments/ are those of the committed records.
 
 A mark is a comment behind the numbers that it holds, invisible on the page:
 
@@ -27,7 +27,10 @@ import pytest
 from attnlab.config.build import CONF
 
 ROOT = CONF.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(page for name in ("docs", "experiments") for page in sorted((ROOT / name).rglob("*.md"))),
+]
 MARK = re.compile(r"<!-- = (.*?) -->", re.DOTALL)
 NUMBER = re.compile(r"(?<!\w)-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {

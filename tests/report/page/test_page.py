@@ -195,7 +195,9 @@ def test_differing_words_and_thinned_curves() -> None:
 def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").mkdir()
-    written = re.findall(r"`attnlab report (outputs [^`]+)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    written = re.findall(
+        r"`attnlab report (outputs [^`]+)`", (ROOT / "docs" / "how-to" / "compare.md").read_text(encoding="utf-8")
+    )
     assert written and command.main(shlex.split(written[0])) == command.main([]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == (2 * "report.html\n", 2 * "no runs in outputs: the page says so\n")
