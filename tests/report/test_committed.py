@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.config.renames import RENAMES
+from attnlab.config.renames import OVERLAYS
 from attnlab.report import command, figure, speed
 from attnlab.report.command import main
 from attnlab.report.match import differences
@@ -124,7 +124,7 @@ def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[Saved
         word.partition("=")[2] for saved in records for word in shlex.split(saved.record["command"]) if EXPERIMENT(word)
     }
     there = {p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in CONF.glob("experiment/**/*.yaml")}
-    assert names - there == set(RENAMES.overlays)
+    assert names - there == set(OVERLAYS)
 
 
 @pytest.mark.slow
@@ -132,9 +132,9 @@ def test_what_a_renamed_overlay_became_gives_the_recipe_of_its_training(records:
     for saved in [saved for saved in records if saved.record["mode"] == "train"]:
         words = shlex.split(saved.record["command"])[3:]
         for old in [word.partition("=")[2] for word in words if EXPERIMENT(word)]:
-            if old in RENAMES.overlays:
+            if old in OVERLAYS:
                 others = [word for word in words if not EXPERIMENT(word)]
-                assert differences(saved, [*RENAMES.overlays[old].split(), *others]) == [], saved.name
+                assert differences(saved, [*OVERLAYS[old].split(), *others]) == [], saved.name
 
 
 def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[SavedRecord]) -> None:

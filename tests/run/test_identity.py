@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.config import schema
 from attnlab.config.check import compose
-from attnlab.config.renames import RENAMES, Renames
+from attnlab.config.renames import ABSENT
 from attnlab.errors import ConfigError, DataError
 from attnlab.run import fingerprint, identity
 from attnlab.run.identity import LEFT_OUT, canonical, recipe, run
@@ -162,12 +162,12 @@ def test_a_record_has_the_identity_of_its_configuration(mtla: DictConfig, tmp_pa
 
 def test_an_old_run_gets_what_was_added_and_the_tables_stay() -> None:
     """Also where a node was added: its class is named as today, in the copy of the run."""
-    tables = copy.deepcopy(RENAMES.absent)
+    tables = copy.deepcopy(ABSENT)
     old: dict[str, Any] = {"task": {"score": {"_target_": "attnlab.tasks.language_modelling.score.LanguageScore"}}}
     needles = [identity.current(copy.deepcopy(old))["task"]["score"]["needle"] for _ in range(2)]
     assert needles[0] == needles[1] and needles[0]["lengths"] is None
     assert needles[0]["_target_"] == "attnlab.tasks.language_modelling.needle.Needle"
-    assert tables == RENAMES.absent and identity.renamed(identity.current(copy.deepcopy(old))) == identity.renamed(old)
+    assert tables == ABSENT and identity.renamed(identity.current(copy.deepcopy(old))) == identity.renamed(old)
 
 
 def test_no_torch() -> None:
@@ -222,23 +222,16 @@ def test_two_classes_of_one_name_never_collide_silently(package: Path, mtla: Dic
         assert identity.stable_name(foreign) == foreign
 
 
-def test_what_is_renamed_removed_or_added_keeps_identities(mtla: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Renames(
-        classes={"Merged": "MTLA"},
-        keys={"task.clip": "task.train.clip", "MTLA.pitch": "MTLA.stride", "task.flow": "task.task"},
-        removed={"task.steps_per_update": "it follows from task.batch"},
-        absent={"MTLA.bias": False, "task.train.added": None},
-    )
+def test_what_is_added_keeps_identities(mtla: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     new: dict[str, Any] = {
-        "task": {"train": {"clip": 1.0, "added": None}, "task": {"_target_": "attnlab.decoding.BeamSearch"}},
+        "task": {"train": {"clip": 1.0, "added": None}, "decode": {"_target_": "attnlab.decoding.BeamSearch"}},
         "attention": {"_target_": "MTLA", "stride": 2, "bias": False},
     }
-    flow = {"_target_": "attnlab.decoding.beam.BeamSearch"}
     old: dict[str, Any] = {
-        "task": {"clip": 1, "train": {}, "flow": flow, "steps_per_update": 8},
-        "attention": {"_target_": "attnlab.attention.Merged", "pitch": 2},
+        "task": {"train": {"clip": 1}, "decode": {"_target_": "attnlab.decoding.beam.BeamSearch"}},
+        "attention": {"_target_": "attnlab.attention.MTLA", "stride": 2},
     }
-    monkeypatch.setattr(identity, "RENAMES", table)
+    monkeypatch.setattr(identity, "ABSENT", {"MTLA.bias": False, "task.train.added": None})
     assert canonical(old) == canonical(new) == canonical(canonical(new))
     assert canonical(changed(mtla, attention__bias=True)) != canonical(mtla)
     assert canonical(changed(mtla, task__model__bias=False)) != canonical(mtla)  # a parameter of another class
@@ -255,15 +248,6 @@ def test_a_default_that_is_written_out_is_the_same_recipe(mtla: DictConfig, mech
         assert recipe(changed(mtla, attention=node | {key: "x"})) != before
 
 
-def test_an_old_key_is_refused_with_its_new_name() -> None:
-    with pytest.raises(ConfigError, match=r"^bench\.prompt was renamed: write bench\.prefix$"):
-        compose("bench.prompt=3")
-    with pytest.raises(ConfigError, match=r"^attention\.reads_prompt was renamed: write attention\.reads_prefix$"):
-        compose("attention=multilinear", "attention.reads_prompt=true")
-    with pytest.raises(ConfigError, match=r"^bench\.published was removed: "):
-        compose("bench.published=own")
-
-
 # --- checkpoints --------------------------------------------------------------------------------------------------
 
 
@@ -274,8 +258,6 @@ def test_an_old_checkpoint_has_the_identity_of_today(mtla: DictConfig) -> None:
     today, wanted = identity.of_checkpoint(old), identity.architecture(mtla)
     assert today["mechanism"] == wanted["mechanism"] and today["vocabulary"] == "abc"
     assert identity.of_checkpoint(today) == today
-    prompt = {"mechanism": {"_target_": "attnlab.attention.RelativeMultiLinear", "reads_prompt": True}}
-    assert identity.of_checkpoint(prompt) == {"mechanism": {"_target_": "RelativeMultiLinear", "reads_prefix": True}}
     assert identity.architecture(compose("attention=mha"))["mechanism"] != wanted["mechanism"]
 
 

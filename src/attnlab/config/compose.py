@@ -28,7 +28,7 @@ from attnlab.config import build as config
 from attnlab.config.bounds import annotation_of, surely_fits
 from attnlab.config.nearest import matches, nearest
 from attnlab.config.nodes import declared, owner, parameters, require
-from attnlab.config.renames import RENAMES, advice
+from attnlab.config.renames import OVERLAYS
 from attnlab.config.settings import ARGUMENTS
 from attnlab.errors import ConfigError, printable
 
@@ -193,8 +193,8 @@ class Composer:
         for name in value if isinstance(value, list) and key in config.LISTS else [value]:
             if not isinstance(name, str) or name not in self.options(key):
                 hint = nearest(str(name), self.options(key)) or f"; `attnlab list {key}` names all"
-                if key == "experiment" and str(name) in RENAMES.overlays:
-                    hint = f"; it was renamed: write {RENAMES.overlays[str(name)]}"
+                if key == "experiment" and str(name) in OVERLAYS:
+                    hint = f"; it was renamed: write {OVERLAYS[str(name)]}"
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
 
 
@@ -279,8 +279,6 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
     known = parameters(target)
     if rest[0] in known and adding:
         return
-    if message := advice(key, target.rpartition(".")[2]):
-        raise ConfigError(message)
     if rest[0] in known:
         raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
     if target and adding:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import PATTERN
-from attnlab.config.renames import RENAMES
+from attnlab.config.renames import ABSENT
 from attnlab.config.schema import definition, definitions
 from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
@@ -133,12 +133,8 @@ def architecture(cfg: Config) -> dict[str, Any]:
 
 def of_checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The identity stored in a checkpoint, which may be old, with today's names."""
-    nodes = {name: node for name in ARCHITECTURE if isinstance(node := stored.get(name), Mapping)}
-    config: dict[str, Any] = {}
-    for name, node in nodes.items():
-        _set(config, ARCHITECTURE[name], copy.deepcopy(dict(node)))
-    today = renamed(config)
-    return dict(stored) | {name: _without_dropout(_normal(_get(today, ARCHITECTURE[name]))) for name in nodes}
+    nodes = renamed({name: stored[name] for name in ARCHITECTURE if name in stored})
+    return dict(stored) | {name: _without_dropout(_normal(node)) for name, node in nodes.items()}
 
 
 def renamed(plain: dict[str, Any]) -> dict[str, Any]:
@@ -147,14 +143,7 @@ def renamed(plain: dict[str, Any]) -> dict[str, Any]:
     Values equal to what an absent key meant are dropped. The pattern of a hybrid stack becomes its shortest period.
     """
     plain = _changed(plain, lambda value: stable_name(value) if isinstance(value, str) else value)
-    for old, new in RENAMES.keys.items():
-        for node, key in _owners(plain, old):
-            if (value := _pop(node, key)) is not MISSING:
-                _set(node, new.removeprefix(f"{node.get('_target_')}."), value)
-    for removed in RENAMES.removed:
-        for node, key in _owners(plain, removed):
-            _pop(node, key)
-    for absent, meant in RENAMES.absent.items():
+    for absent, meant in ABSENT.items():
         for node, key in _owners(plain, absent):
             if _get(node, key, MISSING) == meant:
                 _pop(node, key)
@@ -167,7 +156,7 @@ def renamed(plain: dict[str, Any]) -> dict[str, Any]:
 def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
-    for absent, meant in RENAMES.absent.items():
+    for absent, meant in ABSENT.items():
         for node, key in _owners(plain, absent):
             parent, last = _parent(node, key)
             if isinstance(parent, dict):
@@ -192,24 +181,22 @@ def stable_name(target: str) -> str:
     Raises:
         ConfigError: another module of this package defines the same name, so that it would not tell them apart.
     """
-    if target in RENAMES.classes or not DOTTED.fullmatch(target):
-        return RENAMES.classes.get(target, target)
+    if not DOTTED.fullmatch(target):
+        return target
     words = target.split(".")[1:]
     defined = definition(target)
     if defined is None:  # of an older tree
         first = next((i for i, word in enumerate(words) if word[:1].isupper()), len(words) - 1)
-        name = ".".join(words[first:])
-    elif defined[0].partition(".")[0] != "attnlab":
+        return ".".join(words[first:])
+    if defined[0].partition(".")[0] != "attnlab":
         return ".".join(defined)
-    else:
-        name = defined[1]
-        modules = definitions(name.partition(".")[0])
-        if len(modules) > 1:
-            raise ConfigError(
-                f"{target}: {' and '.join(modules)} define the same name {name}; rename one, "
-                "or runs of the two could not be told apart"
-            )
-    return RENAMES.classes.get(name, name)
+    modules = definitions(defined[1].partition(".")[0])
+    if len(modules) > 1:
+        raise ConfigError(
+            f"{target}: {' and '.join(modules)} define the same name {defined[1]}; rename one, "
+            "or runs of the two could not be told apart"
+        )
+    return defined[1]
 
 
 def _changed(node: Any, change: Callable[[Any], Any]) -> Any:
@@ -265,10 +252,10 @@ def _get(plain: dict[str, Any], key: str, default: Any = None) -> Any:
     return parent.get(last, default) if isinstance(parent, dict) else default
 
 
-def _pop(plain: dict[str, Any], key: str) -> Any:
-    """Remove a key. The value that it had, or MISSING."""
+def _pop(plain: dict[str, Any], key: str) -> None:
     parent, last = _parent(plain, key)
-    return parent.pop(last, MISSING) if isinstance(parent, dict) else MISSING
+    if isinstance(parent, dict):
+        parent.pop(last, None)
 
 
 def _set(plain: dict[str, Any], key: str, value: Any) -> None:
