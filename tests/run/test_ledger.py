@@ -1,4 +1,4 @@
-"""The index of an outputs folder."""
+"""The runs in an outputs folder."""
 
 import json
 import time
@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from attnlab.run import ledger
-from attnlab.run import record as records
 from attnlab.run.directory import locked
-from attnlab.run.ledger import FILE, Ledger, LedgerEntry
+from attnlab.run.ledger import LedgerEntry
 
 
 def write(directory: Path, **values: Any) -> Path:
@@ -28,64 +27,28 @@ def write(directory: Path, **values: Any) -> Path:
 
 
 def runs(root: Path) -> dict[str, LedgerEntry]:
-    return {run.directory.relative_to(root).as_posix(): run for run in Ledger(root).runs()}
+    return {run.directory.relative_to(root).as_posix(): run for run in ledger.entries(root)}
 
 
 def test_an_entry_has_what_the_record_has(tmp_path: Path) -> None:
     write(tmp_path / "mustc" / "mtla" / "one")
-    for _ in range(2):  # the second time from the index
-        (run,) = Ledger(tmp_path).runs()
-        assert run.directory == tmp_path / "mustc" / "mtla" / "one"
-        assert (run.status, run.mode, run.task, run.mechanism, run.seed) == (
-            "finished",
-            "train",
-            "mustc",
-            "mtla s=2",
-            1,
-        )
-        assert (run.metric, run.quality, run.cache, run.tags) == ("bleu", 20.5, 144, ("a", "b"))
-        assert (run.recipe, run.run, run.content, run.commit, run.experiment) == ("r", "u", "c", "abc", "")
-    assert Ledger(tmp_path / "nowhere").runs() == []
+    (run,) = ledger.entries(tmp_path)
+    assert run.directory == tmp_path / "mustc" / "mtla" / "one"
+    assert (run.status, run.mode, run.task, run.mechanism, run.seed) == ("finished", "train", "mustc", "mtla s=2", 1)
+    assert (run.metric, run.quality, run.cache, run.tags) == ("bleu", 20.5, 144, ("a", "b"))
+    assert (run.recipe, run.content, run.commit, run.experiment) == ("r", "c", "abc", "")
+    assert ledger.entries(tmp_path / "nowhere") == []
 
 
-def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-    read = records.read
-
-    def noted(path: Path) -> dict[str, Any]:
-        names.append(path.name)
-        return read(path)
-
-    monkeypatch.setattr(records, "read", noted)
-    write(tmp_path / "a")
-    write(tmp_path / "b", started="2025")
-    assert list(runs(tmp_path)) == ["b", "a"]  # by time
-    assert sorted(names) == ["a", "b"]
+def test_runs_are_listed_by_time_and_looked_up_as_a_job(tmp_path: Path) -> None:
     write(tmp_path / "a", status="failed", error="disk full")
-    (tmp_path / "b" / "record.json").unlink()
+    write(tmp_path / "b", started="2025", mode="test")
     write(tmp_path / "sweep" / "c")
-    assert {name: run.status for name, run in runs(tmp_path).items()} == {"a": "failed", "sweep/c": "finished"}
-    assert sorted(names) == ["a", "a", "b", "c"]
-    assert [run.directory.name for run in Ledger(tmp_path).alike("", "train", 1, "mustc")] == ["a", "c"]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"no JSON", b"[", b"5", b'["old", {}]', b'[VERSION, {"a": [1, 2, {}]}]', b"[" * 9999]
-)
-def test_an_index_that_is_damaged_or_made_by_other_code(tmp_path: Path, content: bytes) -> None:
-    write(tmp_path / "a")
-    before = runs(tmp_path)
-    (tmp_path / FILE).write_bytes(content.replace(b"VERSION", f'"{ledger.VERSION}"'.encode()))
-    assert runs(tmp_path) == before
-    (tmp_path / FILE).unlink()
-    assert runs(tmp_path) == before
-
-
-def test_an_index_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path / "a")
-    (tmp_path / FILE).mkdir()
-    assert list(runs(tmp_path)) == ["a"]
-    assert str(tmp_path / FILE) in caplog.text
+    assert {name: run.status for name, run in runs(tmp_path).items()} == {
+        "b": "finished", "a": "failed", "sweep/c": "finished"
+    }  # fmt: skip
+    assert list(runs(tmp_path)) == ["b", "a", "sweep/c"]
+    assert [run.directory.name for run in ledger.alike(tmp_path, "", "train", 1, "mustc")] == ["a", "c"]
 
 
 def test_strange_records(tmp_path: Path) -> None:
@@ -98,14 +61,13 @@ def test_strange_records(tmp_path: Path) -> None:
         (tmp_path / name / "record.json").write_text(content)
     (tmp_path / "lost").mkdir()
     (tmp_path / "lost" / "record.json").symlink_to("nowhere")
-    for _ in range(2):
-        entries = runs(tmp_path)
-        status = {"text": "finished", "numbers": "finished", "tags": "finished"}
-        assert {name: run.status for name, run in entries.items()} == status | dict.fromkeys(
-            ("deep", "half", "list"), "broken"
-        )
-        assert (entries["text"].error, entries["text"].tags) == (strange, (strange, "5"))
-        assert (entries["numbers"].seed, entries["numbers"].metric, entries["tags"].tags) == (2**70, "bleu", ())
+    entries = runs(tmp_path)
+    status = {"text": "finished", "numbers": "finished", "tags": "finished"}
+    assert {name: run.status for name, run in entries.items()} == status | dict.fromkeys(
+        ("deep", "half", "list"), "broken"
+    )
+    assert (entries["text"].error, entries["text"].tags) == (strange, (strange, "5"))
+    assert (entries["numbers"].seed, entries["numbers"].metric, entries["tags"].tags) == (2**70, "bleu", ())
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
@@ -126,9 +88,8 @@ def test_a_folder_that_a_run_has_begun(tmp_path: Path) -> None:
         (tmp_path / name / "run.log").touch()  # above a run: not a run without a record
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "config.yaml").touch()  # anybody's
-    index = Ledger(tmp_path)
-    assert [run.directory.name for run in index.runs()] == ["run"]
-    assert index.unrecorded == [tmp_path / "begun"]
+    assert [run.directory.name for run in ledger.entries(tmp_path)] == ["run"]
+    assert ledger.unrecorded(tmp_path) == [tmp_path / "begun"]
 
 
 def test_runs_below_runs_and_links(tmp_path: Path) -> None:
@@ -149,7 +110,6 @@ def test_ten_thousand_records_are_listed_in_two_seconds(tmp_path: Path) -> None:
     """CPU seconds: what else the machine does does not count."""
     for number in range(10_000):
         write(tmp_path / str(number % 50) / str(number), seed=number)
-    assert len(Ledger(tmp_path).runs()) == 10_000
     began = time.process_time()
-    assert len(Ledger(tmp_path).runs()) == 10_000
+    assert len(ledger.entries(tmp_path)) == 10_000
     assert time.process_time() - began < 2

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from attnlab.run.directory import holder_of
-from attnlab.run.ledger import Ledger
+from attnlab.run.ledger import entries
 from tests.conversion.test_runs import SIZES, written
 from tests.conversion.test_runs import TINY as TINY_CONVERTED
 from tests.data.conftest import write_corpus
@@ -112,7 +112,7 @@ def test_a_killed_rank_leaves_no_other_and_a_true_record(victim: int, root: Path
     finally:
         process.kill()
     assert holder_of(directory) is None
-    (entry,) = Ledger(tmp_path).runs()  # a record that says "running" without a process counts as interrupted
+    (entry,) = entries(tmp_path)  # a record that says "running" without a process counts as interrupted
     assert entry.status in (("interrupted",) if victim == 0 else ("failed", "interrupted"))
 
 

@@ -1,6 +1,6 @@
 """`attnlab runs`: the runs in a folder, listed, compared, removed, and what a table still lacks.
 
-Everything comes from the index of the folder (:mod:`attnlab.run.ledger`); nothing here imports torch.
+Everything comes from the records in the folder (:mod:`attnlab.run.ledger`); nothing here imports torch.
 """
 
 import logging
@@ -22,7 +22,7 @@ from attnlab.report.significance import standard_error, sure
 from attnlab.run import ledger as ledgers
 from attnlab.run.console import StderrHandler
 from attnlab.run.directory import refuse_live
-from attnlab.run.ledger import BROKEN, OUTPUTS, UNRECORDED, Ledger, LedgerEntry
+from attnlab.run.ledger import BROKEN, OUTPUTS, UNRECORDED, LedgerEntry
 from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord, collect
 
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"runs {first}: neither a folder nor one of {', '.join(actions)}{nearest(first, list(actions))}"
         )
-    runs = _chosen(_ledger(words.names), words.filters)
+    runs = _chosen(_folder(words.names), words.filters)
     rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
     errors = [f"  ({' '.join(run.error.split())[:120]})" if run.error else "" for run in runs]
     for row, error in zip(rows, ["", *errors], strict=True):
@@ -165,7 +165,7 @@ def missing(words: Request) -> None:
     if not specs:
         raise ConfigError("runs missing takes specifications of tables, such as experiments/mtla/table1.yaml")
     roots = [name for name in words.names if name not in specs]
-    runs = _chosen(_ledger(roots), words.filters) if roots or OUTPUTS.is_dir() else []
+    runs = _chosen(_folder(roots), words.filters) if roots or OUTPUTS.is_dir() else []
     for name, spec in specs.items():
         files = [run.directory / RECORD for run in runs if run.status == "finished" and run.mode in spec.modes]
         records = collect(files) if files else []
@@ -194,19 +194,19 @@ def prune(words: Request) -> None:
         raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{more}")
     if UNRECORDED in what and words.filters:
         raise ConfigError("runs prune unrecorded: a folder without a record has no settings to filter by")
-    ledger = _ledger(rest)
-    runs = [run for run in _chosen(ledger, words.filters, quiet=True) if run.status in what]
+    root = _folder(rest)
+    runs = [run for run in _chosen(root, words.filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
-    gone |= dict.fromkeys(ledger.unrecorded, "without a record") if UNRECORDED in what else {}
+    gone |= dict.fromkeys(ledgers.unrecorded(root), "without a record") if UNRECORDED in what else {}
     count = failed = 0
     for path, why in gone.items():
         try:
             refuse_live(path)
-            if reason := ledgers.refusal(path, ledger.root):
+            if reason := ledgers.refusal(path, root):
                 raise DataError(reason)
             size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
             if words.yes:
-                ledgers.remove(path, ledger.root, what)
+                ledgers.remove(path, root, what)
         except (LockedError, DataError, OSError) as error:
             text = str(error)
             if isinstance(error, OSError):
@@ -224,8 +224,8 @@ def prune(words: Request) -> None:
         raise DataError(f"{counted(failed, 'folder')} could not be removed, see above")
 
 
-def _ledger(names: Sequence[str]) -> Ledger:
-    """The ledger of the folder that was named, or of outputs/."""
+def _folder(names: Sequence[str]) -> Path:
+    """The folder that was named, or outputs/."""
     if len(names) > 1:
         raise ConfigError(f"runs {' '.join(names)}: give one folder")
     root = Path(names[0]) if names else OUTPUTS
@@ -233,12 +233,12 @@ def _ledger(names: Sequence[str]) -> Ledger:
         raise DataError(
             f"{root}: no such folder; runs leave their records in outputs/, below the directory they start in"
         )
-    return Ledger(root)
+    return root
 
 
-def _chosen(ledger: Ledger, filters: Mapping[str, Sequence[str]], quiet: bool = False) -> list[LedgerEntry]:
+def _chosen(root: Path, filters: Mapping[str, Sequence[str]], quiet: bool = False) -> list[LedgerEntry]:
     """The runs that pass all filters. Records that cannot be read are named, and left out unless asked for."""
-    runs = ledger.runs()
+    runs = ledgers.entries(root)
     asked = quiet or BROKEN in filters.get("status", ())
     for run in runs:
         if run.status == BROKEN and not asked:

@@ -22,7 +22,7 @@ from attnlab.run.record import RECORD, STATUSES, recorded
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
-BEGUN = (LOCK, "run.log", ".ledger.*")  # may be left by a run that ended before it wrote its configuration
+BEGUN = (LOCK, "run.log")  # may be left by a run that ended before it wrote its configuration
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
@@ -30,6 +30,7 @@ STEPS = ("fit", "validate", "test")  # of trainer.profiler
 # here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
 WRITTEN = (
     *BEGUN,
+    ".ledger.*",  # of an older version
     CONFIG,
     RECORD,
     "predictions.tsv",

@@ -29,7 +29,7 @@ from attnlab.run import fingerprint, identity, processes
 from attnlab.run import record as records
 from attnlab.run.directory import holder_of, locked
 from attnlab.run.files import write_text, writing
-from attnlab.run.ledger import OUTPUTS, Ledger, LedgerEntry
+from attnlab.run.ledger import OUTPUTS, LedgerEntry, alike
 from attnlab.run.loading import is_free
 from attnlab.run.record import RECORD
 
@@ -158,7 +158,7 @@ def earlier_runs(cfg: DictConfig, sweep: Path) -> list[LedgerEntry]:
     folders = [OUTPUTS] if sweep.resolve().is_relative_to(OUTPUTS.resolve()) else [OUTPUTS, sweep]
     device, threads = machine(cfg.hardware.accelerator) if cfg.mode == "bench" else (None, None)
     key = identity.run(cfg, "", None, device, threads)
-    runs = [run for folder in folders for run in Ledger(folder).alike(key, cfg.mode, cfg.seed, cfg.task.name)]
+    runs = [run for folder in folders for run in alike(folder, key, cfg.mode, cfg.seed, cfg.task.name)]
     return sorted((run for run in runs if _same_corpus(cfg, run)), key=lambda run: run.started)
 
 
