@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config import hardware
+from attnlab.config import build
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.run import device, loading
@@ -22,7 +22,7 @@ OLD, NEW = (7, 5), (9, 0)  # compute capabilities: T4, H100
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """The CUDA devices of this machine, as far as attnlab asks torch about them; empty: a CPU torch."""
     devices: list[tuple[int, int]] = []
-    monkeypatch.setattr(hardware, "has_driver", lambda: True)
+    monkeypatch.setattr(build, "has_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(devices))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -15,7 +15,7 @@ BASELINE: dict[str, Any] = {
     "task": "mustc",
     "attention": "mha",
     "stride": None,
-    "config_hash": "abc",
+    "identity": {"run": "abc"},
     "corpus": "MuST-C at /data: 5 segments",
     "environment": {"device": "cpu: a x 2", "threads": 2},
     "inference": {
@@ -92,9 +92,9 @@ def test_one_corpus_in_two_places_is_one_corpus(this_run: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (None, r"record.json cannot be read \(No such file"),
-        ("{", "record.json is not the record of a run"),
-        ({"status": "finished"}, "record.json is not the record of a run"),
+        (None, "record.json: No such file"),
+        ("{", "record.json: not the record of a run"),
+        ({"status": "finished"}, "record.json: not the record of a run"),
         (BASELINE | {"status": "failed"}, "its status is failed"),
         (BASELINE | {"inference": {"seconds": "not run"}}, "its inference.seconds is not run"),
     ],

@@ -13,8 +13,10 @@ Imports Hydra and OmegaConf only: the command line is checked with it before any
 """
 
 import copy
+import ctypes
 import functools
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from attnlab.config.hardware import settle
 from attnlab.config.nodes import bases_of, check_target
 from attnlab.errors import ConfigError
 
@@ -47,6 +48,9 @@ PATTERN = "attention.pattern"  # of a hybrid stack: the mechanism of each layer
 LISTS = ("logger", "callbacks")  # groups of which several options may be chosen
 KNOBS = ("stride", "rank")
 KNOB_GROUPS = ("attention", "compress", "convert")  # the nodes that may read a knob
+BFLOAT16 = (8, 0)  # the compute capability from which NVIDIA's devices have bfloat16 and TF32 (Ampere)
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"  # of NVIDIA's driver
+AMD = Path("/dev/kfd")  # of AMD's
 PATHS = ("data_root", "cache_dir", "checkpoint", "resume", "baseline")
 
 
@@ -122,6 +126,57 @@ def _make_absolute(cfg: DictConfig) -> None:
                 cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
 
 
+def settle(cfg: DictConfig) -> None:
+    """Decide what a run computes in on this machine: config.yaml, record and identity hold no `auto`.
+
+    Replaces `hardware.precision=auto` by the precision that it stands for, and `hardware.tf32` by its default
+    where the run has no device with TF32.
+
+    The precision is bf16-mixed on CUDA devices with bfloat16, and where a GPU is asked for and there is none, as on a
+    login node. Elsewhere it is 32-true.
+    """
+    hardware = cfg.hardware
+    if hardware.precision != "auto" and hardware.tf32:
+        return
+    ampere = _ampere(str(hardware.accelerator), hardware.devices)
+    if hardware.precision == "auto":
+        hardware.precision = "bf16-mixed" if ampere else "32-true"
+    if not ampere:
+        hardware.tf32 = True
+
+
+def _ampere(accelerator: str, devices: int | str | ListConfig | list[int]) -> bool:
+    """Whether all devices of a run are CUDA devices with bfloat16 and TF32, or a GPU is asked for and none is here."""
+    if accelerator not in ("auto", "gpu", "cuda"):
+        return False
+    if versions := capabilities(devices):
+        return min(versions) >= BFLOAT16
+    return accelerator == "cuda" or (accelerator == "gpu" and sys.platform != "darwin")
+
+
+def capabilities(devices: int | str | ListConfig | list[int]) -> list[tuple[int, int]]:
+    """The compute capability of each CUDA device of a run on this machine; torch is imported only with a driver."""
+    if not has_driver():
+        return []
+    import torch
+
+    if not torch.cuda.is_available():  # torch for CPUs, or no device
+        return []
+    there = range(torch.cuda.device_count())
+    if isinstance(devices, int):
+        there = there[:devices]
+    return [torch.cuda.get_device_capability(i) for i in there if isinstance(devices, int | str) or i in devices]
+
+
+def has_driver() -> bool:
+    """Whether the driver of a CUDA device is installed; without it torch finds none."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return AMD.exists()
+    return True
+
+
 def resolve(cfg: DictConfig) -> None:
     """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference."""
     try:
@@ -148,6 +203,15 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, child in node.items() if isinstance(node, dict) else enumerate(node):
         yield from leaves(child, f"{path}.{key}" if path else str(key))
+
+
+def at(node: Any, key: str, default: Any = None) -> Any:
+    """The value at a dotted key of nested mappings; `default` where there is none."""
+    for part in key.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return default
+        node = node[part]
+    return node
 
 
 def knob_paths(cfg: DictConfig, knob: str) -> list[str]:

@@ -230,6 +230,15 @@ def _composed(texts: tuple[str, ...], directories: tuple[Path, ...], name: str, 
     return compose(name, list(settings), return_hydra_config="/" not in name)
 
 
+def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings with its dotted key, below `key`; a list and an empty mapping are values."""
+    if not isinstance(value, dict) or not value:
+        yield key, value
+        return
+    for name, item in value.items():
+        yield from flat(f"{key}.{name}" if key else name, item)
+
+
 def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> list[tuple[str, Any]]:
     """The keys that a setting gives, with their values: `a={b: 1}` gives a.b. ConfigError: there is no such key.
 
@@ -237,13 +246,6 @@ def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> lis
         plain: the configuration in which the keys must be, as plain dict and list.
         groups: the names of the groups, which may have been meant.
     """
-
-    def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-        for name, item in value.items() if isinstance(value, dict) and value else ():
-            yield from flat(f"{key}.{name}", item)
-        if not isinstance(value, dict) or not value:
-            yield key, value
-
     pairs = list(flat(setting.key_or_group, setting.value()))
     for key, _ in pairs:
         _check_key(plain, setting, key, groups)

@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from attnlab.attention import Attention
+from attnlab.config.build import at
 from attnlab.run.record import NOT_RUN
 
 LICENSE = """The licence of these weights has not been stated: `unknown` above is a placeholder. Whoever publishes them
@@ -49,16 +50,16 @@ def card(
         "stride": record.get("stride"),
         "rank": record.get("rank"),
         "compression": record.get("compress"),
-        "parameters": _at(record, "parameters.total"),
-        "of these in attention": _at(record, "parameters.attention"),
+        "parameters": at(record, "parameters.total"),
+        "of these in attention": at(record, "parameters.attention"),
         "positions": longest,
         **cache,
         "corpus": "the embedded sample corpus" if record.get("corpus") == "sample" else record.get("corpus"),
-        "training steps": _at(record, "training.steps"),
+        "training steps": at(record, "training.steps"),
         "seed": record.get("seed"),
-        "precision": _at(record, "config.hardware.precision"),
-        "identity of the run": _at(record, "identity.run"),
-        "commit": _at(record, "environment.git"),
+        "precision": at(record, "config.hardware.precision"),
+        "identity of the run": at(record, "identity.run"),
+        "commit": at(record, "environment.git"),
     }
     needed = ("parameters", "corpus", "training steps")
     rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items() if _known(value) or key in needed]
@@ -92,14 +93,6 @@ def _fenced(command: str) -> str:
     """A block of code, whose fence is longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
     return f"{fence}bash\n{command}\n{fence}"
-
-
-def _at(record: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path; None where a record, which may come from elsewhere, has none."""
-    value: Any = record
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _known(value: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnlab.config.build import at
 from attnlab.errors import DataError
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN
@@ -28,17 +29,11 @@ def frame(records: Iterable[SavedRecord], **columns: str | Callable[[SavedRecord
         columns: for each further column a dotted key of the record, or a function of the record.
     """
     rows = [
-        {"saved": saved} | {name: get(saved) if callable(get) else _value(saved, get) for name, get in columns.items()}
+        {"saved": saved}
+        | {name: get(saved) if callable(get) else at(saved.record, get) for name, get in columns.items()}
         for saved in records
     ]
     return pd.DataFrame(rows, columns=["saved", *columns], dtype=object)
-
-
-def _value(saved: SavedRecord, dotted: str) -> Any:
-    value: Any = saved.record
-    for key in dotted.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def differing(names: Sequence[Any], settings: Sequence[Mapping[str, Any]], always: Collection[str] = ()) -> list[str]:

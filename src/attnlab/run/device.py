@@ -10,7 +10,7 @@ import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.hardware import BFLOAT16, capabilities
+from attnlab.config.build import BFLOAT16, capabilities
 from attnlab.errors import ConfigError
 from attnlab.run.record import BUSY, first_process
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.build import PATTERN
+from attnlab.config.build import PATTERN, at
 from attnlab.config.renames import ABSENT
 from attnlab.config.schema import definition, definitions
 from attnlab.errors import ConfigError
@@ -68,7 +68,7 @@ def run(
         device: what mode=bench measured on. Other modes ignore it.
         threads: the threads of mode=bench. Other modes ignore them.
     """
-    plain = renamed(_plain(cfg))
+    plain = renamed(cfg)
     weights = contents(plain) if weights is None else weights
     mode = plain["mode"]
     about: dict[str, Any] = {"recipe": recipe(plain, weights), "corpus": corpus, "mode": mode, "seed": plain["seed"]}
@@ -94,7 +94,7 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str
     Raises:
         ConfigError: two classes of this package have the name that a `_target_` needs.
     """
-    plain = renamed(_plain(cfg))
+    plain = renamed(cfg)
     weights = contents(plain) if weights is None else weights
     _remove_copied_seeds(plain)
     for key in (*LEFT_OUT, *OF_THE_RUN):
@@ -103,7 +103,7 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str
         if not plain.get(key):
             _pop(plain, key)
     for key, content in weights.items():
-        if _get(plain, key) is not None:
+        if at(plain, key) is not None:
             _set(plain, key, content)
     return _normal(plain)
 
@@ -114,8 +114,8 @@ def contents(cfg: Config) -> dict[str, str]:
     Raises:
         DataError: a file is there and cannot be read.
     """
-    plain = renamed(_plain(cfg))
-    named = {key: value for key in WEIGHTS if isinstance(value := _get(plain, key), str)}
+    plain = renamed(cfg)
+    named = {key: value for key in WEIGHTS if isinstance(value := at(plain, key), str)}
     return {key: fingerprint.weights(value, Path(plain["cache_dir"])) for key, value in named.items()}
 
 
@@ -124,11 +124,11 @@ def architecture(cfg: Config) -> dict[str, Any]:
 
     Weights that were trained with one dropout rate may be trained further with another.
     """
-    plain = renamed(_plain(cfg))
+    plain = renamed(cfg)
     for key in WEIGHTS:
         _pop(plain, key)
     _remove_copied_seeds(plain)
-    return {name: _without_dropout(_normal(_get(plain, key))) for name, key in ARCHITECTURE.items()}
+    return {name: _without_dropout(_normal(at(plain, key))) for name, key in ARCHITECTURE.items()}
 
 
 def of_checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,17 +137,18 @@ def of_checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
     return dict(stored) | {name: _without_dropout(_normal(node)) for name, node in nodes.items()}
 
 
-def renamed(plain: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of plain mappings with the keys and classes of today.
+def renamed(cfg: Config) -> dict[str, Any]:
+    """A copy of a configuration, of plain mappings, with the keys and classes of today.
 
     Values equal to what an absent key meant are dropped. The pattern of a hybrid stack becomes its shortest period.
     """
-    plain = _changed(plain, lambda value: stable_name(value) if isinstance(value, str) else value)
+    written = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
+    plain: dict[str, Any] = _changed(written, lambda value: stable_name(value) if isinstance(value, str) else value)
     for absent, meant in ABSENT.items():
         for node, key in _owners(plain, absent):
-            if _get(node, key, MISSING) == meant:
+            if at(node, key, MISSING) == meant:
                 _pop(node, key)
-    if isinstance(pattern := _get(plain, PATTERN), list):
+    if isinstance(pattern := at(plain, PATTERN), list):
         lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
         _set(plain, PATTERN, pattern[: next(lengths, len(pattern))])
     return plain
@@ -169,7 +170,7 @@ def current(plain: dict[str, Any]) -> dict[str, Any]:
 
 def _remove_copied_seeds(plain: dict[str, Any]) -> None:
     for key in SEEDS:
-        if _get(plain, key) == plain.get("seed"):
+        if at(plain, key) == plain.get("seed"):
             _pop(plain, key)
 
 
@@ -234,22 +235,9 @@ def _without_dropout(node: Any) -> Any:
     return node
 
 
-def _plain(cfg: Config) -> dict[str, Any]:
-    """A copy of plain values."""
-    plain = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
-    return dict(_changed(plain, lambda value: value))
-
-
 def _parent(plain: Any, key: str) -> tuple[Any, str]:
-    *path, last = key.split(".")
-    for part in path:
-        plain = plain.get(part) if isinstance(plain, dict) else None
-    return plain, last
-
-
-def _get(plain: dict[str, Any], key: str, default: Any = None) -> Any:
-    parent, last = _parent(plain, key)
-    return parent.get(last, default) if isinstance(parent, dict) else default
+    path, _, last = key.rpartition(".")
+    return at(plain, path) if path else plain, last
 
 
 def _pop(plain: dict[str, Any], key: str) -> None:

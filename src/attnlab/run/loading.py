@@ -6,7 +6,7 @@ may name only classes of this package and what a YAML file of the configuration 
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed, check_mode
-from attnlab.config.compose import Composer, assigned, check_value, walk
+from attnlab.config.compose import Composer, assigned, check_value, flat, walk
 from attnlab.config.nodes import check_nodes, targets
 from attnlab.config.schema import definition
 from attnlab.errors import ConfigError
@@ -103,15 +103,6 @@ def _job(composer: Composer, key: str, run: Path, overrides: Sequence[Override])
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(f"{run / CONFIG}: not the configuration of a run ({reason})") from error
-
-
-def _settings(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings with its dotted key; a list is a value."""
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _settings(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 class _Loading:
@@ -229,7 +220,7 @@ class _Loading:
         """
         overlay = yaml.safe_load(self.composer.text("experiment", name)) or {}
         defaults = overlay.pop("defaults", [])
-        settings = dict(_settings(overlay))
+        settings = dict(flat("", overlay)) if overlay else {}
         any_task = bool(settings) and all(self._is_free(key) and not walk(self.saved, key)[2] for key in settings)
         for entry in defaults:
             for group, option in entry.items() if isinstance(entry, Mapping) else ():

@@ -10,16 +10,16 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.config.build import at
 from attnlab.run import identity
 from attnlab.run.files import write_bytes
 
@@ -41,38 +41,16 @@ SECTIONS = {
     "config": "",  # resolved: what the run worked with
     "identity": "recipe run corpus weights",  # see run/identity.py
 }
-TEXTS = frozenset(
-    ["signature", "dtype", "protocol", "torch", "python", "device", "git", "packages_hash", "recipe", "run", "corpus"]
-)
-
-
-def _number(value: Any) -> bool:
-    return (isinstance(value, int | float) and type(value) is not bool) or value in (NOT_RUN, "nan", "inf", "-inf")
-
-
-KINDS: dict[str, Callable[[Any], bool]] = {
-    "str": lambda value: isinstance(value, str),
-    "int": lambda value: type(value) is int,
-    "a mapping": lambda value: isinstance(value, Mapping),
-    "a mapping or null": lambda value: isinstance(value, Mapping | NoneType),
-    f"a number or {NOT_RUN!r}": _number,
-}
-CHECKED = (  # nodes of every configuration that has them
-    "task", "task.data", "task.data.reader", "task.train", "task.model", "task.model.encoder", "attention", "compress",
-    "bench", "hardware", "choices",
-)  # fmt: skip
-EXPECTED = {  # a word of KINDS by dotted key
-    **dict.fromkeys(("schema", "seed"), "int"),
-    **dict.fromkeys(("status", "mode", "command", "task", "corpus"), "str"),
-    **dict.fromkeys(("attention", "compress", "scale", "started"), "str"),
-    **dict.fromkeys((*SECTIONS, "identity.weights"), "a mapping"),
-    **{
-        f"{section}.{key}": "str" if key in TEXTS else f"a number or {NOT_RUN!r}"
-        for section, keys in SECTIONS.items()
-        for key in keys.split()
-        if key != "weights"
-    },
-    **{f"config.{node}": "a mapping or null" for node in CHECKED},
+TEXTS = {
+    "signature", "dtype", "protocol", "torch", "python", "device", "git", "packages_hash", "recipe", "run", "corpus",
+}  # fmt: skip
+NUMBERS = (NOT_RUN, "nan", "inf", "-inf")  # texts in place of numbers
+EXPECTED: dict[str, type] = {  # kinds of values by dotted key; float: a number, or NOT_RUN
+    **dict.fromkeys(("schema", "seed"), int),
+    **dict.fromkeys(("status", "mode", "command", "task", "corpus"), str),
+    **dict.fromkeys(("attention", "compress", "scale", "started"), str),
+    **{f"{name}.{key}": str if key in TEXTS else float for name, keys in SECTIONS.items() for key in keys.split()},
+    **dict.fromkeys((*SECTIONS, "identity.weights"), dict),
 }
 
 
@@ -220,7 +198,7 @@ def recorded(directory: Path) -> dict[str, Any]:
 
 def upgraded(record: dict[str, Any]) -> dict[str, Any]:
     """A record in today's words: the speed of an older training on images has its right name."""
-    training, batch = record.get("training"), _node(record, "config.task.train.batch")
+    training, batch = record.get("training"), at(record, "config.task.train.batch")
     images = isinstance(batch, Mapping) and "images" in batch
     if not images or not isinstance(training, Mapping) or "images_per_second" in training:
         return record
@@ -230,9 +208,10 @@ def upgraded(record: dict[str, Any]) -> dict[str, Any]:
 
 def problems(record: Mapping[str, Any]) -> list[str]:
     """What is wrong with a record, one text each. Empty for a good one."""
-    values = {key: _node(record, key) for key in EXPECTED}
     wrong = [
-        f"{key}: expected {kind}, got {values[key]!r}" for key, kind in EXPECTED.items() if not KINDS[kind](values[key])
+        f"{key}: expected {kind.__name__}, got {value!r}"
+        for key, kind in EXPECTED.items()
+        if not _is(kind, value := at(record, key))
     ]
     status, bench = record.get("status"), record.get("bench", {})
     rows = bench.get("rows", []) if isinstance(bench, dict) else None
@@ -245,8 +224,7 @@ def problems(record: Mapping[str, Any]) -> list[str]:
     return wrong + [f"{key}: missing" for key in ("stride", "rank") if key not in record]
 
 
-def _node(config: Any, key: str) -> Any:
-    """What a dotted key of a mapping names; None: there is no such key."""
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
+def _is(kind: type, value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, kind) or (kind is float and (isinstance(value, int) or value in NUMBERS))

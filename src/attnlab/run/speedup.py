@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlab.config.build import leaves
+from attnlab.config.build import at
 from attnlab.errors import DataError
-from attnlab.run.record import NOT_RUN
+from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE
 
 # What two runs must share, with the option that changes it.
 PROTOCOL = {
@@ -39,15 +39,13 @@ def read_baseline(place: str) -> dict[str, Any]:
         DataError: it is missing, not readable, or of a run that measured no decoding.
     """
     path = Path(place).expanduser()
-    path = path / "record.json" if path.is_dir() else path
+    path = path / RECORD if path.is_dir() else path
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         seconds = record["inference"]["seconds"]
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-        raise DataError(f"baseline={place}: {path.name} {reason}; give a run directory") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"baseline={place}: {path.name} is not the record of a run; give a run directory") from error
+    except (OSError, *UNREADABLE) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not the record of a run"
+        raise DataError(f"baseline={place}: {path.name}: {reason}; give a run directory") from error
     if record.get("status") != "finished" or seconds == NOT_RUN:
         raise DataError(
             f"baseline={place}: expected a finished run that scored its test set; its status is "
@@ -84,7 +82,6 @@ def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) 
     """
     require_same_protocol(record, baseline, measured=True)
     about = {name: baseline.get(name) for name in NAMES}
-    identity = baseline.get("identity", {}).get("run") or baseline.get("config_hash")
     ratios = {}
     for name, (key, more) in RATIOS.items():
         if name == "peak_memory" and record.get("mode") != baseline.get("mode"):
@@ -92,10 +89,9 @@ def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) 
         value, other = _pair(record, baseline, key)
         if all(isinstance(number, int | float) and number > 0 for number in (value, other)):
             ratios[name] = round(value / other if more else other / value, 4)
-    return {"baseline": {"path": place, "run": identity, **about}, **ratios}
+    return {"baseline": {"path": place, "run": at(baseline, "identity.run"), **about}, **ratios}
 
 
 def _pair(record: Mapping[str, Any], baseline: Mapping[str, Any], key: str) -> tuple[Any, Any]:
     """The values of a dotted key in both; NOT_RUN where there is none."""
-    value, other = (dict(leaves(side)).get(key, NOT_RUN) for side in (record, baseline))
-    return value, other
+    return at(record, key, NOT_RUN), at(baseline, key, NOT_RUN)

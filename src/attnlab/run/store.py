@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from attnlab.config.build import at
 from attnlab.errors import DataError
 from attnlab.run import identity
 from attnlab.run.record import RECORD, SCHEMA, UNREADABLE, problems, upgraded
@@ -29,9 +30,7 @@ class SavedRecord:
 
     def number(self, dotted: str) -> float | None:
         """The value of a dotted key, for instance quality.bleu; None where nothing was measured, or nothing finite."""
-        value: Any = self.record
-        for key in dotted.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
+        value = at(self.record, dotted)
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None
         return value if abs(value) <= sys.float_info.max else None  # JSON has NaN, and ints larger than every float
