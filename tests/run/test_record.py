@@ -80,6 +80,7 @@ def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
         ({"status": "failed"}, "an error belongs to"),
         ({"error": "x"}, "an error belongs to"),
         *(({"bench": bench}, "bench: expected") for bench in (None, {"rows": [1]}, {"rows": None})),
+        ({"config": {"task": 3}}, "config.task: expected dict"),
     ],
 )
 def test_a_bad_record_is_recognised(skeleton: dict[str, Any], change: dict[str, Any], problem: str) -> None:

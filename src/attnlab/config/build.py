@@ -229,7 +229,6 @@ def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:
 
     Args:
         path: where the node stands, if it was taken out of its configuration.
-        kwargs: more arguments.
     """
     path = path or str(node._get_full_key(None))
     if "_target_" not in node and bases_of(path):

@@ -25,7 +25,7 @@ from attnlab.config.command_line import CommandLine, parse, parse_flags
 from attnlab.config.compose import Composer
 from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
-from attnlab.config.nodes import check_nodes, declared, targets
+from attnlab.config.nodes import check_nodes, declared, mappings, targets
 from attnlab.config.rules import check_relations
 from attnlab.config.schema import File, constant, definition
 from attnlab.config.settings import MODES
@@ -262,11 +262,7 @@ def check_fixed(cfg: DictConfig) -> None:
 
 
 def check_mode(cfg: DictConfig, task: str) -> None:
-    """Check that the mode exists, that the task has it, and that it reads the root keys that are set.
-
-    Args:
-        task: its option, for instance mustc.
-    """
+    """Check that the mode exists, that the option `task` has it, and that it reads the root keys that are set."""
     if cfg.mode not in MODES:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
     every_task = [mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True]
@@ -399,7 +395,7 @@ def check_present(cfg: DictConfig) -> None:
     if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
         return
     if cfg.checkpoint is None:  # a run has what it was made of in its directory
-        _check_files(config.written(cfg), "")
+        _check_files(config.written(cfg))
         encoder = cfg.task.get("encoder_checkpoint")
         if encoder is not None and not Path(encoder).expanduser().is_dir():
             check_weights("task.encoder_checkpoint", str(encoder))
@@ -422,16 +418,14 @@ def _check_corpus(cfg: DictConfig) -> None:
         raise ConfigError(f"data_root={root}: cannot be read ({error.strerror}: {error.filename})") from error
 
 
-def _check_files(node: Any, path: str) -> None:
+def _check_files(root: Any) -> None:
     """Refuse a file that a node names and that does not exist."""
-    if isinstance(node, dict):
+    for path, node in mappings(root):
         for key, value in node.items():
-            here = f"{path}.{key}" if path else str(key)
             names_file = isinstance(value, str) and any(_is_file(kind, value) for kind in declared(node, path, key))
             if names_file and not (file := Path(value).expanduser()).is_file():
                 what = "a directory" if file.is_dir() else "no such file"
-                raise ConfigError(f"{here}={value}: {what}; expected a text file")
-            _check_files(value, here)
+                raise ConfigError(f"{f'{path}.{key}' if path else key}={value}: {what}; expected a text file")
 
 
 def _is_file(annotation: Any, value: str) -> bool:

@@ -36,11 +36,7 @@ QUOTES = """quote text with special signs, within the shell's quotes too: 'bench
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's message, or its type if it has none, without line breaks and control characters.
-
-    Args:
-        error: what was raised.
-    """
+    """An exception's message, or its type if it has none, without line breaks and control characters."""
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 

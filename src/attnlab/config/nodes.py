@@ -98,12 +98,17 @@ def require(key: str, annotation: Any, value: Any) -> None:
         raise ConfigError(f"{key}={'null' if value is None else value}: expected {words(annotation)}{hint}")
 
 
+def mappings(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every mapping in nested mappings and lists with its dotted path, outer ones first; `path`: of `node`."""
+    if isinstance(node, dict):
+        yield path, node
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        yield from mappings(child, f"{path}.{key}" if path else str(key))
+
+
 def targets(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every `_target_` below a node: the path of its node, and the target."""
-    if isinstance(node, dict) and "_target_" in node:
-        yield path, node["_target_"]
-    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        yield from targets(child, f"{path}.{key}" if path else str(key))
+    return ((place, inner["_target_"]) for place, inner in mappings(node, path) if "_target_" in inner)
 
 
 def check_target(target: Any, path: str) -> None:
@@ -132,32 +137,23 @@ def canonical(name: str) -> str:
 
 
 def check_nodes(node: Any, path: str = "") -> None:
-    """Check every node of a configuration, or of a part of it.
-
-    Args:
-        node: nested mappings, lists and values.
-        path: of the node, dotted; empty for the root.
-
-    Raises:
-        ConfigError: names the key and what is expected.
-    """
+    """Check every node of a configuration, or of a part of it. ConfigError names the key and what is expected."""
     for place, target in targets(node, path):
         check_target(target, place)
-    _check_keys(node, path)
+    for place, inner in mappings(node, path):
+        if target := owner(inner, place):
+            _check_keys(inner, place, target)
 
 
-def _check_keys(node: Any, path: str) -> None:
-    if isinstance(node, dict) and (target := owner(node, path)):
-        schema = signature(target)
-        for key, value in node.items():
-            here = f"{path}.{key}" if path else str(key)
-            if key not in ("_target_", "_partial_"):
-                if key not in schema.parameters and not schema.open:
-                    hint = nearest(str(key), schema.parameters)
-                    raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
-                _check_value(declared(node, path, str(key)), here, value)
-    for key, child in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        _check_keys(child, f"{path}.{key}" if path else str(key))
+def _check_keys(node: dict[str, Any], path: str, target: str) -> None:
+    schema = signature(target)
+    for key, value in node.items():
+        here = f"{path}.{key}" if path else str(key)
+        if key not in ("_target_", "_partial_"):
+            if key not in schema.parameters and not schema.open:
+                hint = nearest(str(key), schema.parameters)
+                raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
+            _check_value(declared(node, path, str(key)), here, value)
 
 
 def _check_value(annotations: list[Any], key: str, value: Any) -> None:

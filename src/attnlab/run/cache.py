@@ -84,9 +84,6 @@ def stored_files(folder: Path, write: Callable[[Path], None]) -> Path:
     Args:
         write: fills a new, empty folder.
 
-    Returns:
-        `folder`.
-
     Raises:
         DataError: the folder cannot be written.
     """

@@ -66,9 +66,6 @@ def weights(source: str, cache_dir: Path) -> str:
     Of a run directory, or a folder with a compressed model, what a run would load counts; of any other folder all
     its files do, those of its subfolders included, without hidden ones. Nothing is fetched.
 
-    Args:
-        source: a local file or folder, or the name of a model on a hub with its revision.
-
     Raises:
         DataError: the file or folder cannot be read.
     """

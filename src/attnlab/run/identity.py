@@ -6,13 +6,14 @@ with its seed, its corpus, its mode and what that mode reads. Neither imports to
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import PATTERN, at
+from attnlab.config.nodes import mappings
 from attnlab.config.renames import ABSENT
 from attnlab.config.schema import definition, definitions
 from attnlab.errors import ConfigError
@@ -162,7 +163,7 @@ def current(plain: dict[str, Any]) -> dict[str, Any]:
             parent, last = _parent(node, key)
             if isinstance(parent, dict):
                 parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
-    for node in _nodes(plain):
+    for _, node in mappings(plain):
         if isinstance(target := node.get("_target_"), str) and (modules := definitions(target.partition(".")[0])):
             node["_target_"] = f"{modules[0]}.{target}"
     return plain
@@ -218,15 +219,8 @@ def _owners(plain: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]
     """The nodes that a key of the tables belongs to: the root, or every node of its class. With the key in the node."""
     first, _, rest = key.partition(".")
     if first[0].isupper():
-        return [(node, rest) for node in _nodes(plain) if node.get("_target_") == first]
+        return [(node, rest) for _, node in mappings(plain) if node.get("_target_") == first]
     return [(plain, key)]
-
-
-def _nodes(node: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(node, dict):
-        yield node
-    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _nodes(child)
 
 
 def _without_dropout(node: Any) -> Any:

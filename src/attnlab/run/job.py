@@ -56,7 +56,6 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = F
     `HYDRA_FULL_ERROR=1`.
 
     Args:
-        command: what repeats the run.
         directory: the run directory; None: the mode uses a run and writes no record.
         created: whether the directory was made for this run: a command that is refused then leaves none.
 

@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from attnlab.run import identity
 from attnlab.run import record as records
 from attnlab.run.directory import CONFIG, LOCK, foreign, holder_of, is_run, locked
 from attnlab.run.record import NOT_RUN, RECORD
-from attnlab.run.store import folders
+from attnlab.run.store import finite, folders
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +128,10 @@ def _entry(folder: Path) -> LedgerEntry | None:
     )
     texts = ("status", "mode", "task", "attention", "compress", "scale", "experiment", "started", "corpus", "error")
     values: dict[str, Any] = {name: value for name in texts if isinstance(value := record.get(name), str)}
-    values |= {name: _number(record.get(name)) for name in ("seed", "stride", "rank")}
+    values |= {name: finite(record.get(name)) for name in ("seed", "stride", "rank")}
     if values["status"] == "running" and holder_of(folder) is None:
         values |= {"status": "interrupted", "error": "its process is gone"}
-    scores = [(name, value) for name, value in quality.items() if _number(value) is not None]
+    scores = [(name, value) for name, value in quality.items() if finite(value) is not None]
     values |= dict(zip(("metric", "quality"), scores[0], strict=True)) if scores else {}
     tags = record.get("tags")
     return LedgerEntry(
@@ -142,14 +141,8 @@ def _entry(folder: Path) -> LedgerEntry | None:
         recipe=str(about.get("recipe", NOT_RUN)),
         content=str(about.get("corpus", NOT_RUN)),
         commit=str(where.get("git", NOT_RUN)),
-        cache=_number(cache.get("elements_per_token_per_layer")),
+        cache=finite(cache.get("elements_per_token_per_layer")),
     )
-
-
-def _number(value: Any) -> Any:
-    """A finite number; None for any other value. An int of JSON may be larger than every float."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return value if number else None
 
 
 # --- removing runs ------------------------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
     `stride` and `rank` are the values in use; null: the mechanism has no such option.
 
     Args:
-        command: what repeats the run.
         weights: the content of the pretrained weights, see :func:`attnlab.run.identity.contents`. None: computed.
 
     Raises:
@@ -213,6 +212,8 @@ def problems(record: Mapping[str, Any]) -> list[str]:
         for key, kind in EXPECTED.items()
         if not _is(kind, value := at(record, key))
     ]
+    if not isinstance(task := at(record, "config.task", {}), dict):
+        wrong.append(f"config.task: expected dict, got {task!r}")
     status, bench = record.get("status"), record.get("bench", {})
     rows = bench.get("rows", []) if isinstance(bench, dict) else None
     if record.get("schema") != SCHEMA or status not in STATUSES:

@@ -30,17 +30,12 @@ class SavedRecord:
 
     def number(self, dotted: str) -> float | None:
         """The value of a dotted key, for instance quality.bleu; None where nothing was measured, or nothing finite."""
-        value = at(self.record, dotted)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return None
-        return value if abs(value) <= sys.float_info.max else None  # JSON has NaN, and ints larger than every float
+        return finite(at(self.record, dotted))
 
     @property
     def name(self) -> str:
         """The file's path, relative to the working directory if it lies below that."""
-        path = self.path.absolute()
-        below = path.is_relative_to(Path.cwd())
-        return printable(path.relative_to(Path.cwd()).as_posix() if below else str(self.path))
+        return printable(near(self.path).as_posix())
 
     @cached_property
     def canonical(self) -> dict[str, Any]:
@@ -61,6 +56,18 @@ class SavedRecord:
         if pattern := (self.record["config"].get("attention") or {}).get("pattern"):
             attention += f" [{','.join(pattern)}]"
         return attention + (f" s={stride}" if stride is not None else "")
+
+
+def near(path: Path) -> Path:
+    """A path relative to the working directory if it lies below that."""
+    path = path.absolute()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def finite(value: Any) -> Any:
+    """A finite number; None for any other value. JSON has NaN, and ints larger than every float."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return value if number else None
 
 
 def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:

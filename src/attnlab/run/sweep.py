@@ -32,6 +32,7 @@ from attnlab.run.files import write_text, writing
 from attnlab.run.ledger import OUTPUTS, LedgerEntry, alike
 from attnlab.run.loading import is_free
 from attnlab.run.record import RECORD
+from attnlab.run.store import near
 
 JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
@@ -132,7 +133,7 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
         ConfigError, DataError: the job has no identity (see :mod:`attnlab.run.identity`).
     """
     free = free_directory(job_dir)
-    start = Decision("start", free, f"starts: {_near(free)}")
+    start = Decision("start", free, f"starts: {near(free)}")
     runs = [] if cfg.mode in NEVER_DONE or cfg.get("rerun") else earlier_runs(cfg, sweep)
     if not runs:
         return start
@@ -140,7 +141,7 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
     if done := by_status.get("finished"):
         return Decision("skip", done.directory, f"finished before, skipped: {_near_with_commit(done)}")
     if (live := by_status.get("running")) and (holder := holder_of(live.directory)):
-        message = f"in progress elsewhere ({holder}), left to it: {_near(live.directory)}"
+        message = f"in progress elsewhere ({holder}), left to it: {near(live.directory)}"
         return Decision("leave", live.directory, message)
     if (failed := by_status.get("failed")) and not cfg.get("retry", True):
         message = f"{_ending(failed)}, left (retry=false): {_near_with_commit(failed)}"
@@ -150,7 +151,7 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
         run = max(resumable, key=lambda run: (run.directory / LAST).stat().st_mtime)
         message = f"{_ending(run)}, continues from its checkpoint: {_near_with_commit(run)}"
         return Decision("continue", run.directory, message)
-    return Decision("start", free, f"{_ending(runs[-1])}, starts again: {_near(free)}")
+    return Decision("start", free, f"{_ending(runs[-1])}, starts again: {near(free)}")
 
 
 def earlier_runs(cfg: DictConfig, sweep: Path) -> list[LedgerEntry]:
@@ -202,16 +203,10 @@ def machine(accelerator: str) -> tuple[str, int]:
     return environment["device"], environment["threads"]
 
 
-def _near(path: Path) -> Path:
-    """A path relative to the working directory if it lies below that."""
-    path = path.absolute()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 def _near_with_commit(run: LedgerEntry) -> str:
     """A run's directory, and its commit if that is not the present one."""
     other = f" (made by commit {run.commit[:10]}; rerun=true repeats it)"
-    return f"{_near(run.directory)}{other * (run.commit != current_commit())}"
+    return f"{near(run.directory)}{other * (run.commit != current_commit())}"
 
 
 def _ending(run: LedgerEntry) -> str:
