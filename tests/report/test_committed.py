@@ -28,6 +28,7 @@ LONG |= {"t6/table7.yaml", "t6/variants.yaml", "t6/wikitext2.yaml"}
 EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tuple(LONG)) else path for path in SPECS]
 FOLDERS = command.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
+SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"
 
 
 def name(path: Path) -> str:
@@ -85,6 +86,16 @@ def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.Monk
     assert written[0].encode() == committed, "render it again: report speed experiments --out experiments"
 
 
+@pytest.mark.parametrize("path", [ROOT / "docs" / "how-to" / "speed.md", *sorted(EXPERIMENTS.glob("*/README.md"))], ids=str)
+def test_the_ratios_of_speed_in_a_readme_are_those_of_the_page(path: Path) -> None:
+    """Each row's, next to each other as in a row of SPEED.md, with the factor of memory that follows there."""
+    rows = [re.sub(r" *\| *", "|", line) for line in (EXPERIMENTS / "SPEED.md").read_text().splitlines()]
+    for line in path.read_text().splitlines():
+        if line.startswith("|") and (match := re.search(rf"{SPREAD}( \| {SPREAD})*( \| [\d.]+)?", line)):
+            ratios = re.sub(r" *\| *", "|", match[0])
+            assert any(f"|{ratios}|" in row for row in rows), line
+
+
 @pytest.mark.slow
 def test_the_command_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`make tables figures` on a clean clone: no file differs from the committed one, none is new."""
@@ -98,6 +109,8 @@ def test_the_command_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_there_is_something_to_compare() -> None:
     assert len(SPECS) >= 32 and len(FOLDERS) >= 5 and len(PICTURES) >= 5
+    texts = [path.read_text() for path in (ROOT / "docs" / "how-to" / "speed.md", *EXPERIMENTS.glob("*/README.md"))]
+    assert sum(len(re.findall(SPREAD, text)) for text in texts) > 60
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=name)

@@ -36,20 +36,6 @@ def notes(grid: Grid, word: str) -> list[str]:
     return [note for note in grid.notes if word in note]
 
 
-def test_nothing_measured(tmp_path: Path) -> None:
-    grid = table(read_spec(SPEC), [])
-    assert cell(grid, "MHA", "BLEU, published") == "23.18"
-    assert cell(grid, "MTLA, s = 3", "Speed-up, published") == "5.34"
-    assert cell(grid, "ESPnet-ST", "BLEU, published") == "22.9"
-    assert cell(grid, "ESPnet-ST", "BLEU, ours") == "–"
-    ours = [grid.rows[i][j] for i in range(1, 6) for j, header in enumerate(grid.headers) if header.endswith("ours")]
-    assert ours == 25 * ["not run"]
-    assert notes(
-        grid, "not run: MTLA, s = 4: `python -m src.run task=mustc scale=paper attention=mtla stride=4 data_root="
-    )
-    assert notes(grid, "slow baseline") and notes(grid, "whole process")
-
-
 def test_one_run_each(tmp_path: Path, run: Run) -> None:
     run("a", f"{PAPER}=mha", inference__seconds=120.0, inference__mean_memory_mib=900.0)
     elsewhere = MUSTC.replace("/some/where", "another place")
@@ -79,6 +65,10 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     "values",
     [
+        {"row": "task=mustc attention=mtla"},
+        {"row": f"{PAPER}=mla"},
+        {"row": f"{PAPER}=mtla stride=3"},
+        {"row": f"{PAPER}=mtla rank=8"},
         {"status": "running"},
         {"status": "failed", "error": "x"},
         {"mode": "bench"},
@@ -90,27 +80,13 @@ def test_seeds_and_the_newest_run_of_each(tmp_path: Path, run: Run) -> None:
         {"corpus": MUSTC.replace("en-de", "en-fr")},
     ],
 )
-def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str, object]) -> None:
-    run("a", f"{PAPER}=mtla stride=2", **values)
+def test_what_never_stands_for_a_row(tmp_path: Path, run: Run, values: dict[str, Any]) -> None:
+    run("a", **{"row": f"{PAPER}=mtla stride=2"} | values)
     grid = rendered(tmp_path)
     assert cell(grid, "MTLA, s = 2", "BLEU, ours") == "not run"
     left = notes(grid, "Left out: 1 scored record(s) of ")
     assert len(left) == ("corpus" in values)
     assert all(("sample corpus" in note) == (values["corpus"] == "sample") for note in left)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "task=mustc attention=mtla",
-        f"{PAPER}=mla",
-        "task=mustc scale=paper attention=mtla stride=3",
-        "task=mustc scale=paper attention=mtla rank=8",
-    ],
-)
-def test_another_mechanism_or_scale_never_stands_for_a_row(tmp_path: Path, run: Run, other: str) -> None:
-    run("a", other)
-    assert cell(rendered(tmp_path), "MTLA, s = 2", "BLEU, ours") == "not run"
 
 
 def test_names_of_options_do_not_count(tmp_path: Path, run: Run) -> None:

@@ -145,8 +145,9 @@ def renamed(cfg: Config) -> dict[str, Any]:
     """
     written = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     plain: dict[str, Any] = _changed(written, lambda value: stable_name(value) if isinstance(value, str) else value)
+    nodes = [node for _, node in mappings(plain)]
     for absent, meant in ABSENT.items():
-        for node, key in _owners(plain, absent):
+        for node, key in _owners(nodes, absent):
             if at(node, key, MISSING) == meant:
                 _pop(node, key)
     if isinstance(pattern := at(plain, PATTERN), list):
@@ -159,7 +160,7 @@ def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
     for absent, meant in ABSENT.items():
-        for node, key in _owners(plain, absent):
+        for node, key in _owners([node for _, node in mappings(plain)], absent):
             parent, last = _parent(node, key)
             if isinstance(parent, dict):
                 parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
@@ -215,12 +216,16 @@ def _normal(node: Any) -> Any:
     return _changed(node, lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _owners(plain: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
-    """The nodes that a key of the tables belongs to: the root, or every node of its class. With the key in the node."""
+def _owners(nodes: list[dict[str, Any]], key: str) -> list[tuple[dict[str, Any], str]]:
+    """The nodes that a key of the tables belongs to: the root, or every node of its class. With the key in the node.
+
+    Args:
+        nodes: all nodes of a configuration, the root first.
+    """
     first, _, rest = key.partition(".")
     if first[0].isupper():
-        return [(node, rest) for _, node in mappings(plain) if node.get("_target_") == first]
-    return [(plain, key)]
+        return [(node, rest) for node in nodes if node.get("_target_") == first]
+    return [(nodes[0], key)]
 
 
 def _without_dropout(node: Any) -> Any:
