@@ -1,10 +1,6 @@
 """Checkpoints on a disk that is full, and where the data of a resumed run begin."""
 
 import errno
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,27 +10,15 @@ import torch
 
 from attnlab.callbacks.checkpoints import AtomicCheckpointIO, Resume
 from attnlab.errors import WriteError
+from tests.run.test_files import files_up_to
 
 SMALL, LARGE = {"a": torch.zeros(8)}, {"a": torch.zeros(1 << 16)}
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """A write beyond `size` bytes of a file fails inside the block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 def test_the_old_checkpoint_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
     path, store = tmp_path / "last.ckpt", AtomicCheckpointIO()
     store.save_checkpoint(SMALL, path)
-    with files_of_at_most(1 << 14), pytest.raises(WriteError) as caught:
+    with files_up_to(1 << 14), pytest.raises(WriteError) as caught:
         store.save_checkpoint(LARGE, path)
     assert caught.value.errno == errno.EFBIG and str(path) in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["SHA256SUMS", "last.ckpt"]

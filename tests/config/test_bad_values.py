@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
@@ -62,29 +63,55 @@ def test_runs_of_the_wrong_kind(tmp_path: Path) -> None:
     assert directory_of("resume", str(tmp_path)) == tmp_path
 
 
-FILES = {  # a file in --config-dir: its content, what chooses it, what the error names
-    "attention/mine.yaml": (b"", "attention=mine", "mine.yaml: expected keys and values"),
-    "attention/list.yaml": (b"- 1\n", "attention=list", "list.yaml: expected keys and values, found list"),
-    "attention/latin.yaml": ("a: é\n".encode("latin-1"), "attention=latin", "latin.yaml: not YAML in UTF-8"),
-    "attention/bad.yaml": (b"a: [1\nb: 2\n", "attention=bad", r"bad\.yaml: not YAML in UTF-8 .* line 2"),
-    "attention/self.yaml": (b"defaults: [self]\n", "attention=self", "attention=self: a file builds on itself"),
-    "experiment/again.yaml": (
-        b"# @package _global_\ndefaults: [{/experiment: again}]\n",
-        "experiment=again",
-        "experiment",
-    ),
-    "attention/mha.yaml": (b"_target_: mine.MHA\n", "attention=mha", "attention/mha.yaml is a built-in file"),
-    "hydra/job_logging/default.yaml": (b"version: 1\n", "seed=2", "default.yaml is a built-in file"),
+FILES = [  # a file in --config-dir, its content, what the error says
+    ("attention/mine", b"", r"mine\.yaml: expected keys and values"),
+    ("attention/list", b"- 1\n", r"list\.yaml: expected keys and values, found list"),
+    ("attention/latin", "a: é\n".encode("latin-1"), r"latin\.yaml: not YAML in UTF-8"),
+    ("attention/bad", b"a: [1\nb: 2\n", r"bad\.yaml: not YAML in UTF-8 .* line 2"),
+    ("attention/self", b"defaults: [self]\n", "attention=self: a file builds on itself"),
+    ("experiment/again", b"# @package _global_\ndefaults: [{/experiment: again}]\n", "experiment"),
+    ("attention/mha", b"_target_: mine.MHA\n", r"attention/mha\.yaml is a built-in file"),
+    ("hydra/job_logging/default", b"version: 1\n", r"default\.yaml is a built-in file"),
+]
+CHANGES = [  # of conf/attention/mha.yaml, and what the error says
+    ({"num_kv_head": 2}, "attention.num_kv_head: MHA has no parameter 'num_kv_head'; nearest: num_kv_heads"),
+    ({"num_kv_heads": "two"}, "attention.num_kv_heads=two: expected int"),
+    ({"num_kv_heads": "???"}, "attention.num_kv_heads has no default"),
+    ({"_target_": "attnlab.attention.MHAA"}, "no such class; nearest: attnlab.attention.MHA"),
+    ({"_target_": "torch.nn.Linearr"}, "attention._target_=torch.nn.Linearr: expected a class derived"),
+    ({"_target_": "nowhere.Linear"}, "attention._target_=nowhere.Linear: expected a class derived"),
+    ({"head_dim": "${task.modle.d_model}"}, "attention.head_dim = ${task.modle.d_model}: Interpolation key"),
+]
+OVERLAYS = {  # text of experiment/mine.yaml: how the error begins
+    "task:\n  train:\n    max_step: 3": "task.train.max_step: Train has no parameter 'max_step'; nearest: max_steps",
+    "task:\n  label_smoothin: 3": "task.label_smoothin: Task has no parameter 'label_smoothin'; nearest: label_",
+    "hardware:\n  devcies: 2": "hardware.devcies: Hardware has no parameter 'devcies'; nearest: devices",
+    "seeed: 3": "seeed: Root has no parameter 'seeed'; nearest: seed",
+    "mode: 3": "mode=3: no such mode",
+    "seed: one": "seed=one: expected int",
+    "stride: 100000": "attention.stride=100000: expected int >= 1 and <= 1024",
+    "task:\n  train:\n    clip: high": "task.train.clip=high: expected float >= 0",
+    "task:\n  name: 5": "task.name=5: expected str",
+    "task:\n  model:\n    encoder: 3": "task.model.encoder",
 }
+MHA = yaml.safe_load((CONF / "attention" / "mha.yaml").read_text())
+FILES += [("attention/mine", yaml.safe_dump(MHA | change).encode(), re.escape(message)) for change, message in CHANGES]
+FILES += [
+    ("experiment/mine", f"# @package _global_\n{text}\n".encode(), f"^{re.escape(message)}")
+    for text, message in OVERLAYS.items()
+]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_configuration(name: str, tmp_path: Path) -> None:
-    content, chosen, message = FILES[name]
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_bytes(content)
+@pytest.mark.parametrize(("name", "content", "message"), FILES)
+def test_a_wrong_file_is_found_as_a_wrong_command_line_is(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{name}.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    group, _, option = name.rpartition("/")
     with pytest.raises(ConfigError, match=message) as caught:
-        check([f"--config-dir={tmp_path}", chosen])
+        check([f"--config-dir={tmp_path}", "seed=2" if "hydra" in group else f"{group}={option}"])
     assert "\n" not in str(caught.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 from annotated_types import Ge, Gt, Lt, MinLen, MultipleOf
 
 from attnlab.attention import MHA
-from attnlab.config.bounds import annotation_of, bounded, fits, literals, surely_fits, within, words
+from attnlab.config.bounds import bounded, fits, words
 
 
 class Tensor: ...
@@ -45,26 +45,6 @@ def test_values_and_annotations(annotation: Any, good: list[Any], bad: list[Any]
     assert [value for value in good if not fits(annotation, value)] == []
     assert [value for value in bad if fits(annotation, value)] == []
     assert expected in (None, words(annotation))
-
-
-def test_what_surely_fits() -> None:
-    assert surely_fits(float | Tensor, 1.0) and surely_fits(Annotated[list[int], MinLen(1)], [1])
-    assert not surely_fits(float | Tensor, "x") and not surely_fits(list[float | Tensor], [1.0])
-    assert literals(Literal["a", "b"] | None) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(1, int), (1.0, float), (True, bool), ("x", str), ([1, 2], list[int]), ({}, dict)]
-)
-def test_the_annotation_of_a_default(value: Any, expected: Any) -> None:
-    assert annotation_of(value) == expected and fits(annotation_of(value), value)
-    assert annotation_of([1, "a"]) is list and annotation_of(None) is None
-
-
-def test_only_bounds_matter_once_python_has_built_the_value() -> None:
-    assert within(Annotated[int, Ge(1)] | None, None) and within(MHA | Annotated[int, Ge(1)], object())
-    assert not within(Annotated[int, Ge(1)] | None, 0)
-    assert not within(list[Annotated[int, Ge(1)]], (1, 0))
 
 
 @bounded

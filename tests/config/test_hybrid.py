@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from attnlab.config.check import check, compose
 
 
@@ -15,27 +13,12 @@ def test_a_pattern_alone_is_a_hybrid_stack_of_the_files_values() -> None:
     assert set(cfg.attention.mechanisms) == {"mtla", "mha"}
 
 
-@pytest.mark.slow
-def test_knobs_and_keys_of_one_mechanism() -> None:
-    cfg = compose(
-        "task=wikitext2", "attention=hybrid", "attention.pattern=[mtla,gqa]", "stride=3",
-        "attention.mechanisms.gqa.num_kv_heads=1", "+attention.mechanisms.gqa.qk_norm=true",
-    )  # fmt: skip
-    assert cfg.attention.mechanisms.mtla.stride == 3 == cfg.stride
-    assert cfg.attention.mechanisms.gqa.num_kv_heads == 1 and cfg.attention.mechanisms.gqa.qk_norm
-
-
-@pytest.mark.parametrize(
-    "swept",
-    [
-        "attention.pattern=[sliding_window,mla]",
-        pytest.param("attention.pattern=[sliding_window,mla],[sliding_window,mtla]", marks=pytest.mark.slow),
-    ],
-)
-def test_a_multirun_takes_a_stack_with_values_of_its_own(swept: str) -> None:
-    checked = check(["-m", "task=recall", swept, "attention.mechanisms.sliding_window.window=4", "rank=16,8"])
-    assert {job.attention.mechanisms.sliding_window.window for job in checked.jobs} == {4}
-    assert [job.rank for job in checked.jobs] == [16, 8] * (len(checked.jobs) // 2)
+def test_a_multirun_takes_a_stack_with_values_of_its_own() -> None:
+    words = ["attention.pattern=[sliding_window,mla]", "attention.mechanisms.sliding_window.window=4"]
+    checked = check(["-m", "task=recall", *words, "+attention.mechanisms.mla.qk_norm=true", "rank=16,8"])
+    jobs = [job.attention.mechanisms for job in checked.jobs]
+    assert {(job.sliding_window.window, job.mla.qk_norm) for job in jobs} == {(4, True)}
+    assert [job.rank for job in checked.jobs] == [job.mla.latent_dim for job in jobs] == [16, 8]
 
 
 def test_each_job_of_a_multirun_has_its_own_mechanisms() -> None:

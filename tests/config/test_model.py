@@ -9,35 +9,38 @@ import pytest
 import timm
 from timm.models import VisionTransformer
 
-from attnlab.config.check import compose
 from attnlab.config.model import TIMM, check_architecture, check_model
 from attnlab.errors import ConfigError
 
 ASKED = "attnlab.tasks.reasoning.model.AskedModel"
 
 
-@pytest.mark.parametrize("source", ["/no/such/folder", "./there", "~/there", "../a/b", "a/b/c", "name/"])
-def test_a_folder_of_a_language_model_that_is_not_there(source: str) -> None:
-    with pytest.raises(ConfigError, match=r"^model=.*: no such folder; give a Hugging Face model's folder"):
-        check_model(source, ASKED)
+ABSENT = {  # by what reads it: sources that are not there, and what the error asks for
+    ASKED: (
+        ["/no/such/folder", "./there", "~/there", "../a/b", "a/b/c", "name/"],
+        "folder; give a Hugging Face model's",
+    ),
+    TIMM: (
+        ["weights.pth", "/no/such/weights", "./weights", "runs/there/model.safetensors"],
+        "file or folder; give a .safetensors or .pth file",
+    ),
+}
 
 
-def test_a_file_is_no_language_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ABSENT)
+def test_a_model_that_is_not_there(reader: str) -> None:
+    sources, message = ABSENT[reader]
+    for source in sources:
+        with pytest.raises(ConfigError, match=f"^model=.*: no such {message}"):
+            check_model(source, reader)
+
+
+def test_a_language_model_is_a_folder_or_left_to_the_hub(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ConfigError, match=r"a file; give its folder"):
         check_model(str(tmp_path / "model.safetensors"), ASKED)
-    check_model(str(tmp_path), ASKED)
-
-
-@pytest.mark.parametrize("source", ["gpt2", "EleutherAI/gpt-j-6b"])
-def test_a_name_of_the_hub_is_left_to_the_hub(source: str) -> None:
-    check_model(source, ASKED)
-
-
-@pytest.mark.parametrize("source", ["weights.pth", "/no/such/weights", "./weights", "runs/there/model.safetensors"])
-def test_a_file_of_an_image_model_that_is_not_there(source: str) -> None:
-    with pytest.raises(ConfigError, match=r"^model=.*: no such file or folder; give a .safetensors or .pth file"):
-        check_model(source, TIMM)
+    for source in (str(tmp_path), "gpt2", "EleutherAI/gpt-j-6b"):
+        check_model(source, ASKED)
 
 
 def test_names_of_timm(tmp_path: Path) -> None:
@@ -61,13 +64,6 @@ def test_every_vision_transformer_of_timm_passes_and_no_convolutional_network() 
     for name in ("resnet50", "convnext_tiny", "efficientnet_b0"):
         with pytest.raises(ConfigError, match=f"^task.model.name={name}: no vision transformer"):
             check_architecture("task.model.name", name)
-
-
-def test_the_command_line_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model=/no/such/folder: no such folder"):
-        compose("task=reasoning", "model=/no/such/folder")
-    with pytest.raises(ConfigError, match=r"model=deit.pth: no such file"):
-        compose("task=imagenet", "model=deit.pth")
 
 
 @pytest.mark.slow

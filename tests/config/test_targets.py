@@ -16,6 +16,7 @@ from attnlab.config.check import check, check_fixed, check_hydra, compose
 from attnlab.config.compose import Composer
 from attnlab.config.nodes import check_target
 from attnlab.errors import ConfigError
+from tests.config.test_command_line import own
 
 ATTENTION = "expected a class derived from attnlab.attention.Attention"
 
@@ -203,13 +204,6 @@ def test_hydras_own_node(name: str, composed: DictConfig) -> None:
 def test_what_a_person_writes_on_the_command_line_of_a_cluster(composed: DictConfig) -> None:
     check_hydra(composed.hydra, composed.hydra, [])
     check_hydra(hydra(composed, "launcher.setup", ["module load cuda"]), composed.hydra, ["hydra.launcher.setup"])
-
-
-def own(folder: Path, name: str, text: str) -> str:
-    path = folder / f"{name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return f"--config-dir={folder}"
 
 
 def test_files_of_a_directory(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.Monk
     assert written[0].encode() == committed, "render it again: report speed experiments --out experiments"
 
 
-@pytest.mark.parametrize("path", [ROOT / "docs" / "how-to" / "speed.md", *sorted(EXPERIMENTS.glob("*/README.md"))], ids=str)
+@pytest.mark.parametrize(
+    "path", [ROOT / "docs" / "how-to" / "speed.md", *sorted(EXPERIMENTS.glob("*/README.md"))], ids=str
+)
 def test_the_ratios_of_speed_in_a_readme_are_those_of_the_page(path: Path) -> None:
     """Each row's, next to each other as in a row of SPEED.md, with the factor of memory that follows there."""
     rows = [re.sub(r" *\| *", "|", line) for line in (EXPERIMENTS / "SPEED.md").read_text().splitlines()]

@@ -11,10 +11,8 @@ import pytest
 
 from attnlab.errors import ConfigError, DataError
 from attnlab.report.runs import main
-from attnlab.run.directory import locked
 from tests.report.conftest import Run
 from tests.run.test_ledger import write
-from tests.run.test_removal import begun
 
 Printed = Callable[..., tuple[list[str], str]]
 
@@ -139,24 +137,6 @@ def test_what_a_table_lacks(printed: Printed, run: Run, tmp_path: Path) -> None:
     assert errors == "table.yaml: 1 of 2 rows are still to be run\n"
     run("mla", "task=mustc attention=mla")
     assert printed("missing", "table.yaml", "runs") == ([], "table.yaml: 0 of 2 rows are still to be run\n")
-
-
-def test_pruning_shows_first_and_spares_what_lives(printed: Printed, tmp_path: Path) -> None:
-    root = tmp_path / "outputs"
-    for name, status in (("good", "finished"), ("bad", "failed"), ("worse", "failed"), ("dead", "running")):
-        write(root / name, status=status, **({"error": "no luck"} if status == "failed" else {}))
-    write(root / "bad", status="failed", error="no luck", task="ptb")
-    begun(root / "begun")
-    lines, errors = printed("prune", "failed", "task=ptb")
-    assert lines[0].startswith("outputs/bad ") and lines[0].endswith("failed: no luck") and len(lines) == 1
-    assert "1 folder would be removed: the same command with --yes removes it" in errors and (root / "bad").is_dir()
-    printed("prune", "failed", "task=ptb", "--yes")
-    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["begun", "dead", "good", "worse"]
-    with locked(root / "dead"), locked(root / "begun"):
-        printed("prune", "interrupted", "unrecorded", "--yes")
-    assert (root / "dead").is_dir() and (root / "begun").is_dir()
-    printed("prune", "interrupted", "unrecorded", "failed", "--yes")
-    assert [path.name for path in root.iterdir() if path.is_dir()] == ["good"]
 
 
 def test_a_broken_record_is_named(printed: Printed, tmp_path: Path) -> None:

@@ -230,19 +230,3 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
     ]
     assert len(saved(run)) == 1 and f"interrupted by SIGUSR2; resume={run}" in saved(run)[0]
     assert f"{number} of {number} jobs finished" in log.read_text()
-
-
-@pytest.mark.slow
-def test_submitits_local_executor_queues_again_too(tmp_path: Path) -> None:
-    process, log = start(tmp_path, {}, "seed=1", "hardware=cpu", "hydra/launcher=submitit_local")
-    try:
-        run = wait_for(lambda: training(tmp_path), process, log)
-        children = psutil.Process(process.pid).children(recursive=True)
-        (task,) = [child for child in children if "submitit.core._submit" in child.cmdline()]
-        task.send_signal(signal.SIGUSR2)
-        assert process.wait(1200) == 0, log.read_text()[-3000:]
-    finally:
-        process.kill()
-    (path,) = tmp_path.glob("outputs/**/record.json")
-    record = records.read(path.parent)
-    assert record["status"] == "finished" and record["training"]["resumed"] and len(saved(run)) == 1

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config import build
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from attnlab.run import device, loading
+from attnlab.run import device
 from attnlab.run.identity import recipe
 
 OLD, NEW = (7, 5), (9, 0)  # compute capabilities: T4, H100
@@ -63,14 +62,6 @@ def test_products_in_tf32_count_where_they_are(cuda: list[tuple[int, int]]) -> N
     assert recipe(compose("hardware=gpu", exact)) != recipe(default)
     del default["hardware"]["tf32"]  # of a run that is older than the key
     assert recipe(default) == recipe(compose("hardware=gpu"))
-
-
-def test_a_run_that_is_used_on_another_device_has_a_precision_too(cuda: list[tuple[int, int]], tmp_path: Path) -> None:
-    on_cpu = compose("hardware=cpu")
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(on_cpu))
-    cuda.append(NEW)
-    assert loading.configuration(tmp_path).hardware.precision == "32-true"  # that of the run
-    assert loading.configuration(tmp_path, "hardware=gpu").hardware.precision == "bf16-mixed"
 
 
 @pytest.mark.parametrize(

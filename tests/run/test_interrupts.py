@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import random
 import re
 import signal
 import subprocess
@@ -18,12 +17,10 @@ import pytest
 LONGEST = 12.0  # seconds, on a machine that is busy; four on a free one
 
 SPEECH = ("task=mustc", "hardware=cpu")
-PAIRS = ("experiment=own/translation", "data_root={pairs}", "task.data.vocab_size=8000", "hardware=cpu")
 SHORT = ("task=wmt16", "hardware=cpu", "task.train.max_steps=2", "task.train.validate_every=2")
 PHASES = {  # a phase: the command, the line after which the signal is sent, and how many seconds later
     "sample speech": (SPEECH, "NO data_root", 2.0),
     "features": (SPEECH, "computing features", 1.0),
-    "pieces of a vocabulary": (PAIRS, "corpus:", 2.0),
     "pretraining of images": (("task=imagenet", "compress=irratt", "rank=32"), "from scratch", 3.0),
     "pretraining of text": (("task=reasoning", "compress=tensorllm"), "training a small", 3.0),
     "fit": (("task=wikitext2", "hardware=cpu"), "each update", 3.0),
@@ -33,30 +30,20 @@ PHASES = {  # a phase: the command, the line after which the signal is sent, and
 }
 
 
-def write_pairs(folder: Path) -> None:
-    """Sentence pairs from which SentencePiece learns for half a minute."""
-    rng = random.Random(0)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(60000)]
-    folder.mkdir()
-    with (folder / "data.jsonl").open("w") as file:
-        for _ in range(60000):
-            file.write(json.dumps({side: " ".join(rng.choices(words, k=12)) for side in ("source", "target")}) + "\n")
+def started(*words: str) -> subprocess.Popen[str]:
+    """A process that Ctrl-C reaches even where the tests were started in the background."""
+    return subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_one_interrupt_ends_a_phase(phase: str, tmp_path: Path) -> None:
     arguments, pattern, seconds = PHASES[phase]
-    if "{pairs}" in " ".join(arguments):
-        write_pairs(tmp_path / "pairs")
-    settings = [text.format(pairs=tmp_path / "pairs") for text in arguments]
-    where = f"hydra.{'sweep' if '-m' in settings else 'run'}.dir={tmp_path / 'run'}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attnlab", *settings, where, f"cache_dir={tmp_path / 'cache'}"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    where = f"hydra.{'sweep' if '-m' in arguments else 'run'}.dir={tmp_path / 'run'}"
+    process = started("-m", "attnlab", *arguments, where, f"cache_dir={tmp_path / 'cache'}")
     lines: queue.Queue[str] = queue.Queue()
     assert process.stderr is not None
     errors = process.stderr
@@ -104,11 +91,7 @@ SLOW = [pytest.param(module, marks=[pytest.mark.slow] * (module != "attnlab.erro
 @pytest.mark.parametrize("module", SLOW)
 def test_an_interrupt_while_libraries_are_imported_is_quiet(module: str, tmp_path: Path) -> None:
     words = ("task=wikitext2", f"hydra.run.dir={tmp_path / 'run'}", f"cache_dir={tmp_path / 'cache'}")
-    process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", "attnlab", *words],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    process = started("-X", "importtime", "-m", "attnlab", *words)
     assert process.stderr is not None
     printed, sent = "", False
     for line in process.stderr:

@@ -13,15 +13,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
 import pytest
 import yaml
+from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
 from attnlab.run import job as jobs
 from attnlab.run import record as records
+from tests.callbacks.test_training import Constant
 from tests.run.test_removal import begun
 
 COMMAND = "python -m attnlab mode=describe"
@@ -142,30 +148,19 @@ def test_an_interrupted_run(
 
 def test_an_interrupted_training(run: Run, tmp_path: Path) -> None:
     """Lightning turns KeyboardInterrupt into sys.exit(1), and replaces the handler of SIGTERM."""
-    import lightning as L
-    from torch import Tensor, nn
-    from torch.optim import SGD
-    from torch.utils.data import DataLoader
 
-    class Module(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 1)
-
-        def training_step(self, batch: Tensor, index: int) -> Tensor:
-            if index == 2:
+    class Ended(Constant):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            if batch_idx == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return self.layer(batch.float().view(-1, 1)).mean()
-
-        def configure_optimizers(self) -> SGD:
-            return SGD(self.parameters(), lr=0.1)
+            return super().training_step(batch, batch_idx)
 
     reached = []
 
     def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-        trainer = L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+        trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
         try:
-            trainer.fit(Module(), DataLoader(list(range(100))))  # type: ignore[arg-type]
+            trainer.fit(Ended(), DataLoader(list(range(100))))  # type: ignore[arg-type]
         finally:
             reached.append(trainer.global_step)
 

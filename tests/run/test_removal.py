@@ -66,6 +66,20 @@ def test_what_lies_below_a_run_stays(root: Path, capsys: pytest.CaptureFixture[s
     assert not (root / "d" / "run").exists()
 
 
+def test_only_what_was_named_is_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, task in (("a", "ptb"), ("b", "mustc")):
+        failed(root / name, task=task)
+    write(root / "dead", status="running")
+    write(root / "good")
+    for what, left in (
+        ("failed task=ptb", ["b", "dead", "good"]),
+        ("interrupted", ["b", "good"]),
+        ("failed", ["good"]),
+    ):
+        assert "1 folder would be removed: the same command with --yes removes it" in pruned(capsys, what)
+        assert sorted(path.name for path in root.iterdir() if path.is_dir()) == left
+
+
 def test_the_folder_that_was_named_stays(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root.rmdir()
     begun(root)

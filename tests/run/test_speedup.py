@@ -11,24 +11,14 @@ from attnlab.errors import DataError
 from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
 
 BASELINE: dict[str, Any] = {
-    "status": "finished",
-    "task": "mustc",
-    "attention": "mha",
-    "stride": None,
-    "identity": {"run": "abc"},
-    "corpus": "MuST-C at /data: 5 segments",
-    "environment": {"device": "cpu: a x 2", "threads": 2},
+    "status": "finished", "task": "mustc", "attention": "mha", "stride": None, "identity": {"run": "abc"},
+    "corpus": "MuST-C at /data: 5 segments", "environment": {"device": "cpu: a x 2", "threads": 2},
     "inference": {
-        "seconds": 3.0,
-        "tokens_per_second": 50.0,
-        "peak_memory_mib": 300.0,
-        "batch": 5,
-        "beam": 5,
-        "dtype": "float32",
-        "protocol": "encoder and search",
+        "seconds": 3.0, "tokens_per_second": 50.0, "peak_memory_mib": 300.0, "batch": 5, "beam": 5,
+        "dtype": "float32", "protocol": "encoder and search",
     },
     "kv_cache": {"bytes_measured": 4000},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,13 +28,9 @@ def this_run() -> dict[str, Any]:
     return record
 
 
-def write(tmp_path: Path, record: Any) -> Path:
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    return tmp_path
-
-
 def test_the_ratios_name_the_run_they_are_of(this_run: dict[str, Any], tmp_path: Path) -> None:
-    place = str(write(tmp_path, BASELINE))
+    (tmp_path / "record.json").write_text(json.dumps(BASELINE))
+    place = str(tmp_path)
     baseline = read_baseline(place)
     assert baseline == read_baseline(f"{place}/record.json") == BASELINE
     ratios = speedup(this_run, BASELINE, place)

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from attnlab.config.check import compose
-from attnlab.errors import ConfigError
 from attnlab.modes import train
 from attnlab.run.identity import recipe
 from tests.tasks.conftest import Start
@@ -64,39 +63,6 @@ AVERAGES = {
     "zero": ("callbacks=ema", "callbacks.ema.decay=0.0"),
     "slow": ("callbacks=ema", "callbacks.ema.decay=0.9"),
 }
-
-
-def test_a_task_that_is_not_compiled_says_so() -> None:
-    with pytest.raises(ConfigError, match="hardware.compile=true: task=reasoning trains nothing"):
-        compose("task=reasoning", "hardware.compile=true")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("trainer.limit_trin_batches=1", "trainer.limit_trin_batches: .*nearest: limit_train_batches"),
-        ("trainer.limit_train_batches=x", "trainer.limit_train_batches=x: expected int or float"),
-        ("trainer.devices=2", "trainer.devices: attnlab sets it itself; give hardware.devices"),
-        ("trainer.max_steps=2", "give task.train.max_steps"),
-        ("trainer.limit_test_batches=2", "trainer.limit_test_batches: attnlab sets it itself"),
-        ("trainer.enable_checkpointing=false", "trainer.enable_checkpointing: attnlab sets it itself"),
-        ("callbacks=emma", "no such callbacks; nearest: ema"),
-        ("callbacks=[ema,emma]", "no such callbacks; nearest: ema"),
-        ("tags=[1,'']", "tags=.*expected a list, each str, not empty"),
-        ("debug=quick", "no such debug"),
-        ("logger=[csv,tensorbord]", "no such logger; nearest: tensorboard"),
-    ],
-)
-def test_wrong_values(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(override)
-
-
-def test_an_average_is_refused_where_it_cannot_be_one() -> None:
-    with pytest.raises(ConfigError, match="callbacks=ema: hardware=fsdp"):
-        compose("callbacks=ema", "hardware=fsdp")
-    with pytest.raises(ConfigError, match=r"set task.ema_decay=0"):
-        compose("task=imagenet", "callbacks=ema", "scale=paper", "task.ema_decay=0.9")
 
 
 def test_what_changes_no_number_changes_no_recipe() -> None:

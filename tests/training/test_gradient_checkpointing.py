@@ -54,9 +54,7 @@ def test_gradients_are_the_same(name: str, attention: str) -> None:
     chosen = compose(f"task={name}").get("attention") is not None
     task = small(name, *([f"attention={attention}"] if chosen else []))
     if not task.batch_key:
-        with pytest.raises(ConfigError, match=f"task={name} trains nothing; leave it out"):
-            compose(f"task={name}", "hardware.gradient_checkpointing=true")
-        return
+        return  # it trains nothing
     torch.manual_seed(0)
     model = task.build()
     with torch.no_grad():
