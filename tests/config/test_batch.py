@@ -11,23 +11,6 @@ from attnlab.run.identity import recipe
 from tests.config.test_command_line import RECIPES
 
 
-@pytest.mark.parametrize(
-    ("devices", "limit", "expected"),
-    [
-        (1, 24, Share(24, 20)),
-        (4, 24, Share(24, 5)),  # published for T6 small
-        (8, 24, Share(20, 3)),
-        (8, 20, Share(20, 3)),  # medium
-        (8, 15, Share(15, 4)),  # large
-        (8, 6, Share(6, 10)),  # xl
-        (480, 24, Share(1, 1)),
-    ],
-)
-def test_an_update_of_480_windows(devices: int, limit: int, expected: Share) -> None:
-    assert share_equally("tokens", 480 * 1024, limit, devices, 1024) == expected
-    assert expected.size * expected.accumulate * devices == 480
-
-
 @pytest.mark.parametrize("devices", [1, 4, 8])
 def test_t6_small_is_one_recipe_on_any_number_of_devices(devices: int) -> None:
     published = ["task=fineweb_edu", "scale=paper_small", "attention=tpa"]
@@ -52,21 +35,37 @@ def test_t6_small_is_one_recipe_on_any_number_of_devices(devices: int) -> None:
 )
 def test_an_update_of_8_buckets(processes: int, limit: int, expected: FrameShare) -> None:
     assert share_frames(320_000, 40_000, limit, 3000, processes) == expected
+    assert share_frames(18_000, 18_000, 18_000, 3000, processes, split=False) == FrameShare(1, processes, 1)
+
+
+WINDOWS = "tokens", 480 * 1024, 1024, False  # an update of 480 windows
+IMAGES = "images", 512, 1, True
 
 
 @pytest.mark.parametrize(
-    ("images", "limit", "processes", "paired", "expected"),
+    ("update", "limit", "processes", "expected"),
     [
-        (512, 512, 1, True, Share(512, 1)),
-        (512, 256, 1, True, Share(256, 2)),
-        (512, 512, 4, True, Share(128, 1)),
-        (36, 10, 2, False, Share(9, 2)),
-        (36, 10, 2, True, Share(6, 3)),
-        (7, 7, 1, True, Share(7, 1)),  # one batch may be odd
+        (WINDOWS, 24, 1, Share(24, 20)),
+        (WINDOWS, 24, 4, Share(24, 5)),  # published for T6 small
+        (WINDOWS, 24, 8, Share(20, 3)),
+        (WINDOWS, 20, 8, Share(20, 3)),  # medium
+        (WINDOWS, 15, 8, Share(15, 4)),  # large
+        (WINDOWS, 6, 8, Share(6, 10)),  # xl
+        (WINDOWS, 24, 480, Share(1, 1)),
+        (IMAGES, 512, 1, Share(512, 1)),
+        (IMAGES, 256, 1, Share(256, 2)),
+        (IMAGES, 512, 4, Share(128, 1)),
+        (("images", 36, 1, False), 10, 2, Share(9, 2)),
+        (("images", 36, 1, True), 10, 2, Share(6, 3)),
+        (("images", 7, 1, True), 7, 1, Share(7, 1)),  # one batch may be odd
     ],
 )
-def test_an_update_of_images(images: int, limit: int, processes: int, paired: bool, expected: Share) -> None:
-    assert share_equally("images", images, limit, processes, paired=paired) == expected
+def test_an_update_is_shared_equally(
+    update: tuple[str, int, int, bool], limit: int, processes: int, expected: Share
+) -> None:
+    unit, size, each, paired = update
+    assert share_equally(unit, size, limit, processes, each, paired=paired) == expected
+    assert expected.size * expected.accumulate * processes * each == size
 
 
 def test_what_depends_on_the_machine_is_not_refused_early() -> None:
@@ -87,8 +86,3 @@ def test_one_two_four_and_eight_devices_train_every_recipe(task: str, scale: str
     for count in (1, 2, 4, 8):
         with nullcontext() if count in devices else pytest.raises(ConfigError, match="cannot be shared equally"):
             check_batch(cfg, count)
-
-
-@pytest.mark.parametrize(("processes", "expected"), [(1, FrameShare(1, 1, 1)), (8, FrameShare(1, 8, 1))])
-def test_one_bucket_is_divided_once(processes: int, expected: FrameShare) -> None:
-    assert share_frames(18_000, 18_000, 18_000, 3000, processes, split=False) == expected

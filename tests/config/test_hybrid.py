@@ -15,9 +15,9 @@ def test_a_pattern_alone_is_a_hybrid_stack_of_the_files_values() -> None:
 
 def test_a_multirun_takes_a_stack_with_values_of_its_own() -> None:
     words = ["attention.pattern=[sliding_window,mla]", "attention.mechanisms.sliding_window.window=4"]
-    checked = check(["-m", "task=recall", *words, "+attention.mechanisms.mla.qk_norm=true", "rank=16,8"])
+    checked = check(["-m", "task=recall", *words, "+attention.mechanisms.sliding_window.qk_norm=true", "rank=16,8"])
     jobs = [job.attention.mechanisms for job in checked.jobs]
-    assert {(job.sliding_window.window, job.mla.qk_norm) for job in jobs} == {(4, True)}
+    assert {(job.sliding_window.window, job.sliding_window.qk_norm) for job in jobs} == {(4, True)}
     assert [job.rank for job in checked.jobs] == [job.mla.latent_dim for job in jobs] == [16, 8]
 
 
