@@ -1,8 +1,8 @@
 """The package as a user installs it: a wheel, away from this checkout."""
 
-import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,11 +96,8 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_command_works_in_a_project_with_its_own_src(installed: Path, project: Path) -> None:
     record = json.loads(run(installed / "attnlab", "task=wikitext2", "mode=describe", cwd=project))
-    assert (record["status"], record["task"], record["environment"]["git"]) == (
-        "finished",
-        "wikitext2",
-        "not a checkout",
-    )
+    about = record["status"], record["task"], record["environment"]["git"]
+    assert about == ("finished", "wikitext2", "not a checkout")
     corpus = write_texts(project)
     options = [f"data_root={corpus}", f"cache_dir={project}/cache", "task.train.max_steps=4", "hydra.run.dir=run"]
     run(installed / "python", "-m", "attnlab", "task=wikitext2", "hardware=cpu", *TINY, *options, cwd=project)
@@ -113,8 +110,5 @@ def test_the_command_works_in_a_project_with_its_own_src(installed: Path, projec
 
 def test_nothing_in_the_package_imports_the_tests() -> None:
     for path in (ROOT / "src" / "attnlab").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in names} & {"tests", "src"}, path
+        assert not re.search(r"^\s*(?:from|import) (?:tests|src)\b", path.read_text(), re.MULTILINE), path
     assert not [path for path in (ROOT / "conf").rglob("*.yaml") if "tests." in path.read_text()]

@@ -10,20 +10,13 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 import pytest
 
 from attnlab.callbacks import progress
-from attnlab.callbacks.progress import TrainingTime, ValidationLog, duration, scoring
+from attnlab.callbacks.progress import TrainingTime, ValidationLog, scoring
 from attnlab.callbacks.quality import Quality
 from attnlab.callbacks.summary import LONGEST, show
 from attnlab.config.check import compose
 from attnlab.metrics.numbers import Perplexity
 from attnlab.report.figure import plot_curves
 from attnlab.run.record import new
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(44.6, "45 s"), (89, "89 s"), (700, "12 min"), (5400, "1 h 30 min"), (12000, "3 h 20 min")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def train(callback: TrainingTime, clock: Any, updates: int, seconds: float, total: float, accumulate: int = 2) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ReadonlyConfigError
@@ -133,19 +132,11 @@ def own(directory: Path, name: str, text: str) -> str:
     return f"--config-dir={directory}"
 
 
-MHA_FILE = yaml.safe_load((CONF / "attention" / "mha.yaml").read_text())
-
-
-def test_a_mechanism_from_an_own_directory(tmp_path: Path) -> None:
-    flag = own(tmp_path, "attention/mine", yaml.safe_dump(MHA_FILE | {"num_kv_heads": 2}))
-    cfg = check([flag, "attention=mine"]).jobs[0]
-    assert (cfg.choices.attention, cfg.attention.num_kv_heads) == ("mine", 2)
-    assert "nearest: mine" in error(flag, "attention=mne")
-
-
 def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> None:
     flag = own(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
-    assert check([flag, "attention=mine", "stride=3"]).jobs[0].attention.stride == 3
+    cfg = check([flag, "attention=mine", "stride=3"]).jobs[0]
+    assert (cfg.choices.attention, cfg.attention.stride, cfg.attention.dropout) == ("mine", 3, 0.5)
+    assert "nearest: mine" in error(flag, "attention=mne")
     assert "with one: attention=mine, attention=mtla" in error(flag, "attention=mha", "stride=3")
 
 
@@ -202,17 +193,6 @@ class Leaf(MHA):
 
 def node(**keys: Any) -> DictConfig:
     return OmegaConf.create({"root": {"tree": {"_target_": f"{__name__}.Leaf", "size": 1} | keys}}).root.tree
-
-
-def test_instantiate_passes_objects_untouched() -> None:
-    tag = object()
-    made = instantiate(node(more=[1, 2]), "attention")
-    assert (made.size, made.more) == (1, [1, 2]) and type(made.more) is list
-    assert instantiate(node(), "attention", more=tag).more is tag
-    assert instantiate(node(_partial_=True), "attention")(more=3).more == 3
-    nested = {"step": {"_target_": "attnlab.compression.methods.laser.LASER", "rho": 0.5}}
-    method = OmegaConf.create({"_target_": "attnlab.compression.methods.hybrid.Hybrid", "steps": nested})
-    assert instantiate(method, "compress").steps["step"].rho == 0.5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Unpack, get_args, get_origin, get_type_hints
 import pytest
 
 from attnlab.config.bounds import literals, words
-from attnlab.config.schema import ancestors, constant, definition, siblings, signature
+from attnlab.config.schema import ancestors, constant, definition, signature
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,3 @@ def test_what_else_is_read_without_importing(example: None) -> None:
     assert constant(f"{module}.EVERY_TASK") is True
     assert constant(f"{module}.LATER") is None and constant(f"{module}.NONE") is None
     assert definition("read_as_source.star.x") is None  # modules that import each other
-
-
-@pytest.mark.parametrize("target", ["attnlab.attention.Nothing", "torch.Nothing", "nothing", "attnlab"])
-def test_a_name_that_is_not_there(target: str) -> None:
-    with pytest.raises(LookupError):
-        signature(target)
-
-
-def test_names_beside() -> None:
-    assert "attnlab.attention.MTLA" in siblings("attnlab.attention.Nothing")
-    assert siblings("nowhere.Nothing") == []
