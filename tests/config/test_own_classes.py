@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.golden.runs import TEXT
+
 PACKAGE = {
     "attention.py": """
 from attnlab.attention import MHA
@@ -90,12 +92,8 @@ task:
   optimizer: {_target_: theirs.training.Slow, _partial_: true, lr: 0.1, slowness: 4}
 """,
 }
-TINY = """
-task.model.d_model=16 task.attention_heads=2 task.model.encoder.num_layers=1 task.model.encoder.num_heads=2
-task.model.encoder.ffn_dim=16 task.model.decoder.num_layers=1 task.model.decoder.ffn_dim=16
-task.model.decoder.projector_dim=8 task.train.batch.frames=120 task.train.batch.bucket=120 task.train.max_steps=4
-task.train.validate_every=4 task.schedule.warmup_steps=2 task.decode.max_len_b=8 task.decode.beam=2
-"""
+TINY = f"""{TEXT} task.model.encoder.num_heads=2 task.model.decoder.projector_dim=8 task.train.batch.frames=120
+task.train.batch.bucket=120 task.train.max_steps=4 task.train.validate_every=4 task.decode.beam=2"""
 
 
 def written(folder: Path) -> Path:

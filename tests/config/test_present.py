@@ -48,6 +48,11 @@ def test_a_wrong_data_root_is_refused_before_libraries_are_loaded(line: str, tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_a_wrong_model_is_refused_before_libraries_are_loaded(tmp_path: Path) -> None:
+    assert "model=/no/such.pth: no such file" in refused(tmp_path, "task=imagenet", "model=/no/such.pth")
+
+
 @pytest.mark.parametrize("line", SOME)
 def test_a_corpus_is_a_directory_with_files(line: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -26,6 +26,13 @@ def finished(cfg: DictConfig, arguments: list[str]) -> dict[str, Any]:
     return record
 
 
+def set_values(record: dict[str, Any], values: dict[str, Any]) -> None:
+    """Replace values of a record; `__` in a key stands for a dot."""
+    for key, value in values.items():
+        section, _, last = key.rpartition("__")
+        (record[section] if section else record)[last] = value
+
+
 @pytest.fixture(scope="session")
 def template() -> dict[str, Any]:
     """A finished record of task=mustc attention=mha, for tests that copy it: composing takes half a second."""
@@ -51,9 +58,7 @@ def run(tmp_path: Path) -> Run:
         arguments = [*shlex.split(row), *pretrained, *overrides]
         cfg = composed(*arguments)
         record = finished(cfg, arguments)
-        for key, value in values.items():
-            section, _, last = key.rpartition("__")
-            (record[section] if section else record)[last] = value
+        set_values(record, values)
         directory = tmp_path / "runs" / name
         directory.mkdir(parents=True)
         OmegaConf.save(cfg, directory / "config.yaml")

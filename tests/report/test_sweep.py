@@ -15,7 +15,7 @@ from attnlab.report import sweep
 from attnlab.report.figure import draw_together, together
 from attnlab.run.directory import locked
 from attnlab.run.store import collect
-from tests.report.conftest import MUSTC
+from tests.report.conftest import MUSTC, set_values
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 Job = Callable[..., Path]
@@ -33,9 +33,7 @@ def job(template: dict[str, Any], tmp_path: Path) -> Job:
         record["parameters"]["total"], record["kv_cache"]["elements_per_token_per_layer"] = 1000, 640
         record["training"]["tokens_per_second"], record["inference"]["tokens_per_second"] = 50.0, 300.0
         record["training"]["steps"] = 10 * record["seed"]
-        for key, value in values.items():
-            section, _, last = key.rpartition("__")
-            (record[section] if section else record)[last] = value
+        set_values(record, values)
         directory = tmp_path / "runs" / name
         directory.mkdir(parents=True)
         (directory / "record.json").write_text(json.dumps(record))

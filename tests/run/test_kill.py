@@ -18,15 +18,12 @@ import psutil
 import pytest
 
 from attnlab.run.directory import holder_of
-from tests.golden.runs import corpus
+from tests.golden.runs import TEXT, corpus
 
 KILLS, SEED, JOBS = (
     int(os.environ.get(name, value)) for name, value in (("KILLS", 20), ("KILL_SEED", 1), ("JOBS", 12))
 )
-TINY = """
-task=wmt16 attention=mha task.model.d_model=16 task.attention_heads=2 task.model.encoder.num_layers=1
-task.model.encoder.ffn_dim=16 task.model.decoder.num_layers=1 task.model.decoder.ffn_dim=16 task.schedule.warmup_steps=2
-task.decode.max_len_b=8 task.decode.beam=2 task.train.max_epochs=60 task.train.keep_best=2"""
+TINY = f"task=wmt16 attention=mha {TEXT} task.decode.beam=2 task.train.max_epochs=60 task.train.keep_best=2"
 HARDWARE = {  # the words for it, and by how much the jobs and the kills are divided
     "one process": ("hardware=cpu", 1),
     "two ranks": ("hardware=ddp hardware.accelerator=cpu", 4),

@@ -25,6 +25,7 @@ from attnlab.run.directory import is_run, locked
 from attnlab.run.files import write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.sweep import begun, best, decide, free_directory, listed, resume_settings, run_job, summarize
+from tests.run.test_identity import changed
 
 SWEEP = Path("outputs/multirun/new")
 JOB = SWEEP / "3_job"
@@ -42,15 +43,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "current_commit", lambda: "new" * 10)
     sweep.corpus_content.cache_clear()
     return tmp_path
-
-
-def changed(cfg: DictConfig, **values: Any) -> DictConfig:
-    plain = OmegaConf.to_container(cfg)
-    assert isinstance(plain, dict)
-    for key, value in values.items():
-        section, _, last = key.rpartition("__")
-        (plain[section] if section else plain)[last] = value
-    return OmegaConf.create(plain)
 
 
 def ran(

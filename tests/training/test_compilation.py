@@ -18,12 +18,10 @@ from attnlab.models.sequence import SequenceModel
 from attnlab.run import device
 from attnlab.tasks.base import Trains, task_of
 from attnlab.training.compilation import Compiled
+from tests.golden.runs import TEXT
 from tests.tasks.conftest import Start
 
-SMALL = [
-    "hardware=cpu", "task.model.d_model=16", "task.attention_heads=2", "task.model.encoder.num_layers=1",
-    "task.model.encoder.ffn_dim=16", "task.model.decoder.num_layers=1", "task.model.decoder.ffn_dim=16",
-]  # fmt: skip
+SMALL = ["hardware=cpu", *TEXT.split()]
 SHAPES = [(3, 40, 7), (2, 33, 9), (5, 61, 4), (6, 70, 5)]  # sentences, inputs, tokens
 GRAPHS = {"mustc": 4, "slurp": 4, "xsum": 4, "wmt16": 2}  # at most; of the encoder and of the loss
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.report.conftest import set_values
+
 ROOT = Path(__file__).parents[3]
 RECORD = json.loads((ROOT / "experiments/mtla/st_digits/mha_36epochs_epyc.json").read_text(encoding="utf-8"))
 Write = Callable[..., Path]
@@ -22,9 +24,7 @@ def write() -> Write:
         **values: Any,
     ) -> Path:
         record = copy.deepcopy(RECORD)
-        for key, value in values.items():
-            section, _, last = key.rpartition("__")
-            (record[section] if section else record)[last] = value
+        set_values(record, values)
         directory.mkdir(parents=True)
         (directory / "record.json").write_text(json.dumps(record))
         if losses:
