@@ -300,7 +300,7 @@ def test_extend_in_low_precision(mechanism: Mechanism, dtype: torch.dtype, autoc
             low.read_prefix(prefix, lengths, cache)
             y = extend_by(low, x, cache, [1, 1, 3, 1, 2, 1])
         assert autocast or y.dtype == dtype
-        wide = {torch.float32} if getattr(low, "accumulates", False) else set()
+        wide = {torch.float32} if low.accumulates else set()
         assert {buffer.dtype for buffer in cache.buffers()} - wide == {stored} - wide
         assert error(y, want) < (1e-4 if dtype == stored == torch.float32 and not autocast else 0.15)
 

@@ -189,7 +189,7 @@ def test_intent_accuracy() -> None:
 def test_scores_have_names() -> None:
     """What `task.score` may name, and what a validation then logs."""
     classes = text_metrics()
-    assert set(classes) == {"bleu", "rouge", "wer", "wer_as_written", "intent"}
+    assert set(classes) >= {"bleu", "rouge", "wer", "wer_as_written", "intent"}
     batch = {"hypotheses": ["a"], "references": ["a b"], "labels": ["x"], "free": ["x"], "constrained": ["y"]}
     for metric in (make(1) for make in classes.values()):
         taken = inspect.signature(metric.update).parameters

@@ -131,7 +131,7 @@ class Attention(nn.Module, ABC):
     A mechanism implements `_forward`, `_store_prefix`, `_extend` and the counts, and names its `cache_type`. This class
     handles what is the same for all: empty inputs (an empty text gives an empty tensor, an empty prefix is no prefix),
     room in the cache, and its length. The output has the dtype of the input; statistics of a softmax are float32 or
-    wider.
+    wider. A constructor refuses a size below 1 with a ValueError that begins with the argument's name.
 
     Attributes:
         d_model: width d of inputs and outputs.
@@ -139,8 +139,11 @@ class Attention(nn.Module, ABC):
         reads_prefix: False if it was built without weights for a prefix and refuses one (ValueError).
         cache_type: the class of its caches, called with (attention, batch, capacity, prefix_capacity, beam, like);
             `like` is an empty tensor of the cache's dtype and device.
+        accumulates: whether every position is added to a state. The state is then float32 or wider in any cache,
+            because a sum that is rounded at each step drifts.
     """
 
+    accumulates = False
     d_model: int
     max_positions: int | None = None
     reads_prefix: bool = True

@@ -77,14 +77,9 @@ class MultiLinear(Attention):
         core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
         reads_prefix: whether there are weights for a prefix; without them a prefix is refused.
         value_dim: V, width of values.
-
-    Attributes:
-        accumulates: whether every position is added to the state, which is then float32 or wider in any cache: a sum
-            that is rounded at each step drifts.
     """
 
     cache_type: type[StateCache] = StateCache
-    accumulates = False
 
     def __init__(
         self,
