@@ -71,8 +71,18 @@ def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
     if not named:
         return None
     key, value = named[0]
-    run = directory_of(key, value)
-    return None if run is None else _job(composer, key, run, overrides)
+    if (run := directory_of(key, value)) is None:
+        return None
+    try:
+        return _Loading(composer, key, run).job(overrides)
+    except DAMAGED as error:  # values of another kind than in every run
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"{run / CONFIG}: not the configuration of a run ({reason})") from error
+
+
+def quoted(path: Path) -> str:
+    """A path in the quotes that Hydra needs."""
+    return "'{}'".format(str(path).replace("'", "\\'"))
 
 
 def configuration(run: str | Path, *settings: str, config_dir: str | None = None) -> DictConfig:
@@ -88,21 +98,11 @@ def configuration(run: str | Path, *settings: str, config_dir: str | None = None
     """
     composer = Composer(config_dir)
     with composer.hydra():
-        directory = directory_of("checkpoint", str(run))
-        if directory is None:
+        path = Path(run).expanduser().absolute()
+        texts = ["mode=predict", "input=''", f"checkpoint={quoted(path)}", *settings]
+        if (job := load(composer, [composer.parse(text) for text in texts])) is None:
             raise ConfigError(f"{run}: not the directory of a run: there is no {CONFIG}")
-        quoted = str(Path(run).expanduser().absolute()).replace("'", "\\'")
-        texts = ["mode=predict", "input=''", f"checkpoint='{quoted}'", *settings]
-        return _job(composer, "checkpoint", directory, [composer.parse(text) for text in texts]).cfg
-
-
-def _job(composer: Composer, key: str, run: Path, overrides: Sequence[Override]) -> Job:
-    """The job of a run directory. ConfigError: its configuration has values of another kind than in every run."""
-    try:
-        return _Loading(composer, key, run).job(overrides)
-    except DAMAGED as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"{run / CONFIG}: not the configuration of a run ({reason})") from error
+        return job.cfg
 
 
 class _Loading:

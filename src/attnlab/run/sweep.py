@@ -30,7 +30,7 @@ from attnlab.run import record as records
 from attnlab.run.directory import holder_of, locked
 from attnlab.run.files import write_text, writing
 from attnlab.run.ledger import OUTPUTS, LedgerEntry, alike
-from attnlab.run.loading import is_free
+from attnlab.run.loading import is_free, quoted
 from attnlab.run.record import RECORD
 from attnlab.run.store import near
 
@@ -294,11 +294,6 @@ def run_process(arguments: Sequence[str], directory: Path) -> None:
         raise SystemExit(128 + received[0])
     elif code and not processes.first_node():
         raise SystemExit(1)
-
-
-def quoted(path: Path) -> str:
-    """A path in the quotes that Hydra needs."""
-    return "'{}'".format(str(path).replace("'", "\\'"))
 
 
 def _record_killed(directory: Path, name: str) -> None:
