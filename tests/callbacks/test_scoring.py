@@ -20,24 +20,15 @@ from attnlab.callbacks.quality import PredictionsFile, Quality
 from attnlab.callbacks.speed import ScoringSpeed, TrainingSpeed
 from attnlab.metrics.numbers import Perplexity
 from attnlab.metrics.wer import WER
+from tests.callbacks.test_training import Constant
 
 TEXTS = ["one two", "ünï", "", "four five six", "seven\teight"]
 
 
-class Echo(LightningModule):
+class Echo(Constant):
     """Returns each text without its last word; the second loader scores numbers."""
 
     tokens_seen = 12
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        return self.weight * 1
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         index = [int(i) for i in batch]

@@ -315,3 +315,44 @@ def test_the_baselines_with_adaptive_input(corpus: str, sizes: tuple[int, ...]) 
     cfg = compose(f"experiment=tensorized/{corpus}_adaptive_input")
     model = cfg.task.model
     assert (model.d_model, model.num_layers, model.ffn_dim) == sizes and cfg.attention._target_.endswith("MHA")
+
+
+QUOTED = {i: SPECS[ROOT / "experiments" / "tensorllm" / f"table{i}.yaml"] for i in (2, 3, 4)}  # of TensorLLM
+
+
+def test_every_published_cell_is_there() -> None:
+    cells = {i: sum(len(row.published) for row in spec.rows) for i, spec in QUOTED.items()}
+    assert cells == {2: 12 * 4 + 12, 3: 36 * 2, 4: 24 * 2}
+
+
+def test_what_was_quoted_is_marked() -> None:
+    for i, mark in ((2, "original"), (3, "case 1"), (4, "original")):
+        for row in QUOTED[i].rows:
+            assert (mark in row.label) == (row.note in ("quoted", "miscopied")), row.label
+    (wrong,) = [row for row in QUOTED[2].rows if row.note == "miscopied"]
+    other = by_label(QUOTED[2], "LLaMA2, Bios Profession, original")
+    assert wrong.label.startswith("LLaMA2, WikidataQA") and wrong.published["loss"] == other.published["loss"] == "4.19"
+
+
+def test_5_of_12_hybrids_are_worse_than_tensorllm_alone() -> None:
+    worse = []
+    for row in QUOTED[3].rows:
+        place, _, case = row.label.rpartition(", ")
+        if case.startswith("case 3"):
+            alone = by_label(QUOTED[2], f"{place}, TensorLLM")
+            if float(row.published["accuracy"]) < float(alone.published["accuracy"]):
+                worse.append(row.label)
+    assert worse == [row.label for row in QUOTED[3].rows if row.note == "worse"] and len(worse) == 5
+
+
+def test_the_ablation_quotes_table_2() -> None:
+    for row in QUOTED[4].rows:
+        place, _, what = row.label.rpartition(", ")
+        if what == "all four":
+            twin = by_label(QUOTED[2], f"{place}, TensorLLM")
+            assert row.published.items() <= twin.published.items() and row.computed == twin.computed
+
+
+def by_label(spec: Spec, label: str) -> Row:
+    (row,) = [row for row in spec.rows if row.label == label]
+    return row

@@ -1,4 +1,4 @@
-"""`attnlab runs`."""
+"""`attnlab runs`, and the run that an evaluation names."""
 
 import json
 import re
@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from attnlab.errors import ConfigError, DataError
+from attnlab.modes import evaluate
 from attnlab.report.runs import main
 from tests.report.conftest import Run
 from tests.run.test_ledger import write
 
+TRAINED = "FineWeb-Edu at /some/where: train 99000000000, validation 99999744, test 99999744 tokens; vocabulary 50257"
 Printed = Callable[..., tuple[list[str], str]]
 
 
@@ -157,3 +159,10 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert json.loads(done.stdout.splitlines()[-1]) == [0, False, False], done.stderr
+
+
+def test_an_evaluation_names_what_its_model_was_trained_on(run: Run) -> None:
+    path = run("trained", "task=fineweb_edu attention=tpa", corpus=TRAINED)
+    assert evaluate.trained_on(str(path.parent)) == TRAINED
+    path.unlink()
+    assert evaluate.trained_on(str(path.parent)) == evaluate.trained_on(None) == ""
