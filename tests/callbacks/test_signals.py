@@ -97,8 +97,9 @@ def train(directory: Path, module: Walk, resume: bool = False) -> tuple[Walk, Be
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Walk, BestAndLast]:
+    before = signal.getsignal(signal.SIGUSR2)
     module, best, code = train(tmp_path_factory.mktemp("alone"), Walk())
-    assert code == 0
+    assert code == 0 and signal.getsignal(signal.SIGUSR2) == before
     return module, best
 
 
@@ -136,9 +137,3 @@ def test_an_update_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypat
 
     assert train(tmp_path, Slow())[2] == 1
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == VALIDATE
-
-
-def test_the_handler_is_as_before(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGUSR2)
-    train(tmp_path, Walk())
-    assert signal.getsignal(signal.SIGUSR2) == before
