@@ -23,10 +23,10 @@ PHASES = {  # a phase: the command, the line after which the signal is sent, and
     "features": (SPEECH, "computing features", 1.0),
     "pretraining of images": (("task=imagenet", "compress=irratt", "rank=32"), "from scratch", 3.0),
     "pretraining of text": (("task=reasoning", "compress=tensorllm"), "training a small", 3.0),
-    "fit": (("task=wikitext2", "hardware=cpu"), "each update", 3.0),
+    "fit": (("task=wikitext2", "hardware=cpu"), "per update, 1 process", 3.0),
     "decoding of the test set": (SHORT, "kept the best checkpoint", 2.0),
     "bench": (("task=wikitext2", "mode=bench", "bench.what=[training]"), "", 20.0),
-    "multirun": (("-m", "task=wikitext2", "hardware=cpu", "seed=1,2"), "each update", 3.0),
+    "multirun": (("-m", "task=wikitext2", "hardware=cpu", "seed=1,2"), "per update, 1 process", 3.0),
 }
 
 
