@@ -145,16 +145,18 @@ def test_after_any_operations_extend_equals_recomputation(mechanism: Mechanism, 
 
 
 @every
-@pytest.mark.parametrize("read", [0, 1, 2, 5])
-def test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere(mechanism: Mechanism, read: int) -> None:
+@pytest.mark.parametrize("read", [(0, 0), (1, 1), (2, 2), (5, 5), (5, 2)], ids=str)
+def test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere(mechanism: Mechanism, read: tuple[int, int]) -> None:
+    """The beginning of a slot of every row: after prefixes of 5 and 2 positions there is none where slots have 2."""
     attention, steps, rng = mechanism.build(), 2 * mechanism.grid + 2, torch.Generator().manual_seed(3)
-    x, prefix, other = (draw(rng, 2, n, 32) for n in (steps, read, 3))
+    x, prefix, other = (draw(rng, 2, n, 32) for n in (steps, read[0], 3))
+    lengths = None if read[0] == read[1] else torch.tensor(read)
     for length in range(steps + 1):
-        cache, model = attention.new_cache(2, steps + 3, read), Recomputed(attention, prefix, None, 1)
-        attention.read_prefix(prefix, None, cache)
+        cache, model = attention.new_cache(2, steps + 3, read[0]), Recomputed(attention, prefix, lengths, 1)
+        attention.read_prefix(prefix, lengths, cache)
         attention.extend(x, cache)
         model.extend(x)
-        merged = mechanism.stride is not None and (read + length) % mechanism.stride != 0
+        merged = any((size + length) % (mechanism.stride or 1) for size in read)
         possible = crop(cache, model, length)
         if isinstance(attention, MTLAWindow):  # which overwrites what it has merged
             assert possible or length < steps
@@ -342,6 +344,7 @@ def bounded(mechanism: Mechanism) -> bool:
     return attention.cache_elements(1, 1024) == attention.cache_elements(1, 2048)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("mechanism", "steps"),
     [
@@ -349,6 +352,8 @@ def bounded(mechanism: Mechanism) -> bool:
         *(pytest.param(m, 4096, id=f"{m}-4096", marks=pytest.mark.slow) for m in EVERY),
     ],
 )
-def test_the_error_of_a_step_does_not_grow_with_its_position(mechanism: Mechanism, steps: int) -> None:
-    early, late = last_errors(mechanism, torch.bfloat16, steps)
+def test_the_error_of_a_step_does_not_grow_with_its_position(
+    mechanism: Mechanism, steps: int, dtype: torch.dtype
+) -> None:
+    early, late = last_errors(mechanism, dtype, steps)
     assert late <= 2 * early

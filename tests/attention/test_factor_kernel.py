@@ -12,7 +12,8 @@ from torch import Tensor
 
 from attnlab.attention import TPA
 from attnlab.attention.ops.backends import Backend, prefer
-from attnlab.attention.ops.kernels import FACTOR_RANKS, naive, usable
+from attnlab.attention.ops.kernels import FACTOR_RANKS, usable
+from tests.attention import kernel_formulas as naive
 from tests.attention.mechanisms import Mechanism, error, extend_by
 
 pytest.importorskip("triton")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention.ops import kernels
-from attnlab.attention.ops.kernels import naive
+from tests.attention import kernel_formulas as naive
 
 pytest.importorskip("triton")
 from attnlab.attention.ops.kernels import latent, split
