@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from attnlab.attention import Attention, Cache, MTLAWindow
+from attnlab.attention.ops import naive
 from attnlab.config.build import CONF, GROUPS, instantiate, knob_paths
 
 NAMES = sorted(path.stem for path in (CONF / "attention").glob("*.yaml") if path.stem != "hybrid")  # a stack of them
@@ -145,6 +146,23 @@ def gates_of_other_steps(attention: Attention, context: int) -> int:
 def extend_by(attention: Attention, x: Tensor, cache: Cache, chunks: list[int]) -> Tensor:
     assert sum(chunks) == x.shape[1]
     return torch.cat([attention.extend(piece, cache) for piece in x.split(chunks, dim=1)], 1)
+
+
+def check_equations(attention: Attention, steps: int, lengths: Tensor, chunkings: list[list[int]]) -> None:
+    """Forward, gradients and cached steps in every chunking after ragged prefixes are those of the naive form."""
+    x = torch.randn(len(lengths), steps, attention.d_model, dtype=torch.float64, requires_grad=True)
+    prefix = torch.randn(len(lengths), int(lengths.max()), attention.d_model, dtype=torch.float64, requires_grad=True)
+    y = attention(x, prefix, prefix_lengths=lengths)
+    want = torch.stack([naive.attend(attention, x[b], prefix[b, :size]) for b, size in enumerate(lengths.tolist())])
+    assert error(y, want) < 1e-12
+    g, inputs = torch.randn_like(y), [x, prefix, *attention.parameters()]
+    for got, exact in zip(torch.autograd.grad(y, inputs, g), torch.autograd.grad(want, inputs, g), strict=True):
+        assert error(got, exact) < 1e-11
+    twice = x.detach().repeat_interleave(2, 0)  # prefixes are shared by two rows each
+    for chunks in chunkings:
+        cache = attention.new_cache(2 * len(lengths), steps, prefix.shape[1], prefix_batch=len(lengths))
+        attention.read_prefix(prefix.detach(), lengths, cache)
+        assert error(extend_by(attention, twice, cache, chunks), want.repeat_interleave(2, 0)) < 1e-12
 
 
 def error(got: Tensor, want: Tensor) -> float:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnlab.attention import TPA, Attention, MLAQueryLatent, TPAKVOnly
 from tests.attention.mechanisms import EVERY, NAMES, Mechanism, gates_of_other_steps
 
 PAPER = ("scale=paper", "task.attention_dropout=0.0")
@@ -174,3 +175,26 @@ def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: i
         attention.extend(torch.randn(1, 1, 512), cache)
     counted = counter.get_total_flops() / 2 + gates_of_other_steps(attention, context)
     assert counted == pytest.approx(attention.multiply_adds(context), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "products"),
+    [  # T6's configurations (specification, section 3); their parameters and caches: models/test_t6_configurations.py
+        (TPA, (768, 34, 64), 5528),
+        (TPA, (1024, 47, 64), 7348),
+        (TPA, (1280, 61, 64), 9308),
+        (TPA, (1600, 78, 64), 11688),
+        (TPAKVOnly, (768, 22, 64), 22 * 2 * 64 + 22 * 2 * 64),
+        (MLAQueryLatent, (768, 13, 64, 32, 256, 512), 13 * (2 * 256 + 32)),
+    ],
+)
+def test_multiply_adds_of_a_cached_position(kind: type[Attention], sizes: tuple[int, ...], products: int) -> None:
+    with torch.device("meta"):
+        attention = kind(*sizes)
+    assert attention.multiply_adds(11) - attention.multiply_adds(10) == products
+
+
+@pytest.mark.parametrize("latent", [0, 257])
+def test_a_latent_that_compresses_nothing_is_refused(latent: int) -> None:
+    with pytest.raises(ValueError, match=f"latent_dim={latent}: expected 1 to 256"):
+        MLAQueryLatent(128, 4, head_dim=32, latent_dim=latent)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, Llama3Scaling, SlidingWindow
-from attnlab.attention.ops import naive
 from attnlab.attention.ops.rope import rotary_table
-from tests.attention.mechanisms import error, extend_by
+from tests.attention.mechanisms import check_equations, error, extend_by
 
 SCALING = Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -34,19 +33,7 @@ def randomised(attention: Attention) -> Attention:
 def test_options_equal_the_equations_forward_backward_and_cached(option: str, groups: int, window: int | None) -> None:
     more = OPTIONS[option]
     made = MHA(32, 4, groups, **more) if window is None else SlidingWindow(32, 4, groups, window=window, **more)
-    attention, steps, lengths = randomised(made), 9, torch.tensor([5, 2])
-    x = torch.randn(2, steps, 32, dtype=torch.float64, requires_grad=True)
-    prefix = torch.randn(2, 5, 32, dtype=torch.float64)
-    y = attention(x, prefix, prefix_lengths=lengths)
-    want = torch.stack([naive.attend(attention, x[b], prefix[b, : lengths[b]]) for b in range(2)])
-    assert error(y, want) < 1e-12
-    g, wanted = torch.randn_like(y), [x, *attention.parameters()]
-    for fast, slow in zip(torch.autograd.grad(y, wanted, g), torch.autograd.grad(want, wanted, g), strict=True):
-        assert error(fast, slow) < 1e-11
-    for chunks in ([1] * steps, [steps], [3, 1, 5]):
-        cache = attention.new_cache(2, steps, 5)
-        attention.read_prefix(prefix, lengths, cache)
-        assert error(extend_by(attention, x.detach(), cache, chunks), want) < 1e-12
+    check_equations(randomised(made), 9, torch.tensor([5, 2]), [[1] * 9, [9], [3, 1, 5]])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from attnlab.attention import (
     TiedMultiLinear,
 )
 from attnlab.attention.multilinear import MultiLinear
-from attnlab.attention.ops import naive
-from tests.attention.mechanisms import error, extend_by, random_chunks
+from tests.attention.mechanisms import check_equations, error, random_chunks
 
 D, R = 12, 5
 HUGE = 1e6
@@ -50,20 +49,9 @@ def copied(source: MultiLinear, target: MultiLinear) -> MultiLinear:
 def test_equals_the_equations_past_the_window(form: str, cores: tuple[int, bool, str]) -> None:
     """Forward, gradients and every chunking; prefixes of several lengths, shared by two rows each."""
     attention = build(form, cores[0], shared_readout=cores[1], core=cores[2], reads_prefix=True)
-    steps, lengths = 11, torch.tensor([3, 0, 5])
-    x, prefix = draw(3, steps, D).requires_grad_(), draw(3, 5, D).requires_grad_()
-    y = attention(x, prefix, prefix_lengths=lengths)
-    want = torch.stack([naive.attend(attention, x[b], prefix[b, : lengths[b]]) for b in range(3)])
-    assert error(y, want) < 1e-12
-    g, inputs = torch.randn_like(y), [x, prefix, *attention.parameters()]
-    pairs = zip(torch.autograd.grad(y, inputs, g), torch.autograd.grad(want, inputs, g), strict=True)
-    assert max(error(got, exact) for got, exact in pairs) < 1e-11
     rng = torch.Generator().manual_seed(1)
-    twice, prefix = x.detach().repeat_interleave(2, 0), prefix.detach()
-    for chunks in ([1] * steps, [steps], random_chunks(steps, rng), random_chunks(steps, rng)):
-        cache = attention.new_cache(6, steps, 5, prefix_batch=3)
-        attention.read_prefix(prefix, lengths, cache)
-        assert error(extend_by(attention, twice, cache, chunks), y.repeat_interleave(2, 0)) < 1e-12
+    chunkings = [[1] * 11, [11], random_chunks(11, rng), random_chunks(11, rng)]
+    check_equations(attention, 11, torch.tensor([3, 0, 5]), chunkings)
 
 
 @every

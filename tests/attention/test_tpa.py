@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnlab.attention import MHA, TPA, Attention, Cache, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 from attnlab.attention.ops import naive
-from tests.attention.mechanisms import Mechanism, error, extend_by
+from tests.attention.mechanisms import Mechanism, check_equations, error, extend_by
 
 NAMES = ["tpa", "tpa_kvonly", "tpa_noncontextual_a", "tpa_noncontextual_b", "tpa_shared_b"]
 OPTIONS = {
@@ -35,19 +35,7 @@ def random(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize(("name", "option"), CASES)
 def test_options_equal_the_equations_forward_backward_and_cached(name: str, option: str) -> None:
-    attention = Mechanism(name).build(*OPTIONS[option])
-    assert isinstance(attention, TPA)
-    x, prefix, lengths = random(2, 5, 32).requires_grad_(), random(2, 3, 32), torch.tensor([3, 2])
-    y = attention(x, prefix, prefix_lengths=lengths)
-    want = torch.stack([naive.attend(attention, x[b], prefix[b, : lengths[b]]) for b in range(2)])
-    assert error(y, want) < 1e-12
-    g, wanted = torch.randn_like(y), [x, *attention.parameters()]
-    for fast, slow in zip(torch.autograd.grad(y, wanted, g), torch.autograd.grad(want, wanted, g), strict=True):
-        assert error(fast, slow) < 1e-11
-    for chunks in ([1] * 5, [2, 1, 2], [5]):
-        cache = attention.new_cache(2, 5, 3)
-        attention.read_prefix(prefix, lengths, cache)
-        assert error(extend_by(attention, x.detach(), cache, chunks), want) < 1e-12
+    check_equations(Mechanism(name).build(*OPTIONS[option]), 5, torch.tensor([3, 2]), [[1] * 5, [2, 1, 2], [5]])
 
 
 def as_products(mha: MHA) -> TPANonContextualA:
