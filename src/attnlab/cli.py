@@ -131,10 +131,18 @@ def call_hydra(flags: Namespace, task: Callable[[DictConfig], Any], settings: Se
     flags = copy.copy(flags)
     flags.overrides = list(flags.overrides if settings is None else settings)
     before = os.environ.get("HYDRA_FULL_ERROR")
+
+    def job(cfg: DictConfig) -> Any:
+        os.environ["HYDRA_FULL_ERROR"] = before or "0"  # a job's process inherits it, and prints a traceback if 1
+        try:
+            return task(cfg)
+        finally:
+            os.environ["HYDRA_FULL_ERROR"] = "1"
+
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises its errors instead of printing them
     try:
         setbase("1.3")
-        _run_hydra(flags, get_args_parser(), task, str(CONF), "config")
+        _run_hydra(flags, get_args_parser(), job, str(CONF), "config")
     finally:
         os.environ["HYDRA_FULL_ERROR"] = before or "0"
 
