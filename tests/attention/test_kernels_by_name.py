@@ -12,6 +12,7 @@ from torch import Tensor
 from attnlab.attention.ops import backends
 from attnlab.attention.ops.backends import Backend, noting, prefer, used
 from attnlab.attention.ops.partial_softmax import Past, merged_attention
+from tests.attention.test_merged import dense
 
 # See `off`. Probabilities, outputs and their gradients are rounded to the dtype; float32 products may be of TF32 on a
 # GPU, which has 10 bits.
@@ -77,20 +78,6 @@ CASES = [
 ]
 
 
-def formula(inputs: list[Tensor], case: Case, exists: Tensor | None) -> Tensor:
-    """One softmax over all that a query sees, in float64: (B, T, H, Dv)."""
-    q, packed, *more = inputs
-    seen = torch.tensor([[(j + 1) % case.stride == 0 and j < t or j == t for j in range(case.total)]
-                         for t in range(case.total)]).expand(4, -1, -1)  # fmt: skip
-    for past in more:
-        here = torch.ones(past.shape[:2], dtype=torch.bool) if exists is None else exists
-        seen = torch.cat((seen, here.repeat_interleave(2, 0)[:, None].expand(-1, case.total, -1)), -1)
-        packed = torch.cat((packed, past.repeat_interleave(2, 0)), 1)
-    logits = torch.einsum("bthd,bkhd->bhtk", q, packed[..., case.value :]) * case.scale
-    weights = logits.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
-    return torch.einsum("bhtk,bkhv->bthv", weights, packed[..., : case.value])
-
-
 def off(got: Tensor, want: Tensor) -> float:
     """The norm of the difference by the norm; of what nearly vanishes, by a tenth of a unit for each number."""
     return float((got.cpu().double() - want).norm() / want.norm().clamp(min=0.1 * want.numel() ** 0.5))
@@ -103,7 +90,7 @@ def check(case: Case, backend: Backend, dtype: torch.dtype, device: str) -> None
     exact = [t.double().requires_grad_() for t in rounded]
     leaves = [t.to(device).requires_grad_() for t in rounded]
     mask = None if exists is None else exists.to(device)
-    want = formula(exact, case, exists)
+    want, _, _ = dense(*exact[:2], case.scale, case.stride, [Past(t, exists) for t in exact[2:]], case.value)
     with prefer(backend), noting() as pairs:
         past = [Past(t, mask) for t in leaves[2:]]
         out = merged_attention(leaves[0], leaves[1], case.value, case.scale, stride=case.stride, past=past)

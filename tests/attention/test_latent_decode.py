@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnlab.attention.ops import kernels
 from tests.attention import kernel_formulas as naive
+from tests.attention.mechanisms import error
 
 pytest.importorskip("triton")
 from attnlab.attention.ops.kernels import latent, split
@@ -78,17 +79,13 @@ def check(case: Case, device: torch.device, blocks: Blocks | None) -> None:
     q, segments, more = drawn(case, device)
     scale = q.shape[-1] ** -0.5
     got = latent_decode(q, segments, scale, blocks=blocks, splits=case.splits, **more)
-    want = naive.latent_decode(q.cpu(), [_on_cpu(segment) for segment in segments], scale, **more)
+    want = naive.latent_decode(q.cpu(), [on_cpu(segment) for segment in segments], scale, **more)
     assert got.dtype == case.dtype
-    assert _error(got.cpu(), want) < TOLERANCE[case.dtype] * (100 if case.loud > 1 else 1)
+    assert error(got.cpu(), want) < TOLERANCE[case.dtype] * (100 if case.loud > 1 else 1)
 
 
-def _on_cpu(segment: CacheSegment) -> CacheSegment:
+def on_cpu(segment: CacheSegment) -> CacheSegment:
     return CacheSegment(*(t.cpu() if isinstance(t, Tensor) else t for t in segment))  # type: ignore[arg-type]
-
-
-def _error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).abs().max() / want.square().mean().sqrt())
 
 
 FEW = [
@@ -134,9 +131,9 @@ def test_on_a_gpu_the_kernel_equals_the_naive_form(case: Case) -> None:
 def test_all_block_sizes_give_the_same() -> None:
     case = Case(33, (512, 64), 300, "rows", 70, "mask", 2, dtype=torch.bfloat16)
     q, segments, more = drawn(case, torch.device("cuda"))
-    want = naive.latent_decode(q.cpu(), [_on_cpu(segment) for segment in segments], 0.05, **more)
+    want = naive.latent_decode(q.cpu(), [on_cpu(segment) for segment in segments], 0.05, **more)
     for blocks in (Blocks(16, 16, 4, 2), Blocks(16, 64, 4, 3), Blocks(32, 32, 8, 2), Blocks(64, 16, 8, 2)):
-        assert _error(latent_decode(q, segments, 0.05, blocks=blocks, **more).cpu(), want) < 6e-2, blocks
+        assert error(latent_decode(q, segments, 0.05, blocks=blocks, **more).cpu(), want) < 6e-2, blocks
 
 
 @interpreter
@@ -146,7 +143,7 @@ def test_a_row_without_any_slot_gets_zeros_and_splits_beyond_a_count_have_no_wei
     segment = CacheSegment(key, end=torch.tensor([0, 4], dtype=torch.int32))
     y = latent_decode(q, [segment], value_dim=16, blocks=SMALL, splits=4)
     assert not y[0].any()
-    assert _error(y[1:], naive.latent_decode(q[1:], [CacheSegment(key[1:, :, :4])], value_dim=16)) < 1e-5
+    assert error(y[1:], naive.latent_decode(q[1:], [CacheSegment(key[1:, :, :4])], value_dim=16)) < 1e-5
 
 
 def test_splits_follow_from_shapes_and_fill_the_device() -> None:
@@ -186,7 +183,7 @@ def test_chosen_blocks_fit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
         ({"key": torch.zeros(2, 1, 24, 4).mT}, "dense last axis"),
     ],
 )
-def test_what_does_not_fit_is_one_error(change: dict[str, Tensor], message: str) -> None:
+def test_what_does_not_fit_is_oneerror(change: dict[str, Tensor], message: str) -> None:
     segment = CacheSegment(**{"key": torch.zeros(2, 1, 4, 24)} | change)
     with pytest.raises(ValueError, match=message):
         latent_decode(torch.zeros(2, 3, 24), [segment], value_dim=None if segment.value is not None else 16)
@@ -206,7 +203,7 @@ def merged(device: torch.device, dtype: torch.dtype, ragged: bool) -> None:
         inputs = [t.cpu() for t in (slots, latents, rotary, hidden, gates)]
         want = naive.merge_slot(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], at, stride, first)
         counts = merge_slot(slots, latents, rotary, hidden, gates, form(at.to(device)), stride, form(first.to(device)))
-        assert _error(slots.cpu(), want) < TOLERANCE[dtype]
+        assert error(slots.cpu(), want) < TOLERANCE[dtype]
         assert counts.tolist() == (at // stride + 1).expand(4).tolist()
 
 

@@ -23,11 +23,13 @@ def visible(total: int, stride: int, past: list[Past], batch: int) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def dense(q: Tensor, packed: Tensor, scale: float, stride: int, past: list[Past]) -> tuple[Tensor, Tensor, Tensor]:
+def dense(
+    q: Tensor, packed: Tensor, scale: float, stride: int, past: list[Past], value_dim: int = VALUE
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output (B, T, H, Dv), probabilities (B, H, T, columns) and values (B, H, columns, Dv)."""
     batch = len(q)
     every = torch.cat([packed, *[p.packed.repeat_interleave(batch // len(p.packed), 0) for p in past]], 1)
-    value, key = every.split([VALUE, WIDTH], -1)
+    value, key = every.tensor_split([value_dim], -1)
     seen = visible(q.shape[1], stride, past, batch)
     logits = torch.einsum("bthd,bkhd->bhtk", q, key) * scale
     p = logits.masked_fill(~seen[:, None], -math.inf).softmax(-1)

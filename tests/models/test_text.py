@@ -10,8 +10,7 @@ from attnlab.attention import MHA, MLA, MTLA, Attention
 from attnlab.attention.base import length_mask
 from attnlab.models import CrossDecoder, EncoderDecoder, TextEncoder, TextToText
 from attnlab.models.build import build_model
-from tests.attention.mechanisms import EVERY, Mechanism
-from tests.attention.mechanisms import error as difference
+from tests.attention.mechanisms import EVERY, Mechanism, composed, error
 
 LENGTHS = torch.tensor([7, 4, 1, 6])
 WIDTH = 32
@@ -95,7 +94,7 @@ def test_encoder_form_is_the_formula(mechanism: Mechanism) -> None:
     out = attention.encode(x, LENGTHS)
     want = [naive(attention, x[i, :n]) for i, n in enumerate(LENGTHS.tolist())]  # type: ignore[arg-type]
     for i, n in enumerate(LENGTHS.tolist()):
-        assert difference(out[i, :n], want[i]) < 1e-10
+        assert error(out[i, :n], want[i]) < 1e-10
     weights = [torch.randn_like(w) for w in want]
     fast = sum((out[i, : len(w)] * w).sum() for i, w in enumerate(weights))
     slow = sum((a * b).sum() for a, b in zip(want, weights, strict=True))
@@ -127,7 +126,7 @@ def test_padding_changes_nothing_in_the_encoder(pre_norm: bool, attention: bool)
         assert lengths.equal(LENGTHS)
         for row, length in enumerate(LENGTHS.tolist()):
             alone, _ = encoder(tokens[row : row + 1, :length], LENGTHS[row : row + 1])
-            assert difference(out[row, :length], alone[0]) < 1e-10
+            assert error(out[row, :length], alone[0]) < 1e-10
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])
@@ -138,7 +137,7 @@ def test_cached_steps_of_the_cross_decoder_equal_its_parallel_form(pre_norm: boo
         parallel = decoder(text, prefix.repeat_interleave(2, 0), LENGTHS.repeat_interleave(2))
         caches = decoder.start(prefix, LENGTHS, 2, 6)
         parts = [decoder.step(part, caches) for part in text.split([1, 2, 1, 1, 1], 1)]
-    assert difference(torch.cat(parts, 1), parallel) < 1e-10
+    assert error(torch.cat(parts, 1), parallel) < 1e-10
     assert sum(c.nbytes for c in caches) == decoder.cache_bytes(8, 6, 7, 4, dtype=torch.float64)
 
 
@@ -157,7 +156,7 @@ def test_reordered_and_dropped_rows_of_the_cross_decoder() -> None:
         want = decoder(remaining, prefix[sentences].repeat_interleave(2, 0), LENGTHS[sentences].repeat_interleave(2))[
             :, -1:
         ]
-    assert difference(got, want) < 1e-10
+    assert error(got, want) < 1e-10
 
 
 def test_cross_attention_is_the_formula() -> None:
@@ -171,7 +170,7 @@ def test_cross_attention_is_the_formula() -> None:
             (q[:, h] @ k[:, h].T / math.sqrt(8)).softmax(-1) @ v[:, h]
             for h in (slice(i, i + 8) for i in range(0, 32, 8))
         ]
-        assert difference(got[row], cross.out(torch.cat(heads, -1))) < 1e-10
+        assert error(got[row], cross.out(torch.cat(heads, -1))) < 1e-10
 
 
 def test_one_embedding_serves_all() -> None:
@@ -195,8 +194,6 @@ def test_one_embedding_serves_all() -> None:
 
 
 def test_the_summariser_has_two_embeddings() -> None:
-    from tests.attention.mechanisms import composed
-
     model = build_model(composed("mha", "task=xsum", "scale=sample"), vocab_size=13)
     assert isinstance(model, TextToText)
     assert model.encoder.embedding is not model.decoder.embedding
