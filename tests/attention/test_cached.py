@@ -357,3 +357,55 @@ def test_the_error_of_a_step_does_not_grow_with_its_position(
 ) -> None:
     early, late = last_errors(mechanism, dtype, steps)
     assert late <= 2 * early
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, 32, dtype=torch.float64)
+
+
+@every
+def test_extend_by_nothing_changes_nothing(mechanism: Mechanism) -> None:
+    attention, x = mechanism.build(), drawn(2, 5)
+    for size in (None, 0, 4):
+        prefix = drawn(2, size or 0)
+        want, cache = attention(x, prefix), attention.new_cache(2, 5, size or 0)
+        if size is not None:
+            attention.read_prefix(prefix, None, cache)
+        outs = []
+        for piece in x.split([1, 2, 2], 1):
+            nothing = attention.extend(x[:, :0], cache)
+            assert nothing.shape == (2, 0, 32) and nothing.dtype == x.dtype
+            outs.append(attention.extend(piece, cache))
+        assert attention.extend(x[:, :0], cache).shape == (2, 0, 32)  # also where there is no room for more
+        assert error(torch.cat(outs, 1), want) < 1e-12 and cache.length == 5
+
+
+@every
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_cache_without_rows(mechanism: Mechanism, ragged: bool) -> None:
+    """Every call on it works, and a batch that loses its last sentence is one."""
+    attention = mechanism.build()
+    cache = attention.new_cache(0, 6, 4)
+    assert cache.nbytes == 0 == attention.cache_elements(0, 6, 4)
+    attention.read_prefix(drawn(0, 4), torch.zeros(0, dtype=torch.int64) if ragged else None, cache)
+    walk_without_rows(attention, cache)
+
+    full = attention.new_cache(4, 6, 4, prefix_batch=2)
+    attention.read_prefix(drawn(2, 4), torch.tensor([4, 2]) if ragged else None, full)
+    attention.extend(drawn(4, 1), full)
+    full.select(torch.zeros(0, dtype=torch.int64))
+    walk_without_rows(attention, full)
+    for batch, prefixes in ((2, 0), (0, 2)):
+        with pytest.raises(ValueError, match="evenly"):
+            attention.new_cache(batch, 4, 4, prefix_batch=prefixes)
+
+
+def walk_without_rows(attention: Attention, cache: Cache) -> None:
+    for new in (1, 2, 1, 0):
+        before = cache.length
+        assert attention.extend(drawn(0, new), cache).shape == (0, new, 32)
+        assert cache.length == before + new
+        cache.reorder(torch.zeros(0, dtype=torch.int64))
+    cache.select(torch.zeros(0, dtype=torch.int64))
+    cache.crop(cache.length)
+    assert cache.nbytes == 0

@@ -90,7 +90,7 @@ def check(case: Case, backend: Backend, dtype: torch.dtype, device: str) -> None
     exact = [t.double().requires_grad_() for t in rounded]
     leaves = [t.to(device).requires_grad_() for t in rounded]
     mask = None if exists is None else exists.to(device)
-    want, _, _ = dense(*exact[:2], case.scale, case.stride, [Past(t, exists) for t in exact[2:]], case.value)
+    want, _, _ = dense(exact[0], exact[1], case.scale, case.stride, [Past(t, exists) for t in exact[2:]], case.value)
     with prefer(backend), noting() as pairs:
         past = [Past(t, mask) for t in leaves[2:]]
         out = merged_attention(leaves[0], leaves[1], case.value, case.scale, stride=case.stride, past=past)

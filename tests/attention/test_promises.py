@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -158,6 +159,22 @@ def test_an_empty_prefix_is_no_prefix(mechanism: Mechanism) -> None:
     assert error(attention(x, x[:, :0]), want) < 1e-12
     nothing = torch.full((2, 4, 32), NAN, dtype=torch.float64)
     assert error(attention(x, nothing, prefix_lengths=torch.tensor([0, 0])), want) < 1e-12
+
+
+@every
+def test_empty_texts_give_empty_tensors(mechanism: Mechanism) -> None:
+    attention = mechanism.build()
+    for shape, size, training in itertools.product([(2, 0), (0, 3), (0, 0)], [None, 0, 4], [False, True]):
+        x, prefix = (
+            torch.randn(*shape, 32).double().requires_grad_(),
+            None if size is None else torch.randn(shape[0], size, 32).double(),
+        )
+        attention.train(training)
+        for sizes in (None, torch.full((shape[0],), size or 0)):
+            y = attention(x, prefix, lengths=torch.full((shape[0],), shape[1]), prefix_lengths=sizes)
+            assert y.shape == x.shape and y.dtype == x.dtype
+            y.sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape
 
 
 @every
