@@ -74,7 +74,10 @@ FILES = [  # a file in --config-dir, its content, what the error says
     ("hydra/job_logging/default", b"version: 1\n", r"default\.yaml is a built-in file"),
 ]
 CHANGES = [  # of conf/attention/mha.yaml, and what the error says
-    ({"num_kv_head": 2}, "attention.num_kv_head: MHA has no parameter 'num_kv_head'; nearest: num_kv_heads"),
+    (
+        {"num_kv_head": 2},
+        "attention.num_kv_head: attnlab.attention.MHA has no parameter 'num_kv_head'; nearest: num_kv_heads",
+    ),
     ({"num_kv_heads": "two"}, "attention.num_kv_heads=two: expected int"),
     ({"num_kv_heads": "???"}, "attention.num_kv_heads has no default"),
     ({"_target_": "attnlab.attention.MHAA"}, "no such class; nearest: attnlab.attention.MHA"),
@@ -83,10 +86,10 @@ CHANGES = [  # of conf/attention/mha.yaml, and what the error says
     ({"head_dim": "${task.modle.d_model}"}, "attention.head_dim = ${task.modle.d_model}: Interpolation key"),
 ]
 OVERLAYS = {  # text of experiment/mine.yaml: how the error begins
-    "task:\n  train:\n    max_step: 3": "task.train.max_step: Train has no parameter 'max_step'; nearest: max_steps",
-    "task:\n  label_smoothin: 3": "task.label_smoothin: Task has no parameter 'label_smoothin'; nearest: label_",
-    "hardware:\n  devcies: 2": "hardware.devcies: Hardware has no parameter 'devcies'; nearest: devices",
-    "seeed: 3": "seeed: Root has no parameter 'seeed'; nearest: seed",
+    "task:\n  train:\n    max_step: 3": "task.train.max_step: attnlab.config.settings.Train has no parameter",
+    "task:\n  label_smoothin: 3": "task.label_smoothin: attnlab.config.settings.Task has no parameter",
+    "hardware:\n  devcies: 2": "hardware.devcies: attnlab.config.settings.Hardware has no parameter",
+    "seeed: 3": "seeed: attnlab.config.settings.Root has no parameter 'seeed'; nearest: seed",
     "mode: 3": "mode=3: no such mode",
     "seed: one": "seed=one: expected int",
     "stride: 100000": "attention.stride=100000: expected int >= 1 and <= 1024",

@@ -65,7 +65,11 @@ def test_every_hardware_has_the_same_keys(hardware: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("knob", config.KNOBS)
 @pytest.mark.parametrize(
     "attention",
-    [name if name in ("mha", "mtla", "tpa") else pytest.param(name, marks=SLOW) for name in options("attention")],
+    [
+        name if name in ("mha", "mtla", "tpa") else pytest.param(name, marks=SLOW)
+        for name in options("attention")
+        if name != "hybrid"
+    ],
 )
 def test_a_knob_feeds_one_place_or_is_refused(attention: str, knob: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):

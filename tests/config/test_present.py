@@ -8,7 +8,7 @@ import pytest
 from timm.data.readers.img_extensions import get_img_extensions
 from timm.optim import list_optimizers
 
-from attnlab.config.build import CONF
+from attnlab.config.build import CONF, has_driver
 from attnlab.config.check import check, check_present
 from attnlab.config.model import check_optimizer
 from attnlab.config.schema import constant
@@ -51,6 +51,14 @@ def test_a_wrong_data_root_is_refused_before_libraries_are_loaded(line: str, tmp
 @pytest.mark.slow
 def test_a_wrong_model_is_refused_before_libraries_are_loaded(tmp_path: Path) -> None:
     assert "model=/no/such.pth: no such file" in refused(tmp_path, "task=imagenet", "model=/no/such.pth")
+
+
+@pytest.mark.skipif(has_driver(), reason="this machine may have such a device")
+@pytest.mark.parametrize("word", ["hardware=gpu", "hardware.devices=[0]", "hardware.precision=16-mixed"])
+def test_a_device_that_is_not_here_is_refused_before_a_run_is_changed(word: str) -> None:
+    with pytest.raises(ConfigError, match=r"^hardware\."):
+        present("task=recall", word)
+    check(["task=recall", "mode=describe", word])
 
 
 @pytest.mark.parametrize("line", SOME)

@@ -161,6 +161,8 @@ HYDRA: dict[str, tuple[str, Any]] = {  # key below hydra, value
     "a class inside": ("launcher.x", call("os.system")),
     "another of Hydra's functions": ("launcher", call("hydra.utils.call")),
     "by way of Hydra": ("launcher", call("hydra.main.os.system")),
+    "inside, by way of a plugin": ("launcher.x", call("hydra._internal.core_plugins.bash_completion.os.system")),
+    "a function of a plugin": ("launcher", call("hydra._internal.core_plugins.basic_launcher.configure_log")),
     "a reference to a node": ("launcher.x", "${task.evil}"),
     "a made node": ("sweeper.x", "${oc.create:'{_target_: os.system}'}"),
     "a reference that only a job resolves": ("launcher.x", "${task.nothing}"),

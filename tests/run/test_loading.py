@@ -183,7 +183,7 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
         ("task.model.num_layers", 10**8, "config.yaml: task.model.num_layers=100000000: expected int >= 1 and <= 1024"),
         ("task.model.layers", [{"_target_": "subprocess.run"}], "task.model.layers.0._target_=subprocess.run"),
         ("task.name", "${oc.env:HOME}", "task.name is a reference"),
-        ("task.model.d_modle", 4, "task.model.d_modle: T6 has no parameter 'd_modle'"),
+        ("task.model.d_modle", 4, "task.model.d_modle: attnlab.models.decoder.T6 has no parameter 'd_modle'"),
         ("task.model._target_", "attnlab.models.T7", "T7 is no class of attnlab"),
         ("choices", 3, "not the configuration of a run"),
         ("choices.task", "../../x", r"choices.task=../../x: expected the name of an option"),
@@ -200,7 +200,7 @@ def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, mes
 
 
 def test_a_configuration_that_is_no_plain_yaml(tmp_path: Path) -> None:
-    for text in ("[1, 2", "z: &z [*z]", "[" * 400):
+    for text in ("[1, 2", "z: &z [*z]", "a: &a [1]\nb: [*a, *a]", "[" * 400):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(ConfigError, match="config.yaml: not the configuration of a run"):
             use(tmp_path)
@@ -234,6 +234,11 @@ def test_directories_that_are_no_run(tmp_path: Path) -> None:
         resume(tmp_path)
     with pytest.raises(ConfigError, match="not the directory of a run"):
         configuration(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "record.json").mkdir()
+    with pytest.raises(ConfigError, match=r"record\.json: expected the record of a run"):
+        resume(tmp_path)
+    (tmp_path / "config.yaml").unlink()
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match=r"config\.yaml: no such file"):
         use(tmp_path)

@@ -8,6 +8,7 @@ import os
 import pkgutil
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
@@ -25,9 +26,9 @@ from attnlab.config.command_line import CommandLine, parse, parse_flags
 from attnlab.config.compose import Composer
 from attnlab.config.model import TIMM, check_model, check_weights
 from attnlab.config.nearest import nearest
-from attnlab.config.nodes import check_nodes, declared, mappings, targets
-from attnlab.config.rules import check_relations
-from attnlab.config.schema import File, constant, definition
+from attnlab.config.nodes import canonical, check_nodes, declared, mappings, targets
+from attnlab.config.rules import check_relations, check_trainer
+from attnlab.config.schema import File, ancestors, constant, definition
 from attnlab.config.settings import MODES
 from attnlab.errors import ConfigError, DataError
 
@@ -46,7 +47,12 @@ NEED_WEIGHTS = ("test", "predict", "generate", "evaluate")
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
 USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
-PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.", "optuna.samplers.")  # what Hydra builds
+BUILT = {  # what Hydra builds, with the base of its classes, from its plugins alone
+    "hydra.launcher": "hydra.plugins.launcher.Launcher",
+    "hydra.sweeper": "hydra.plugins.sweeper.Sweeper",
+    "hydra.sweeper.sampler": "optuna.samplers.BaseSampler",
+}
+PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.", "optuna.samplers.")
 RESERVED = (  # of Hydra's node: what runs code or commands, or names files; --config-dir cannot set it
     *("callbacks", "job.env_set", "job.name", "job_logging", "hydra_logging"),
     *(f"launcher.{name}" for name in ("setup", "srun_args", "python", "additional_parameters")),
@@ -217,8 +223,9 @@ def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> 
         except (OmegaConfBaseException, ValueError) as error:
             raise ConfigError(f"hydra.{name}: {str(error).splitlines()[0]}; expected plain values") from error
         for path, target in targets(node, f"hydra.{name}"):
-            if not str(target).startswith(PLUGINS):
-                raise ConfigError(f"{path}._target_={target}: expected a class of Hydra or of a plugin of Hydra")
+            base, plugin = BUILT.get(path), str(target)
+            if base is None or not plugin.startswith(PLUGINS) or canonical(base) not in ancestors(plugin):
+                raise ConfigError(f"{path}._target_={target}: expected {base or 'no _target_'}, of a plugin of Hydra")
 
 
 def _check_folder(job: DictConfig, keys: Sequence[str]) -> None:
@@ -256,6 +263,7 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
 
 def check_fixed(cfg: DictConfig) -> None:
     """Check every node of a resolved configuration against its signature, and the keys that depend on each other."""
+    check_trainer(cfg)
     check_nodes(config.written(cfg))
     check_relations(cfg)
     check_batch(cfg)
@@ -386,12 +394,26 @@ def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
         raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
 
 
+def check_device(cfg: DictConfig) -> None:
+    """Refuse a device that this machine cannot have, as far as that is known without torch."""
+    wanted, apple, hardware = str(cfg.hardware.accelerator), sys.platform == "darwin", cfg.hardware
+    cuda = wanted not in ("cpu", "mps") and config.has_driver()
+    if (wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and apple)) or (wanted == "mps" and not apple):
+        raise ConfigError(f"hardware.accelerator={wanted}: no such device here; take hardware=cpu or hardware=auto")
+    if wanted in ("cpu", "auto") and isinstance(hardware.devices, ListConfig) and not cuda and not apple:
+        raise ConfigError(f"hardware.devices={hardware.devices}: expected the number of processes on a CPU")
+    if hardware.precision == "16-mixed" and not cuda:
+        raise ConfigError("hardware.precision=16-mixed: float16 needs a CUDA device; take 32-true or bf16-mixed")
+
+
 def check_present(cfg: DictConfig) -> None:
-    """Refuse a job whose corpus or files are not on this machine.
+    """Refuse a job whose device, corpus or files are not on this machine, before a run directory is changed.
 
     Raises:
         ConfigError: names the key or the path, and what is expected there.
     """
+    if cfg.mode not in ("describe", "export"):
+        check_device(cfg)
     if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
         return
     if cfg.checkpoint is None:  # a run has what it was made of in its directory

@@ -54,10 +54,13 @@ class Composer:
         self.directories = [config.CONF, *([Path(directory).absolute()] if directory else [])]
         if not self.directories[-1].is_dir():
             raise ConfigError(f"--config-dir={directory}: no such directory")
-        self.texts = tuple(self._checked(file) for file in sorted(self.directories[-1].rglob("*.yaml")) if directory)
         self.groups = sorted(
             {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
         )
+        added = self.directories[-1]  # its other folders may be anything
+        places = [added / path.name for path in sorted(config.CONF.iterdir())]
+        files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.yaml")))]
+        self.texts = tuple(self._checked(file) for file in files if directory)
 
     @contextmanager
     def hydra(self) -> Iterator[None]:

@@ -152,7 +152,7 @@ def _check_keys(node: dict[str, Any], path: str, target: str) -> None:
         if key not in ("_target_", "_partial_"):
             if key not in schema.parameters and not schema.open:
                 hint = nearest(str(key), schema.parameters)
-                raise ConfigError(f"{here}: {target.rpartition('.')[2]} has no parameter {key!r}{hint}")
+                raise ConfigError(f"{here}: {target} has no parameter {key!r}{hint}")
             _check_value(declared(node, path, str(key)), here, value)
 
 

@@ -91,12 +91,16 @@ def _check_packages(cfg: DictConfig) -> None:
             raise ConfigError(f"{what} needs the package {package}: pip install {install}")
 
 
-def check_relations(cfg: DictConfig) -> None:
-    """Check the keys of a resolved configuration that depend on each other."""
+def check_trainer(cfg: DictConfig) -> None:
+    """Refuse the arguments of Lightning's Trainer that other keys set."""
     for name in cfg.trainer:
         if name in TRAINER:
             instead = f"; give {TRAINER[name]}" if TRAINER[name] else ""
             raise ConfigError(f"trainer.{name}: attnlab sets it itself{instead}")
+
+
+def check_relations(cfg: DictConfig) -> None:
+    """Check the keys of a resolved configuration that depend on each other."""
     _check_packages(cfg)
     _check_callbacks(cfg)
     _check_names(cfg)
