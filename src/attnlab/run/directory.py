@@ -143,7 +143,7 @@ def directory_of(key: str, value: str) -> Path | None:
 
 
 def holder_of(directory: Path) -> str | None:
-    """The live process that uses a run directory, for people; None: there is none."""
+    """A description of the live process that uses a run directory; None: there is none."""
     with contextlib.suppress(OSError), (directory / LOCK).open(encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -85,9 +85,9 @@ def entries(root: Path) -> list[LedgerEntry]:
 
 def unrecorded(root: Path) -> list[Path]:
     """The folders below a folder that a run has begun and that have no record, nor a run below them."""
-    found = dict(folders(root))
-    recorded = {parent for folder, names in found.items() if RECORD in names for parent in (folder, *folder.parents)}
-    return sorted(folder for folder, names in found.items() if names >= TRACES and folder not in recorded)
+    contents = dict(folders(root))
+    recorded = {parent for folder, names in contents.items() if RECORD in names for parent in (folder, *folder.parents)}
+    return sorted(folder for folder, names in contents.items() if names >= TRACES and folder not in recorded)
 
 
 def alike(root: Path, key: str, mode: str, seed: int, task: str) -> list[LedgerEntry]:
