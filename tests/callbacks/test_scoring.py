@@ -19,7 +19,7 @@ from attnlab.callbacks.memory import CacheBytes, Memory
 from attnlab.callbacks.quality import PredictionsFile, Quality
 from attnlab.callbacks.speed import ScoringSpeed, TrainingSpeed
 from attnlab.metrics.numbers import Perplexity
-from attnlab.metrics.wer import WER
+from attnlab.metrics.text import WER
 from tests.callbacks.test_training import Constant
 
 TEXTS = ["one two", "ünï", "", "four five six", "seven\teight"]

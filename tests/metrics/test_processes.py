@@ -9,11 +9,8 @@ import torch
 
 from attnlab.errors import DataError
 from attnlab.metrics.base import Predictions
-from attnlab.metrics.bleu import BLEU
-from attnlab.metrics.intent import IntentAccuracy
 from attnlab.metrics.numbers import Perplexity, TopAccuracy
-from attnlab.metrics.rouge import ROUGE
-from attnlab.metrics.wer import WER
+from attnlab.metrics.text import BLEU, ROUGE, WER, IntentAccuracy, WERAsWritten
 from tests.metrics.processes import in_processes
 
 SIZE = 13
@@ -52,7 +49,7 @@ def scores(rank: int, world: int, shares: list[list[int]]) -> dict[str, Any]:
     metrics = {
         "bleu": (BLEU(SIZE), ("hypotheses", "references")),
         "rouge": (ROUGE(SIZE), ("hypotheses", "references", "others")),
-        "wer": (WER(SIZE, punctuation=True), ("hypotheses", "references")),
+        "wer": (WERAsWritten(SIZE), ("hypotheses", "references")),
         "intent": (IntentAccuracy(SIZE), ("labels", "free", "constrained", "hypotheses", "references")),
         "rows": (Predictions(SIZE), ("rows",)),
     }

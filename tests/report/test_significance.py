@@ -13,8 +13,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from attnlab.errors import DataError
-from attnlab.metrics.rouge import text_scores
-from attnlab.metrics.wer import word_errors
+from attnlab.metrics.text import text_scores, word_errors
 from attnlab.report import significance
 from attnlab.report.render import table
 from attnlab.report.runs import main

@@ -1,6 +1,5 @@
 """Callbacks that contribute sections to the record, and what they read of each scored batch."""
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torchmetrics import Metric
 
-from attnlab.metrics.base import Row
+from attnlab.metrics.base import IndexedMetric, Row
 
 Sections = dict[str, dict[str, Any]]  # values by section of the record
 
@@ -40,10 +38,9 @@ class Scored:
     cache_bytes: tuple[int, int] = (0, 0)
 
 
-def update(metric: Metric, scored: Scored) -> None:
-    """Give a metric the arguments of its `update` that a batch has."""
-    taken = inspect.signature(metric.update).parameters
-    metric.update(scored.index, **{name: value for name, value in scored.update.items() if name in taken})
+def update(metric: IndexedMetric, scored: Scored) -> None:
+    """Give a metric its fields of a batch."""
+    metric.update(scored.index, **{name: scored.update[name] for name in metric.fields})
 
 
 class Contributor(Callback):

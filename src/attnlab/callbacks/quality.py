@@ -7,10 +7,9 @@ from typing import Any
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 from lightning import LightningModule, Trainer
-from torchmetrics import Metric
 
 from attnlab.callbacks.contribution import Contributor, Scored, ScoringCallback, Sections, update
-from attnlab.metrics.base import Predictions, Row
+from attnlab.metrics.base import IndexedMetric, Predictions, Row
 from attnlab.run.files import write_text
 
 HEADER: Row = ("id", "source", "reference", "hypothesis")
@@ -26,7 +25,7 @@ class Quality(Contributor, ScoringCallback):
         about: values known beforehand, which are added; of two values with one name this one is taken.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], about: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, metrics: Mapping[str, IndexedMetric], about: Mapping[str, Any] | None = None) -> None:
         self.metrics, self.about = dict(metrics), dict(about or {})
         self._values: dict[str, Any] = {}
 

@@ -25,24 +25,34 @@ class IndexedMetric(Metric):
     Args:
         size: number of items in the corpus; `compute()` needs every index from 0 to size - 1.
         columns: an empty tensor of shape (0, ...) for each column besides the index: its dtype and the shape of a row.
+
+    Attributes:
+        fields: the names of what `update` takes besides the index; by default the columns.
     """
 
     full_state_update = False
+    fields: tuple[str, ...] = ()
 
     def __init__(self, size: int, columns: dict[str, Tensor], **settings: Any) -> None:
         super().__init__(**settings)
         self.size = size
         self._empty = {"index": INTEGER} | columns
+        self.fields = type(self).fields or tuple(columns)
         for name in self._empty:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def append(self, index: Tensor | Sequence[int], **columns: Tensor) -> None:
+    def update(self, index: Tensor | Sequence[int], *values: Any, **columns: Any) -> None:
         """Adds rows.
 
         Args:
             index: (B,) corpus indices.
-            columns: every column by name; row b belongs to index[b], unless the subclass arranges it otherwise.
+            values: the first of `fields`, in their order.
+            columns: the others by name.
         """
+        self.append(index, **dict(zip(self.fields, values, strict=False)), **columns)
+
+    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
+        """Stores every column; row b belongs to index[b], unless the subclass arranges it otherwise."""
         for name, value in {"index": torch.as_tensor(index), **columns}.items():
             getattr(self, name).append(value.detach().to(self.device, self._empty[name].dtype))
 
@@ -82,7 +92,7 @@ class IndexedMetric(Metric):
 
 
 class TextMetric(IndexedMetric):
-    """Texts under corpus indices.
+    """Texts under corpus indices; `update` takes B texts for each of `fields`.
 
     Strings cannot be gathered as they are, so they are stored as one uint8 buffer of UTF-8 with the length of each text
     in bytes and the number of texts of each row.
@@ -94,20 +104,19 @@ class TextMetric(IndexedMetric):
 
     name: ClassVar[str]
     logged: ClassVar[dict[str, bool]]
+    fields = ("hypotheses", "references")
 
     def __init__(self, size: int, **settings: Any) -> None:
         buffer = torch.empty(0, dtype=torch.uint8)
         super().__init__(size, {"counts": INTEGER, "lengths": INTEGER, "buffer": buffer}, **settings)
 
-    def append_texts(self, index: Tensor | Sequence[int], rows: Sequence[Sequence[str]]) -> None:
-        """Adds rows of texts.
+    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
+        self.append_texts(index, list(zip(*(columns[name] for name in self.fields), strict=True)))
 
-        Args:
-            index: (B,) corpus indices.
-            rows: B rows of any number of texts each.
-        """
+    def append_texts(self, index: Tensor | Sequence[int], rows: Sequence[Sequence[str]]) -> None:
+        """Adds B rows of any number of texts each."""
         encoded = [text.encode("utf-8", "surrogatepass") for row in rows for text in row]
-        self.append(
+        super().append(
             index,
             counts=torch.tensor([len(row) for _, row in zip(index, rows, strict=True)], dtype=torch.int64),
             lengths=torch.tensor([len(text) for text in encoded], dtype=torch.int64),
@@ -128,29 +137,13 @@ class TextMetric(IndexedMetric):
         """The metric's values."""
 
 
-class PairMetric(TextMetric):
-    """Scores a hypothesis against a reference."""
-
-    def update(self, index: Tensor | Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> None:
-        """Adds a hypothesis and a reference for each item.
-
-        Args:
-            index: (B,) corpus indices.
-        """
-        self.append_texts(index, list(zip(hypotheses, references, strict=True)))
-
-
 class Predictions(TextMetric):
     """The rows of predictions.tsv: identifier, source, reference and hypothesis of every item."""
 
-    def update(self, index: Tensor | Sequence[int], rows: Sequence[Row]) -> None:
-        """Adds rows.
+    fields = ("rows",)
 
-        Args:
-            index: (B,) corpus indices.
-            rows: B rows of id, source, reference, hypothesis.
-        """
-        self.append_texts(index, rows)
+    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
+        self.append_texts(index, columns["rows"])
 
     def compute(self) -> list[Row]:
         """All rows in corpus order."""

@@ -129,13 +129,13 @@ class Predictions:
             scores = [scorer.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
             values = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
         elif name == "wer":
-            from attnlab.metrics.wer import word_errors
+            from attnlab.metrics.text import word_errors
 
             punctuation = "words as written" in str(self.saved.record["quality"].get("signature"))
             errors = [word_errors([hypothesis], [reference], punctuation) for hypothesis, reference in pairs]
             values = [[e["insertions"] + e["deletions"] + e["substitutions"], e["words"]] for e in errors]
         elif name.startswith("rouge"):
-            from attnlab.metrics.rouge import text_scores
+            from attnlab.metrics.text import text_scores
 
             values = [[score[name], 1] for score in text_scores(pairs)]
         elif "right" in self.rows[0]:

@@ -10,10 +10,9 @@ import torch
 from attnlab.data.questions import Question, question_set
 from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
-from attnlab.metrics.numbers import Answers
 from attnlab.pretrained import huggingface
 from attnlab.tasks.reasoning.model import IDS, VOCABULARY, sample_tokenizer
-from attnlab.tasks.reasoning.score import Asked, ask, contains, log_probabilities, perplexity, quality
+from attnlab.tasks.reasoning.score import Answer, Asked, ask, contains, log_probabilities, perplexity, quality
 
 SMALL = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
 GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 128}
@@ -79,10 +78,10 @@ def test_log_probabilities_are_those_of_the_definition(kind: str, words: Any) ->
 def test_released_padding_without_mask_changes_the_loss_of_short_rows_alone(words: Any) -> None:
     asked = tiny("llama", words)
     rows = [([5, 6, 7, 8, 9, 10, 11], 2), ([12, 13, 14], 1)]
-    right, released = (log_probabilities(asked, rows, 2, masked) for masked in (True, False))
+    right, released = (log_probabilities(asked, rows, 2, masked_padding=masked) for masked in (True, False))
     assert float(right[0]) == pytest.approx(float(released[0]), rel=1e-4)
     assert abs(float(right[1] - released[1])) > 1e-3
-    unpadded = log_probabilities(asked, rows, 1, False)
+    unpadded = log_probabilities(asked, rows, 1, masked_padding=False)
     assert torch.allclose(unpadded, right, rtol=1e-4)
 
 
@@ -163,16 +162,12 @@ def test_perplexity_is_that_of_the_definition(words: Any) -> None:
 
 
 def test_standard_errors() -> None:
-    metric = Answers(4)
-    nats = torch.tensor([2.0, 4.0, 1.0, 3.0], dtype=torch.float64)
-    metric.update(range(4), torch.tensor([1, 1, 1, 0]), nats, torch.tensor([1, 2, 1, 1]))
-    measured = metric.compute()
+    values = ((True, 2.0, 1), (True, 4.0, 2), (True, 1.0, 1), (False, 3.0, 1))
+    measured = quality([Answer("", *row) for row in values])
     losses = torch.tensor([2.0, 2.0, 1.0, 3.0])
     assert measured["accuracy"] == 75 and measured["accuracy_stderr"] == pytest.approx(
         100 * math.sqrt(0.75 * 0.25 / 4), abs=1e-3
     )
     assert measured["loss"] == 2 and measured["loss_stderr"] == pytest.approx(float(losses.std()) / 2, abs=1e-5)
-    bad = Answers(1)
-    bad.update([0], torch.tensor([1]), torch.tensor([math.nan]), torch.tensor([1]))
     with pytest.raises(DataError, match="NaN or infinite"):
-        bad.compute()
+        quality([Answer("", True, math.nan, 1)])

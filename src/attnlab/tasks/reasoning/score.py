@@ -11,17 +11,20 @@ choice is right if it is the most probable one. With `compat` the numbers are th
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attnlab.data.questions import Question, QuestionSet
 from attnlab.errors import ConfigError, DataError
-from attnlab.metrics.numbers import Answers, Perplexity
+from attnlab.metrics.numbers import Perplexity
 from attnlab.pretrained import hub
 from attnlab.run.progress import progress
 
@@ -96,12 +99,10 @@ class Asked:
 
     def batch(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         """The model's inputs, (B, T): a decoder's are padded on the left, and padding moves no position."""
-        longest, left = max(len(row) for row in rows), self.is_decoder
-        ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id, dtype=torch.long)
-        mask = torch.zeros(len(rows), longest, dtype=torch.long)
-        for i, row in enumerate(rows):
-            place = slice(longest - len(row), None) if left else slice(len(row))
-            ids[i, place], mask[i, place] = torch.tensor(row, dtype=torch.long), 1
+        left = self.is_decoder
+        side, pad = ("left" if left else "right"), self.tokenizer.pad_token_id
+        ids = pad_sequence([torch.tensor(row) for row in rows], True, pad, side)
+        mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], True, 0, side)
         batch = {"input_ids": ids, "attention_mask": mask}
         if left:
             batch["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -125,46 +126,49 @@ def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool 
 
 
 @torch.inference_mode()
+def logits_of(
+    asked: Asked, rows: Sequence[list[int]], size: int, what: str, masked_padding: bool = True
+) -> Iterator[tuple[int, Tensor]]:
+    """The number of each row and its logits, (T, V), with the padding of its batch.
+
+    Args:
+        size: rows in a batch.
+        what: words of the progress bar.
+        masked_padding: False: as the released code of TensorLLM reads LLaMA 2 on HotpotQA, rows in their order,
+            without attention mask and with positions that count the padding.
+    """
+    for chosen in batches(rows, size, what, in_order=not masked_padding):
+        batch = asked.batch([rows[i] for i in chosen])
+        logits = asked.model(**(batch if masked_padding else {"input_ids": batch["input_ids"]})).logits
+        yield from zip(chosen, logits, strict=True)
+
+
 def log_probabilities(
-    asked: Asked,
-    rows: Sequence[tuple[list[int], int]],
-    size: int,
-    masked_padding: bool = True,
-    what: str = "scoring",
+    asked: Asked, rows: Sequence[tuple[list[int], int]], size: int, what: str = "scoring", masked_padding: bool = True
 ) -> Tensor:
     """log p of the last n tokens of each row, from a decoder, given those before, summed, float64, (rows,).
 
-    Args:
-        rows: ids and n.
-        size: rows in a batch.
-        masked_padding: False: as the released code of TensorLLM reads LLaMA 2 on HotpotQA, rows in their order,
-            without attention mask and with positions that count the padding.
-        what: words of the progress bar.
+    `rows` are ids and n; the other arguments are those of :func:`logits_of`.
     """
     sums = torch.zeros(len(rows), dtype=torch.float64)
-    for chosen in batches([ids for ids, _ in rows], size, what, in_order=not masked_padding):
-        batch = asked.batch([rows[i][0] for i in chosen])
-        logits = asked.model(**(batch if masked_padding else {"input_ids": batch["input_ids"]})).logits
-        for row, i in zip(logits, chosen, strict=True):
-            ids, count = rows[i]
-            target = torch.tensor(ids[-count:], device=row.device)
-            logp = row[-count - 1 : -1].float().log_softmax(-1)
-            sums[i] = logp.gather(1, target[:, None]).double().sum().cpu()
+    for i, row in logits_of(asked, [ids for ids, _ in rows], size, what, masked_padding):
+        ids, count = rows[i]
+        target = torch.tensor(ids[-count:], device=row.device)
+        logp = row[-count - 1 : -1].float().log_softmax(-1)
+        sums[i] = logp.gather(1, target[:, None]).double().sum().cpu()
     return sums
 
 
-@torch.inference_mode()
 def at_masks(asked: Asked, rows: Sequence[tuple[list[int], int]], size: int, what: str) -> list[Tensor]:
     """The log-probabilities of all tokens at the last n masks of each row, (n, V), of a masked language model.
 
     The arguments are those of :func:`log_probabilities`; earlier masks are those that stand in a question.
     """
     logp: list[Tensor] = [torch.empty(0)] * len(rows)
-    for chosen in batches([ids for ids, _ in rows], size, what):
-        batch = asked.batch([rows[i][0] for i in chosen])
-        for row, ids, i in zip(asked.model(**batch).logits, batch["input_ids"], chosen, strict=True):
-            places = (ids == asked.tokenizer.mask_token_id).nonzero()[:, 0][-rows[i][1] :]
-            logp[i] = row[places].float().log_softmax(-1).cpu()
+    for i, row in logits_of(asked, [ids for ids, _ in rows], size, what):
+        ids, count = rows[i]
+        places = [place for place, id in enumerate(ids) if id == asked.tokenizer.mask_token_id][-count:]
+        logp[i] = row[places].float().log_softmax(-1).cpu()
     return logp
 
 
@@ -185,16 +189,28 @@ class Answer:
 
 
 def quality(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Accuracy and loss with their standard errors."""
-    metric = Answers(len(answers))
-    metric.update(
-        range(len(answers)),
-        torch.tensor([answer.right for answer in answers]),
-        torch.tensor([answer.nats for answer in answers], dtype=torch.float64),
-        torch.tensor([answer.tokens for answer in answers]),
-    )
-    numbers: dict[str, Any] = metric.compute()
-    return numbers
+    """`accuracy` in percent and `loss` in nats per token, each with its standard error, and the number of `questions`.
+
+    The loss is the mean over questions of each answer's mean over its tokens, as the papers give it. The error of the
+    accuracy is that of a binomial share, sqrt(p (1 - p) / n); that of the loss is the sample's standard deviation over
+    sqrt(n).
+
+    Raises:
+        DataError: a loss is NaN or infinite.
+    """
+    count, losses = len(answers), [answer.nats / answer.tokens for answer in answers]
+    if wrong := [i for i, loss in enumerate(losses) if not math.isfinite(loss)]:
+        which = f"{len(wrong)} of {count} questions (the first is number {wrong[0]})"
+        raise DataError(f"the loss is NaN or infinite for {which}")
+    share = sum(answer.right for answer in answers) / count
+    spread = stdev(losses) if count > 1 else 0.0
+    return {
+        "accuracy": round(100 * share, 3),
+        "accuracy_stderr": round(100 * math.sqrt(share * (1 - share) / count), 3),
+        "loss": round(fmean(losses), 5),
+        "loss_stderr": round(spread / math.sqrt(count), 5),
+        "questions": count,
+    }
 
 
 def ask(
@@ -244,7 +260,7 @@ def _generate(asked: Asked, kind: QuestionSet, questions: Sequence[Question], si
                 new = row[batch["input_ids"].shape[1] - len(rows[i]) * compat :]
                 texts[i] = asked.tokenizer.decode(new, skip_special_tokens=True)
     pairs = [asked.continued(question.prompt, question.answers[0]) for question in questions]
-    logp = log_probabilities(asked, pairs, size, not compat, f"{kind.title}: scoring")
+    logp = log_probabilities(asked, pairs, size, f"{kind.title}: scoring", not compat)
     return [
         Answer(text, any(contains(text, answer, compat) for answer in question.answers), -float(nats), count)
         for text, question, nats, (_, count) in zip(texts, questions, logp, pairs, strict=True)
@@ -256,24 +272,14 @@ def _choose(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size
     choices = kind.choices
     pairs = [asked.continued(question.prompt, choice) for question in questions for choice in choices]
     if all(count == 1 for _, count in pairs):  # one pass for all choices of a question
-        logp = _next(asked, [pairs[i][0] for i in range(0, len(pairs), len(choices))], size, kind.title)
         ids = torch.tensor([ids[-1] for ids, _ in pairs]).view(-1, len(choices))
-        scores = logp.gather(1, ids)
+        scores = torch.zeros(ids.shape)
+        for i, row in logits_of(asked, [ids[:-1] for ids, _ in pairs[:: len(choices)]], size, kind.title):
+            scores[i] = row[-1].float().log_softmax(-1).cpu()[ids[i]]
     else:
-        scores = log_probabilities(asked, pairs, size, what=kind.title).view(-1, len(choices))
+        scores = log_probabilities(asked, pairs, size, kind.title).view(-1, len(choices))
     counts = torch.tensor([count for _, count in pairs]).view(-1, len(choices))
     return _chosen(questions, scores, counts, choices)
-
-
-def _next(asked: Asked, rows: Sequence[list[int]], size: int, what: str) -> Tensor:
-    """The log-probabilities of the last token of each row given those before, for all tokens, (rows, V)."""
-    logp: list[Tensor] = [torch.empty(0)] * len(rows)
-    with torch.inference_mode():
-        for chosen in batches(rows, size, what):
-            logits = asked.model(**asked.batch([rows[i][:-1] for i in chosen])).logits[:, -1]
-            for row, i in zip(logits.float().log_softmax(-1).cpu(), chosen, strict=True):
-                logp[i] = row
-    return torch.stack(logp)
 
 
 def _chosen(questions: Sequence[Question], scores: Tensor, counts: Tensor, choices: Sequence[str]) -> list[Answer]:
@@ -336,7 +342,7 @@ def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[s
     if not rows:
         raise ConfigError("task.text.file: expected a text of two tokens or more, and task.text.context of 2 or more")
     metric = Perplexity(len(rows))
-    logp = log_probabilities(asked, rows, batch_size, what="perplexity")
+    logp = log_probabilities(asked, rows, batch_size, "perplexity")
     metric.update(range(len(rows)), -logp, torch.tensor([count for _, count in rows]))
     numbers: dict[str, Any] = metric.compute()
     return numbers
