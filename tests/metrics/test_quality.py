@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.metrics import text_metrics
-from attnlab.metrics.base import TextMetric
+from attnlab.metrics.base import TextMetric, text_metrics
 from attnlab.metrics.text import BLEU, ROUGE, WER, IntentAccuracy, WERAsWritten, normalise
 
 

@@ -1,8 +1,11 @@
 """What all metrics share: rows of tensors under corpus indices, and texts as UTF-8 tensors."""
 
+import inspect
 import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, ClassVar
 
 import attnlab.torchvision_schemas  # noqa: F401  (before torchmetrics)
@@ -11,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+from attnlab import metrics
 
 Row = tuple[str, str, str, str]  # of predictions.tsv
 INTEGER, DOUBLE = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
@@ -148,3 +153,10 @@ class Predictions(TextMetric):
     def compute(self) -> list[Row]:
         """All rows in corpus order."""
         return [(id, source, reference, hypothesis) for id, source, reference, hypothesis in self.texts()]
+
+
+def text_metrics() -> dict[str, type[TextMetric]]:
+    """The metrics of this folder that score texts, by their `name`: the values of `task.score`."""
+    modules = [import_module(f"{metrics.__name__}.{file.name}") for file in iter_modules(metrics.__path__)]
+    classes = [metric for module in modules for _, metric in inspect.getmembers(module, inspect.isclass)]
+    return {metric.name: metric for metric in classes if issubclass(metric, TextMetric) and "name" in vars(metric)}

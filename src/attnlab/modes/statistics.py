@@ -8,14 +8,15 @@ from rich.table import Table
 
 from attnlab.run.console import Screen
 from attnlab.run.record import first_process
-from attnlab.tasks.base import CountsCorpus, task_of
+from attnlab.tasks.base import task_of
+from attnlab.tasks.sequence_to_text.task import SequenceToTextTask
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill the record's `statistics`, a mapping for each split, and print it as a table with the record's place."""
-    task_of(cfg, CountsCorpus).statistics(record)
+    task_of(cfg, SequenceToTextTask).statistics(record)
     if first_process():
         _show(record, directory)
 

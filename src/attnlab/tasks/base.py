@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from omegaconf import DictConfig
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from attnlab.attention import Attention
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError, DataError
-from attnlab.models.build import count_parameters
+from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
 from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import compiles, device_of, record_compiled
@@ -35,8 +35,11 @@ from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.tasks.memory import check_memory, with_largest_batch
 
 if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
     from torch.optim import Optimizer
 
+    from attnlab.callbacks.contribution import Sections
+    from attnlab.callbacks.memory import MemoryMeter
     from attnlab.compression import Method
     from attnlab.data.inputs import InputKind
     from attnlab.tasks.prediction import Predictor
@@ -174,14 +177,6 @@ class Compresses(Transforms):
         """Write the compressed folder; an earlier one is replaced completely."""
 
 
-class CountsCorpus(Task):
-    """Counts what a corpus has: mode=statistics."""
-
-    @abstractmethod
-    def statistics(self, record: dict[str, Any]) -> None:
-        """Fill `corpus`, `statistics` and the identity of the run."""
-
-
 class Restores(Task):
     """Uses trained or pretrained weights without a corpus: mode=evaluate, and the modes of :class:`Trains`."""
 
@@ -305,12 +300,35 @@ class Trains(ReadsData, Restores):
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """What happens between building the model and training it; not called for a resumed run."""
 
-    @abstractmethod
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Score the test set: write predictions.tsv, fill `quality` and `inference`, print a summary.
 
         Every process calls it; the record is rank zero's.
         """
+        from attnlab.callbacks.summary import show
+
+        sections = self.scored(self.scoring(directory, data, module), data, module)
+        if sections:
+            for section, values in sections.items():
+                record[section] |= values
+            self.after_scoring(record, directory, data, module)
+            self.compare(record)
+            show(record, directory)
+
+    @abstractmethod
+    def scoring(self, directory: Path, data: Any, module: Any) -> list[Callback]:
+        """The callbacks of `trainer.test`, which score, measure, and contribute sections of the record."""
+
+    def scored(self, callbacks: list[Callback], data: Any, module: Any) -> Sections:
+        """What the callbacks contribute when `trainer.test` has run, on rank zero; {} on other processes."""
+        from attnlab.callbacks.contribution import contributions
+        from attnlab.training.trainer import test
+
+        complete = test(self.cfg, data, module, callbacks)
+        return contributions(callbacks) if complete and records.first_process() else {}
+
+    def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """What rank zero does between scoring and the summary."""
 
     def restore(self) -> Any:
         """See :meth:`Restores.restore`."""
@@ -376,6 +394,66 @@ class Trains(ReadsData, Restores):
         return []
 
 
+class CachedDecoder(Protocol):
+    """The part of a model that decodes through caches."""
+
+    @property
+    def attentions(self) -> list[Attention]: ...
+
+    def multiply_adds(self, context: int, prefix: int = 0) -> int: ...
+
+
+class TextTask(Trains):
+    """A task whose model writes text token by token through the caches of its attention."""
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        return ("training", "decoding", "model", "kernels")
+
+    @abstractmethod
+    def decoder(self, model: Any) -> CachedDecoder:
+        """The part of `model` that decodes through caches."""
+
+    def cached(self, model: Any) -> list[Attention]:
+        return self.decoder(model).attentions
+
+    def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
+        """Of the caches of one decoding batch, over all layers."""
+        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
+        return sum(a.cache_bytes(*size, dtype=shape.dtype) for a in decoder.attentions)
+
+    def describe(self, record: dict[str, Any]) -> None:
+        """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
+
+        Cache bytes and multiply-adds are those of one decoding batch with the shape of the `bench` node: batch x beam
+        hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output).
+        """
+        with without_memory():
+            model = self.build()
+        decoder = self.decoder(model)
+        shape = cache_shape(self.cfg.bench)
+        context = shape.prefix + shape.text
+        record["parameters"] = count_parameters(model)
+        record["kv_cache"] |= self.cache_sizes(decoder, shape) | {"shape": shape.describe()}
+        record["multiply_adds_per_token"] = {
+            "attention": sum(a.multiply_adds(context, shape.prefix) for a in decoder.attentions),
+            "decoder": decoder.multiply_adds(context, shape.prefix),
+            "context": context,
+        }
+
+    def cache_sizes(self, decoder: Any, shape: CacheShape) -> dict[str, float]:
+        """The predicted cache of a decoding batch, for the record."""
+        return {
+            "elements_per_token_per_layer": per_layer(decoder.attentions),
+            "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * shape.dtype.itemsize,
+            "bytes_predicted": self.cache_bytes(decoder, shape),
+        }
+
+    def sizes(self, record: dict[str, Any], model: Any) -> None:
+        super().sizes(record, model)
+        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(self.decoder(model).attentions)
+
+
 class Predicts(Trains):
     """Uses a trained model on new inputs: mode=predict, and `predict` of what `attnlab.load` gives."""
 
@@ -410,6 +488,25 @@ def beside(weights: Path, name: str, what: str) -> Path:
         if place.is_file():
             return place
     raise DataError(f"{places[weights.is_file()]}: no such file; expected {what}: copy the whole run directory")
+
+
+def per_layer(attentions: list[Attention]) -> float:
+    """Cached numbers per token and layer, the mean over layers; an int where all layers have the same."""
+    counts = [a.cache_elements_per_token for a in attentions]
+    return counts[0] if len(set(counts)) == 1 else sum(counts) / len(counts)
+
+
+def measured_by(meter: MemoryMeter, batch: int, dtype: torch.dtype, busy: float, protocol: str) -> dict[str, Any]:
+    """Memory and circumstances of steps through caches, for the record's `inference`; `busy`: cores busy before."""
+    return {
+        "peak_memory_mib": round(meter.peak, 1),
+        "mean_memory_mib": round(meter.mean, 1),
+        "batch": batch,
+        "beam": 1,
+        "dtype": str(dtype).removeprefix("torch."),
+        "busy_cores_before": busy,
+        "protocol": f"{protocol}; {meter.protocol}",
+    }
 
 
 T = TypeVar("T", bound=Task)

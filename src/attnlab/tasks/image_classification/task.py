@@ -13,6 +13,7 @@ from typing import Any, Literal
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
 import torch
+from lightning.pytorch.callbacks import Callback
 from omegaconf import DictConfig
 from PIL import Image
 from timm.data import Mixup
@@ -20,11 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from attnlab.callbacks.contribution import Sections, contributions
 from attnlab.callbacks.memory import Memory
 from attnlab.callbacks.quality import PredictionsFile, Quality
 from attnlab.callbacks.speed import ScoringSpeed
-from attnlab.callbacks.summary import show
 from attnlab.compression import Method, folder, outline
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
@@ -47,7 +46,6 @@ from attnlab.tasks.base import Compresses, Predicts, beside
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
 from attnlab.tasks.prediction import Predictor, Result
-from attnlab.training.trainer import test
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +238,7 @@ class ImageClassificationTask(Predicts, Compresses):
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         self.before_fit(record, directory, data, module)
-        self._finish(record, directory, data, module, "compressed")
+        super().score(record, directory, data, module)
 
     def _load(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any] | None:
         """Give the module its dense model; the compression of the run that `model=` names, None: it names none."""
@@ -257,7 +255,10 @@ class ImageClassificationTask(Predicts, Compresses):
         return None
 
     def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
-        about["quality"][point] = self._scored(data, module)["quality"]
+        sections = self.scored(self._meters(data), data, module)
+        if sections:
+            about["quality"][point] = sections["quality"]
+            log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", sections["quality"])
 
     def calibrate(self, about: dict[str, Any], data: Any, module: Any) -> Method:
         assert self.method is not None
@@ -272,7 +273,7 @@ class ImageClassificationTask(Predicts, Compresses):
         module.forget_average()
         if self.method and "compression" in record:
             self.save_compressed(directory, data, module)
-        self._finish(record, directory, data, module, "finetuned")
+        super().score(record, directory, data, module)
 
     def save_compressed(self, directory: Path, data: ImageData, module: ImageClassification) -> None:
         if not first_process():
@@ -281,30 +282,20 @@ class ImageClassificationTask(Predicts, Compresses):
         options = self.spec.options(len(data.classes))
         folder.save(module.model, directory / COMPRESSED, self.spec.name, options, notes)
 
-    def _finish(
-        self, record: dict[str, Any], directory: Path, data: ImageData, module: ImageClassification, point: str
-    ) -> None:
-        """Score the model that the run ends with, write predictions.tsv, and print the record's numbers."""
-        sections = self._scored(data, module, directory / "predictions.tsv")
-        record["quality"] = sections["quality"]
-        record["inference"] |= sections["inference"]
-        if "compression" in record:
-            record["compression"]["quality"][point] = sections["quality"]
-        if first_process():
-            self.compare(record)
-            show(record, directory)
+    def scoring(self, directory: Path, data: ImageData, module: ImageClassification) -> list[Callback]:
+        return [*self._meters(data), PredictionsFile(len(data.sets["val"]), directory / "predictions.tsv")]
 
-    def _scored(self, data: ImageData, module: ImageClassification, predictions: Path | None = None) -> Sections:
-        """Top-1 and top-5 in percent, speed and memory, over all processes; `predictions`: a file to write."""
+    def _meters(self, data: ImageData) -> list[Callback]:
+        """Top-1 and top-5 in percent, speed and memory."""
         size = len(data.sets["val"])
         low = scoring_dtype(self.cfg.hardware.precision)
         speed = ScoringSpeed(f"forward passes over {size} images", "images", dtype="bfloat16" if low else "float32")
-        quality = Quality({"": TopAccuracy(size, len(data.classes))})
-        callbacks = [Memory(), speed, quality, *([PredictionsFile(size, predictions)] if predictions else [])]
-        test(self.cfg, data, module, callbacks)
-        sections = contributions(callbacks)
-        log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", sections["quality"])
-        return sections
+        return [Memory(), speed, Quality({"": TopAccuracy(size, len(data.classes))})]
+
+    def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        if "compression" in record:
+            point = "compressed" if self.cfg.mode == "compress" else "finetuned"
+            record["compression"]["quality"][point] = record["quality"]
 
 
 def read_classes(path: Path) -> list[str]:

@@ -19,9 +19,9 @@ from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
 from attnlab.metrics.numbers import Perplexity
 from attnlab.run.device import autocast, busy_cores, scoring_dtype
+from attnlab.tasks.base import measured_by
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle
-from attnlab.tasks.text import measured_by
 
 
 @bounded

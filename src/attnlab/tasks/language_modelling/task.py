@@ -36,9 +36,8 @@ from attnlab.models.token_loss import chunk_of
 from attnlab.run.device import device_of
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
-from attnlab.tasks.base import Predicts, Transforms, beside
+from attnlab.tasks.base import Predicts, TextTask, Transforms, beside
 from attnlab.tasks.prediction import Predictor, Result, changed
-from attnlab.tasks.text import TextTask
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -245,7 +244,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def _point(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any]:
         """Perplexity, cache and speed of decoding of the model as it is now, on rank zero."""
-        sections = self.scored(directory, data, module)
+        sections = self.scored(self.scoring(directory, data, module), data, module)
         for section, values in (self._continued(directory, data, module) if sections else {}).items():
             sections[section] = sections.get(section, {}) | values
         return point(sections) if sections else {}

@@ -15,8 +15,8 @@ from attnlab.data.recall.data import RecallData
 from attnlab.data.text.windows import IGNORE
 from attnlab.metrics.numbers import RecallAccuracy
 from attnlab.run.device import autocast, busy_cores, scoring_dtype
+from attnlab.tasks.base import measured_by
 from attnlab.tasks.recall.module import Recall
-from attnlab.tasks.text import measured_by
 
 
 @bounded

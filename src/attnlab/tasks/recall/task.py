@@ -14,7 +14,7 @@ from attnlab.errors import ConfigError
 from attnlab.models import Decoder
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
 from attnlab.run.device import device_of
-from attnlab.tasks.text import TextTask
+from attnlab.tasks.base import TextTask
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback

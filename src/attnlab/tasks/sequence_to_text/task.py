@@ -22,8 +22,7 @@ from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import scoring_dtype
-from attnlab.tasks.base import CountsCorpus, Predicts, beside
-from attnlab.tasks.text import TextTask
+from attnlab.tasks.base import Predicts, TextTask, beside
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 TOKENIZER, CTC_TOKENIZER = "tokenizer.model", "ctc_tokenizer.model"  # in the run directory
 
 
-class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
+class SequenceToTextTask(TextTask, Predicts):
     """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
@@ -65,7 +64,7 @@ class SequenceToTextTask(TextTask, Predicts, CountsCorpus):
         Raises:
             ConfigError: the texts have no classes for it.
         """
-        from attnlab.metrics import text_metrics
+        from attnlab.metrics.base import text_metrics
 
         score, of_validation = self.cfg.task.score, self.cfg.task.train.validate_score
         if of_validation == "intent" and score != "intent":
