@@ -10,7 +10,6 @@ train or score.
 
 from __future__ import annotations
 
-import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ from attnlab.run.directory import CONFIG
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.record import NOT_RUN
 from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
-from attnlab.tasks.memory import check_memory, with_largest_batch
+from attnlab.tasks.memory import check_memory, copied, with_largest_batch
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -149,7 +148,7 @@ class Compresses(Transforms):
         self.measure("dense", about, data, module)
         if self.method:
             began = time.perf_counter()
-            dense = skeleton(module.model)
+            dense = copied(module.model, "meta")
             method = self.calibrate(about, data, module)
             about["layers"] = compress(module.model, method, self.decompositions)
             about["seconds"] = round(time.perf_counter() - began, 2)
@@ -469,12 +468,6 @@ class Predicts(Trains):
         Raises:
             ConfigError: there is no such setting.
         """
-
-
-def skeleton(model: nn.Module) -> nn.Module:
-    """A copy of a model on the meta device, without memory for its weights."""
-    memo: dict[int, Any] = {id(x): nn.Parameter(x.detach().to("meta"), x.requires_grad) for x in model.parameters()}
-    return copy.deepcopy(model, memo | {id(x): x.to("meta") for x in model.buffers()})
 
 
 def beside(weights: Path, name: str, what: str) -> Path:

@@ -1,12 +1,13 @@
 """Memory of a training: one update of the configured model is rehearsed before the corpus is read.
 
-On a CUDA device the update is run and the allocator tells its peak. On the CPU the storages of its tensors are counted.
-Under torch's FakeTensorMode nothing is computed and neither the memory nor the device is needed: `mode=describe`.
+On a CUDA device the update is run and the allocator tells its peak. Elsewhere the storages of its tensors are counted
+under torch's FakeTensorMode, where nothing is computed and no memory is needed: `mode=describe`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import logging
 import weakref
@@ -110,24 +111,15 @@ class LiveTensors(TorchDispatchMode):
         return out
 
 
-def materialize(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model from the meta device to `device` with zeros as values. Tied tensors stay tied.
-
-    torch's `Module.to_empty` unties them.
-    """
-    moved: dict[int, tuple[Tensor, Tensor]] = {}  # holds the old tensor as well, so that its id stays taken
-
-    def zeros(old: Tensor) -> Tensor:
-        if id(old) not in moved:
-            new = torch.zeros(old.shape, dtype=old.dtype, device=device)
-            moved[id(old)] = old, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-        return moved[id(old)][1]
-
+def copied(model: nn.Module, device: torch.device | str) -> nn.Module:
+    """A copy of a model on another device, with zeros as values. Tied tensors stay tied, unlike with `to_empty`."""
+    memo: dict[int, Any] = {}
     for module in model.modules():
-        places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
-        for tensors in places:
-            tensors.update({name: zeros(value) for name, value in tensors.items() if isinstance(value, Tensor)})
-    return model
+        for x in (*module.parameters(False), *module.buffers(False), *vars(module).values()):
+            if isinstance(x, Tensor):
+                new = torch.zeros(x.shape, dtype=x.dtype, device=device)
+                memo[id(x)] = nn.Parameter(new, x.requires_grad) if isinstance(x, nn.Parameter) else new
+    return copy.deepcopy(model, memo)
 
 
 def rehearse(task: Trains, size: int, device: torch.device, *, fake: bool = False) -> Memory | None:
@@ -136,6 +128,7 @@ def rehearse(task: Trains, size: int, device: torch.device, *, fake: bool = Fals
     Args:
         size: of the batch, in the unit of `task.batch_key`.
         device: of the run. Kernels are chosen as on it.
+        fake: whether nothing is computed; always so on the CPU.
 
     Returns:
         None: the update does not fit the CUDA device.
@@ -146,21 +139,17 @@ def rehearse(task: Trains, size: int, device: torch.device, *, fake: bool = Fals
     if task.cfg.hardware.precision == "bf16-true":
         model.to(torch.bfloat16)
     on_cuda, live = device.type == "cuda" and not fake, LiveTensors()
+    modes = (contextlib.nullcontext(), contextlib.nullcontext()) if on_cuda else (FakeTensorMode(), live)
     try:
-        with (
-            torch.random.fork_rng([device] if on_cuda else []),
-            FakeTensorMode() if fake else contextlib.nullcontext(),
-            contextlib.nullcontext() if on_cuda else live,
-        ):
+        with torch.random.fork_rng([device] if on_cuda else []), modes[0], modes[1]:
             before = torch.cuda.memory_allocated(device) if on_cuda else 0
-            weights, gradients, state = _update(task, materialize(model, device), size, device, live)
+            weights, gradients, state = _update(task, copied(model, device), size, device, live)
             peak = torch.cuda.max_memory_allocated(device) - before if on_cuda else live.peak
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "ALLOC_FAILED" not in str(error):  # of cuBLAS and cuDNN
             raise
         return None
     finally:
-        del model
         if on_cuda:
             gc.collect()
             torch.cuda.empty_cache()
