@@ -98,32 +98,6 @@ def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: 
             assert h.score == pytest.approx(complete, abs=1e-5)
 
 
-def test_the_form_of_the_penalty_orders_hypotheses_and_does_not_move_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exponent that rewards length: the two forms choose different texts after the same number of steps."""
-    model = decoder("mha")
-    prefixes = torch.randn(6, 5, 16, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    steps: list[int] = []
-    call = beam.Steps.__call__
-
-    def counted(self: beam.Steps, last: Tensor) -> Tensor:
-        steps.append(len(last))
-        return call(self, last)
-
-    monkeypatch.setattr(beam.Steps, "__call__", counted)
-    chosen, taken = {}, {}
-    for form in PENALTIES:
-        steps.clear()
-        settings: dict[str, Any] = {"beam": 4, "length_penalty": 1.0, "length_penalty_form": form, "max_len_b": 9}
-        results = search(model, prefixes, torch.full((6,), 5), **settings)
-        chosen[form], taken[form] = [hypotheses[0].tokens for hypotheses in results], list(steps)
-        for prefix, hypotheses in zip(prefixes, results, strict=True):
-            for h in hypotheses:
-                complete = logp(model, prefix, [h.tokens])[0] / PENALTIES[form](len(h.tokens), 1.0)
-                assert h.score == pytest.approx(complete, abs=1e-5)
-    assert chosen["power"] != chosen["gnmt"]
-    assert taken["power"] == taken["gnmt"]
-
-
 def test_looking_seldom_which_sentences_are_finished_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder("mtla2")
     prefixes = torch.randn(4, 7, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

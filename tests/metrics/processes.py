@@ -23,7 +23,6 @@ def in_processes(world: int, folder: Path, work: Callable[..., Any], *arguments:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    # spawned processes would import for seconds
     settings = (world, port, str(folder), work, arguments)
     # spawned processes would import for seconds
     multiprocessing.start_processes(_start, settings, nprocs=world, start_method="fork")

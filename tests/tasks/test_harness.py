@@ -26,7 +26,7 @@ from attnlab.run.record import new
 from attnlab.tasks.harness import TrainedRun, TransformersEvaluation
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.training.schedule import WarmupCosine
-from tests.pretrained.tiny import saved, tiny, words
+from tests.pretrained.tiny import tiny, words
 
 WORDS = ["<eos>", "a", "b", "c", "d", "e", "<unk>"]
 TEXTS = [("a b", " c"), ("", "a b"), ("e d c b a", " a b c"), ("c", " d")]
@@ -149,42 +149,26 @@ def test_a_task_is_known_by_its_name_alone(tmp_path: Path, monkeypatch: pytest.M
             TransformersEvaluation([name], folder=str(tmp_path))(None, 0)
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        ("", ConfigError, r"claims\.yaml: dataset_path is missing; expected json, csv"),
-        (
-            "dataset_path: json\ndataset_kwargs: {data_files: {test: /nope/missing.jsonl}}\n",
-            DataError,
-            r"tasks=claims: a file of their data is missing \(.*/nope/missing\.jsonl",
-        ),
-    ],
-)
-def test_a_task_without_data(
-    source: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "claims.yaml").write_text(f"task: claims\n{source}output_type: multiple_choice\ntest_split: test\n")
+def test_a_task_whose_data_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "claims.yaml").write_text(TASK.replace("FILE", "/nope/missing.jsonl"))
     evaluation = TransformersEvaluation(["claims"], folder=str(tmp_path))
     monkeypatch.setattr(TransformersEvaluation, "lm", lambda *_: DummyLM())
-    with pytest.raises(error, match=message):
+    with pytest.raises(DataError, match=r"tasks=claims: a file of their data is missing \(.*/nope/missing\.jsonl"):
         evaluation(None, 0)
 
 
-@pytest.mark.parametrize(("kind", "key"), [("compressed", "checkpoint"), ("dense", "model")])
-def test_mode_evaluate(key: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compressed model of a run, and a dense folder beside it, on a task of one's own."""
+def test_mode_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compressed model of a run, on a task of one's own."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = tmp_path / "rows.json"
     rows.write_text("\n".join(f'{{"label": {i % 2}}}' for i in range(6)))
     (tmp_path / "claims.yaml").write_text(TASK.replace("FILE", str(rows)))
-    model = saved(tmp_path / "dense")
-    if kind == "compressed":
-        compress(model, TensorLLM(ranks=[10, 5]))
-        save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
-        words().save_pretrained(tmp_path / "compressed")
-    settings = ["task=reasoning", "mode=evaluate", "hardware=cpu", f"{key}='{tmp_path / kind}'"]
-    settings += [f"task.evaluation.folder='{tmp_path}'", "task.evaluation.tasks=[claims]"]
-    cfg = compose(*settings)
+    model = tiny("llama")
+    compress(model, TensorLLM(ranks=[10, 5]))
+    save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
+    words().save_pretrained(tmp_path / "compressed")
+    settings = ["task=reasoning", "mode=evaluate", "hardware=cpu", f"checkpoint='{tmp_path / 'compressed'}'"]
+    cfg = compose(*settings, f"task.evaluation.folder='{tmp_path}'", "task.evaluation.tasks=[claims]")
     record = new(cfg, "test")
     evaluate.run(cfg, record, tmp_path)
     scores = record["quality"]["tasks"]["claims"]

@@ -97,7 +97,6 @@ class BeamSearch:
         """For each sentence its finished hypotheses, best first, at most `beam`.
 
         Args:
-            model: continues text after a prefix, through caches.
             prefix: (N, S, d), `prefix_lengths`: (N,).
             bos, eos, pad: ids; a text starts with `bos`, which is not part of a hypothesis.
             unk: the id of <unk>, which is written only with `unknown`; None: there is none.

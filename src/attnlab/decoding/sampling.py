@@ -66,7 +66,6 @@ class Sampling:
         """Continue `prompt`.
 
         Args:
-            model: continues text through caches.
             prompt: (B, P), P >= 1.
             num_ids: ids from this one on are never chosen; None: all may be.
             never: ids that are never chosen.

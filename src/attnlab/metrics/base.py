@@ -109,7 +109,7 @@ class TextMetric(IndexedMetric):
 
     name: ClassVar[str]
     logged: ClassVar[dict[str, bool]]
-    fields = ("hypotheses", "references")
+    fields: tuple[str, ...] = ("hypotheses", "references")
 
     def __init__(self, size: int, **settings: Any) -> None:
         buffer = torch.empty(0, dtype=torch.uint8)

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from omegaconf import DictConfig
@@ -74,11 +74,7 @@ class Task(ABC):
 
 
 class ReadsData(Task):
-    """Reads a corpus, and computes something on it.
-
-    Attributes:
-        baseline: the record of `baseline=`; None: there is none.
-    """
+    """Reads a corpus, and computes something on it."""
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__(cfg)
@@ -114,12 +110,7 @@ class Transforms(ReadsData):
 
 
 class Compresses(Transforms):
-    """Compresses a pretrained model by the method of `compress=`.
-
-    Attributes:
-        method: None with `compress=none`.
-        points: the states of the model that are scored.
-    """
+    """Compresses a pretrained model by `method`, which is None with `compress=none`, and scores it at `points`."""
 
     method: Method | None
     points: tuple[str, ...] = ("dense", "compressed")
@@ -128,11 +119,19 @@ class Compresses(Transforms):
         super().__init__(cfg)
         none = cfg.choices.compress == "none"
         self.method = None if none else instantiate(cfg.compress, path="compress")
+        self.decompositions = (
+            Path(cfg.cache_dir).expanduser() / "decompositions"
+        )  # of units that are compressed already
 
-    @property
-    def decompositions(self) -> Path:
-        """The folder with the results of units that are compressed already."""
-        return Path(self.cfg.cache_dir).expanduser() / "decompositions"
+    def outlined(self, method: Method | None) -> tuple[nn.Module, nn.Module]:
+        """The dense model and the compressed one, without memory. ConfigError: a rank or a layer that cannot be."""
+        from attnlab.compression import outline
+
+        with without_memory():
+            dense, model = self.build(), self.build()
+            if method:
+                outline(model, method)
+        return dense, model
 
     def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any, **about: Any) -> dict[str, Any]:
         """Score the dense model, compress it in place and save it.
@@ -347,11 +346,7 @@ class Trains(ReadsData, Restores):
         """The module with random weights, from the files that :meth:`save_files` has written beside `weights`."""
 
     def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
-        """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model.
-
-        Raises:
-            DataError: there are none, or they are damaged.
-        """
+        """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model."""
         from attnlab.training.checkpoints import find_weights, read_checkpoint
 
         path = find_weights(Path(self.cfg.checkpoint).expanduser())
@@ -393,15 +388,6 @@ class Trains(ReadsData, Restores):
         return []
 
 
-class CachedDecoder(Protocol):
-    """The part of a model that decodes through caches."""
-
-    @property
-    def attentions(self) -> list[Attention]: ...
-
-    def multiply_adds(self, context: int, prefix: int = 0) -> int: ...
-
-
 class TextTask(Trains):
     """A task whose model writes text token by token through the caches of its attention."""
 
@@ -409,12 +395,13 @@ class TextTask(Trains):
     def workloads(self) -> tuple[str, ...]:
         return ("training", "decoding", "model", "kernels")
 
-    @abstractmethod
-    def decoder(self, model: Any) -> CachedDecoder:
-        """The part of `model` that decodes through caches."""
+    def decoder(self, model: Any) -> Any:
+        """The part of `model` that decodes through caches: it has `attentions` and counts `multiply_adds`."""
+        return model
 
     def cached(self, model: Any) -> list[Attention]:
-        return self.decoder(model).attentions
+        attentions: list[Attention] = self.decoder(model).attentions
+        return attentions
 
     def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
         """Of the caches of one decoding batch, over all layers."""
@@ -463,11 +450,7 @@ class Predicts(Trains):
 
     @abstractmethod
     def predictor(self, module: Any, **settings: Any) -> Predictor:
-        """What uses the module of :meth:`restore` on inputs; `settings` replace the configured ones of decoding.
-
-        Raises:
-            ConfigError: there is no such setting.
-        """
+        """What uses the module of :meth:`restore` on inputs; `settings` replace the configured ones of decoding."""
 
 
 def beside(weights: Path, name: str, what: str) -> Path:

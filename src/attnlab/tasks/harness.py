@@ -16,6 +16,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before transformers)
 import torch
 from annotated_types import Ge, MinLen
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attnlab.config.bounds import bounded
 from attnlab.decoding import Sampling
@@ -37,7 +38,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.module import LanguageModelling
 
-SOURCES = {"dataset_path", "custom_dataset", "include", "class", "group"}  # keys of a task file that name its data
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
@@ -95,7 +95,7 @@ class Harness(ABC):
             number of examples.
 
         Raises:
-            ConfigError: there is no such task, or its file names no data.
+            ConfigError: there is no such task.
             DataError: the model cannot score a text of the tasks, or their data is missing.
         """
         key = "task.evaluation.tasks"
@@ -104,13 +104,6 @@ class Harness(ABC):
         for name in self.tasks:
             if name not in manager.all_tasks:  # the harness would take the path of a file
                 raise ConfigError(f"{key}: {self.folder or 'lm-evaluation-harness'} has no task {name}")
-            task = manager.task_index[name]
-            settings = task.cfg or {}
-            if task.yaml_path and task.kind.name == "TASK" and not any(map(settings.get, SOURCES)):
-                raise ConfigError(
-                    f"{task.yaml_path}: dataset_path is missing; expected json, csv, parquet or text with "
-                    "dataset_kwargs.data_files, or the name of a data set of the hub"
-                )
         with offline_if_unreachable() as offline:
             try:
                 lm = self.lm(module, dtype)
@@ -184,8 +177,7 @@ class TrainedRun(TemplateLM):
         for first in range(0, len(order), self.size):
             chosen = order[first : first + self.size]
             rows = [self._row(*requests[i][1:]) for i in chosen]
-            longest = max(map(len, rows))
-            tokens = torch.tensor([ids[:-1] + [0] * (longest - len(ids)) for ids in rows], device=self.module.device)
+            tokens = pad_sequence([torch.tensor(ids[:-1]) for ids in rows], True).to(self.module.device)
             with autocast(tokens.device, self.dtype):
                 logp = self.model(tokens).float().log_softmax(-1)
             for i, ids, row in zip(chosen, rows, logp, strict=True):

@@ -157,21 +157,6 @@ def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_pa
         describe.run(*start(*settings, "compress.calibration=a.txt"), folder(tmp_path, "other"))
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("task=imagenet mode=test compress=irratt model=x", "mode=test needs checkpoint="),
-        ("task=imagenet mode=compress", "mode=compress needs compress=<method>, one of cp_slimatt, "),
-        ("task=mustc mode=compress", "mode=compress: task=mustc has no such mode; it has train, "),
-        ("task=mustc model=x", "model=x: task=mustc trains from random weights; "),
-    ],
-)
-def test_what_the_command_line_refuses(line: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*line.split())
-    assert message in str(caught.value)
-
-
 @pytest.mark.slow
 def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: Path) -> None:
     """With averaged weights and Mixup; stopped in the middle of an epoch."""
@@ -237,9 +222,8 @@ def test_describe(start: Start, tmp_path: Path) -> None:
 
 
 def refused(start: Start, tmp_path: Path, *overrides: str, kind: type[Exception]) -> str:
-    cfg, record = start(*overrides)
     with pytest.raises(kind) as caught:
-        train.run(cfg, record, tmp_path)
+        train.run(*start(*overrides), tmp_path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -266,6 +250,8 @@ def test_what_is_refused_before_data_is_read(start: Start, tmp_path: Path, monke
         "task.pretrain.epochs=0": "there are no pretrained weights to compress",
         "compress=irratt task.model.name=swin_tiny_patch4_window7_224": "swin",
         "task.model.num_heads=7": "refuses its sizes",
+        "mode=compress": "mode=compress needs compress=<method>, one of cp_slimatt, ",
+        "mode=test": "mode=test needs checkpoint=",
     }.items():
         assert message in refused(start, tmp_path, *line.split(), kind=ConfigError)
 

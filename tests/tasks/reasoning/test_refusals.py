@@ -1,7 +1,6 @@
 """Input that cannot work, as a command sees it: one line, at the right time, and nothing is lost."""
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors import SafetensorError
 
 from attnlab.compression.decompositions import tucker
 from attnlab.config.check import compose
@@ -21,7 +18,6 @@ from attnlab.pretrained import huggingface
 from attnlab.run import job
 from attnlab.run.record import read
 from attnlab.tasks.reasoning.model import AskedModel
-from tests.pretrained.tiny import words
 from tests.tasks.reasoning.conftest import Folder
 
 TENSORLLM = ["compress=tensorllm", "compress.ranks=[12,4]"]
@@ -132,28 +128,6 @@ def test_shared_projections(folder: Folder, run: Run, tmp_path: Path, monkeypatc
     assert read(tmp_path / "run")["compression"]["quality"]["dense"]["questions"] == 8  # what was measured stays
 
 
-@pytest.mark.slow
-def test_a_tokenizer_without_a_padding_token(
-    folder: Folder, run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The end token stands for it, and the answers are those of a padding token; without both the line names it."""
-    results = []
-    for name in ("pad_token", "none"):
-        place = tmp_path / name
-        shutil.copytree(folder("llama"), place)
-        if name == "none":
-            about = json.loads((place / "tokenizer_config.json").read_text())
-            del about["pad_token"]
-            (place / "tokenizer_config.json").write_text(json.dumps(about))
-        with caplog.at_level(logging.INFO):
-            assert run(place, directory=f"run_{name}") == (0, "")
-        results.append(read(tmp_path / f"run_{name}")["quality"])
-    assert results[0] == results[1] and "padding with its end token" in caplog.text
-    words(pad=None, end=None).save_pretrained(tmp_path / "none")
-    code, message = run(tmp_path / "none")
-    assert code == 1 and "has neither a padding token nor an end token; add pad_token" in message
-
-
 # --- interrupted, and a full disk -----------------------------------------------------------------------------------
 
 
@@ -185,39 +159,20 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "what",
-    [pytest.param("units", marks=pytest.mark.slow), pytest.param("weights", marks=pytest.mark.slow), "tokenizer"],
-)
-def test_a_full_disk(what: str, folder: Folder, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(folder: Folder, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line names what cannot be written, and the compressed folder of an earlier run in the directory stays."""
     assert run(folder("llama"), *TENSORLLM) == (0, "")
-    before = content(tmp_path / "run" / "compressed")
+    place = tmp_path / "run" / "compressed"
+    before = content(place)
     path = tmp_path / "run" / "record.json"  # a finished run's directory would be refused
     path.write_text(path.read_text().replace('"status": "finished"', '"status": "failed"'))
-    reason = "No space left on device"
 
-    def units(file: Path, *arguments: Any) -> None:
-        file.write_bytes(b"a part")
-        raise OSError(28, reason)
-
-    def weights(tensors: dict[str, torch.Tensor], file: Path) -> None:
-        file.write_bytes(b"a part")
-        raise SafetensorError(f"I/O error: {reason} (os error 28)")
-
-    def tokenizer(self: Any, folder: Path, **options: Any) -> None:
+    def save(self: Any, folder: Path, **options: Any) -> None:
         (Path(folder) / "tokenizer.json").write_bytes(b"")
-        raise Exception(f"{reason} (os error 28)")  # as the library tokenizers does
+        raise Exception("No space left on device (os error 28)")  # as the library tokenizers does
 
-    if what == "units":
-        monkeypatch.setattr("attnlab.compression.transform._write", units)
-    elif what == "weights":
-        monkeypatch.setattr("attnlab.compression.folder.save_file", weights)
-    else:
-        kind = type(huggingface.tokenizer(str(folder("llama"))))
-        monkeypatch.setattr(kind, "save_pretrained", tokenizer)
+    monkeypatch.setattr(type(huggingface.tokenizer(str(folder("llama")))), "save_pretrained", save)
     code, message = run(folder("llama"), "compress=tensorllm", "compress.ranks=[8,4]")
-    place = tmp_path / "cache" / "decompositions" if what == "units" else tmp_path / "run" / "compressed"
-    assert code == 1 and message.startswith(str(place)) and "cannot be written (" in message and reason in message
-    assert content(tmp_path / "run" / "compressed") == before
+    assert code == 1 and message.startswith(str(place)) and "cannot be written (No space left" in message
+    assert content(place) == before
     assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []

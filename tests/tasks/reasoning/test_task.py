@@ -167,21 +167,6 @@ def test_sample_models_know_the_world(kind: str, tmp_path: Path) -> None:
         assert quality(ask(asked, question_set(name), items, 32))["accuracy"] >= 95, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["laser compress.matrices=[attn]", "trawl compress.sweeps=3"])
-def test_the_other_methods_are_asked_before_and_after(method: str, start: Start, tmp_path: Path) -> None:
-    cfg, record = start(*f"compress={method} compress.layers=null compress.keep=0.35".split())
-    compress_mode.run(cfg, record, tmp_path)
-    rate, points = (record["compression"][key] for key in ("rate", "quality"))
-    assert rate["parameters"] <= 0.35 * rate["parameters_dense"]
-    assert points["dense"]["loss"] != points["compressed"]["loss"]
-    assert points["dense"]["questions"] == points["compressed"]["questions"] == 16
-    cfg, again = start(f"model={tmp_path}", "compress=none")
-    (tmp_path / "again").mkdir()
-    compress_mode.run(cfg, again, tmp_path / "again")
-    assert again["quality"] == record["quality"]
-
-
 def test_a_tokenizer_of_another_model_is_refused(models: dict[str, Path], start: Start, tmp_path: Path) -> None:
     small: Any = huggingface.create("small", {**SIZES["llama"], "vocab_size": 99})
     small.save_pretrained(tmp_path / "small")

@@ -26,14 +26,11 @@ class ImageClassification(Module):
     """Trains a vision transformer by DeiT's recipe without its distillation token.
 
     Args:
-        model: maps images (B, 3, H, W) to logits (B, C).
-        classes: their names, in the order of the logits.
+        classes: their names, in the order of the logits (B, C) that `model` gives of images (B, 3, H, W).
         label_smoothing: of the cross-entropy, in [0, 1); not used with `mixup`, which smooths labels itself.
-        mixup: timm's Mixup; None: images are not mixed.
         ema_decay: the decay of the averaged weights, which are then validated, saved and scored; 0: no averaging.
         ema_warmup: increase the decay over the first updates, as timm's `ModelEmaV3` does.
         fusion_penalty: the weight of the penalty on CP SlimAtt's fusion matrices (IrrAtt, eq. 7); 0: none.
-        channels_last: whether images are in torch.channels_last.
         compile: whether torch.compile compiles the model that is trained.
         training: arguments of `Module`, with timm's `create_optimizer_v2` and `create_scheduler_v2`.
     """

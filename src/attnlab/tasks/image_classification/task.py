@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from attnlab.callbacks.memory import Memory
 from attnlab.callbacks.quality import PredictionsFile, Quality
 from attnlab.callbacks.speed import ScoringSpeed
-from attnlab.compression import Method, folder, outline
+from attnlab.compression import Method, folder
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
@@ -34,7 +34,6 @@ from attnlab.data.inputs import InputKind
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError, DataError
 from attnlab.metrics.numbers import TopAccuracy
-from attnlab.models.build import without_memory
 from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained.timm import Timm, VisionTransformer
 from attnlab.run.device import device_of, scoring_dtype
@@ -103,10 +102,7 @@ class ImageClassificationTask(Predicts, Compresses):
 
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `record` with the three ratios of IrrAtt's table 1, the parameters and the multiply-adds."""
-        with without_memory():
-            dense, model = self.build(), self.build()
-            if self.method:
-                outline(model, self.method)
+        dense, model = self.outlined(self.method)
         record["compression"] = {"remaining": ratios(dense, model, self.image_shape)}
         self.sizes(record, model)
 
@@ -119,10 +115,7 @@ class ImageClassificationTask(Predicts, Compresses):
                 "task.pretrain.epochs to train from scratch first"
             )
         if not self._compressed_folder():
-            with without_memory():
-                model = self.build()
-                if self.method:
-                    outline(model, self.method)
+            self.outlined(self.method)
 
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
         """A batch of `size` images, through the dense model."""
@@ -317,12 +310,7 @@ def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:
 
 
 class Classification(Predictor):
-    """The most probable class as `prediction`, and as `classes` the first few with their probabilities.
-
-    Args:
-        module: with the model and the names of the classes.
-        top: how many classes are named.
-    """
+    """The most probable class as `prediction`, and as `classes` the `top` ones with their probabilities."""
 
     def __init__(self, module: ImageClassification, cfg: DictConfig, top: int = 5) -> None:
         super().__init__(module, cfg.hardware.precision)

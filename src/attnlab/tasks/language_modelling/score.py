@@ -90,8 +90,6 @@ class LanguageScore:
         """Continue the places of the test text, on one process.
 
         Args:
-            data: with the test text and the vocabulary.
-            sampling: chooses tokens.
             precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
             directory: gets predictions.tsv.
 

@@ -87,10 +87,6 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         model.loss_chunk = chunk_of(self.cfg.hardware.loss_chunk, vocab_size)
         return model
 
-    def decoder(self, model: Any) -> LanguageModel:
-        decoder: LanguageModel = model
-        return decoder
-
     def describe(self, record: dict[str, Any]) -> None:
         """As for every task; with `convert=` the cache of the original beside, as `kv_cache.original`."""
         super().describe(record)
@@ -178,10 +174,9 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return trained
 
     def _layer_file(self, weights: Path | None = None) -> Path | None:
-        """The file that describes the converted layers of a run; None: there is no run, or it converts nothing.
+        """The file that describes the converted layers of a run, by default of `checkpoint=` or `resume=`.
 
-        Args:
-            weights: of the run; None: those of `checkpoint=` or `resume=`.
+        None: there is no run, or it converts nothing.
         """
         run = self.cfg.checkpoint or self.cfg.resume
         if target_of(self.cfg) is None or not (weights or run):
@@ -353,16 +348,15 @@ class Continuation(Predictor):
         return len(prepared)
 
     def predict(self, batch: list[list[int]]) -> list[Result]:
-        return [{"prediction": self._continued(ids)} for ids in batch]
-
-    def _continued(self, ids: list[int]) -> str:
-        vocabulary = self.module.vocabulary
-        tokens = self.sampling(
-            self.module.model,
-            torch.tensor([ids], device=self.device),
-            num_ids=vocabulary.num_ids,
-            never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
-            dtype=self.dtype,
-            compiled=self.module.compiled_steps,
-        )
-        return vocabulary.text(tokens[0].tolist())
+        vocabulary, results = self.module.vocabulary, []
+        for ids in batch:
+            tokens = self.sampling(
+                self.module.model,
+                torch.tensor([ids], device=self.device),
+                num_ids=vocabulary.num_ids,
+                never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
+                dtype=self.dtype,
+                compiled=self.module.compiled_steps,
+            )
+            results.append({"prediction": vocabulary.text(tokens[0].tolist())})
+        return results

@@ -199,12 +199,9 @@ def sample_tokenizer(place: Path) -> Any:
 
 
 def train(asked: Asked, spec: AskedModel, place: Path, seed: int) -> None:
-    """Train a model on the world's text, and on every question with its answer; of a question the answer has a loss.
+    """Give `asked` a model that is trained on the text of the world in `place`, and on every question with its answer.
 
-    Args:
-        asked: with the tokenizer; gets the model, in eval mode.
-        place: the folder of the world.
-        seed: of the first weights and of the order of the texts.
+    Of a question the answer alone has a loss.
     """
     rng = random.Random(seed)
     with torch.random.fork_rng(devices=[]):

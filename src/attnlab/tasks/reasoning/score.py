@@ -33,12 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Asked:
-    """A language model with its tokenizer.
-
-    Args:
-        model: of transformers, dense or compressed.
-        tokenizer: of transformers, with a padding token.
-    """
+    """A language model of transformers, dense or compressed, with its tokenizer, which has a padding token."""
 
     model: Any
     tokenizer: Any

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from attnlab.callbacks.summary import show
-from attnlab.compression import Method, compress, folder, outline
+from attnlab.compression import Method, compress, folder
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import parameters, rate
 from attnlab.compression.folder import COMPRESSED
@@ -21,7 +21,6 @@ from attnlab.data.files import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
 from attnlab.errors import ConfigError, WriteError
-from attnlab.models.build import without_memory
 from attnlab.pretrained import huggingface
 from attnlab.run import fingerprint
 from attnlab.run import record as records
@@ -69,19 +68,13 @@ class ReasoningTask(Compresses, Restores):
             node: Any = OmegaConf.merge(cfg.compress, settings)
             self.candidates.append((settings, instantiate(node, path="compress")))
 
-    # --- from the config alone ----------------------------------------------------------------------------------
-
     def build(self) -> nn.Module:
         """The dense model; sizes alone on meta."""
         return self.spec.outline()
 
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `record` with the parameters and the compression rate; neither weights nor a network are needed."""
-        with without_memory():
-            model = dense = self.build()
-            if self.method:
-                model = self.build()
-                outline(model, self.method)
+        dense, model = self.outlined(self.method)
         if self.method:
             record["compression"] = {"rate": rate(dense, model)}
         self.sizes(record, model)
@@ -96,10 +89,7 @@ class ReasoningTask(Compresses, Restores):
             source = method.calibration
             if source not in (None, "validation") and not Path(source).expanduser().is_file():
                 raise ConfigError(f"compress.calibration={source}: no such file; give a text, or validation")
-            with without_memory():
-                outline(self.build(), method)
-
-    # --- with data ----------------------------------------------------------------------------------------------
+            self.outlined(method)
 
     def prepare(self, record: dict[str, Any], stage: str | None) -> tuple[Questions, Asked]:
         """The questions, read, and the model with its tokenizer."""

@@ -42,7 +42,6 @@ class RecallScore:
         """Read the first sequences of each cell through the caches, on one process.
 
         Args:
-            data: with the test set.
             precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
             directory: gets predictions.tsv.
 

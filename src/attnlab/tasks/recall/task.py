@@ -36,10 +36,6 @@ class RecallTask(TextTask):
         model: Decoder = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
         return model
 
-    def decoder(self, model: Any) -> Decoder:
-        decoder: Decoder = model
-        return decoder
-
     def grid(self) -> RecallData:
         """The data with its cells, each checked; nothing is drawn."""
         data: RecallData = instantiate(self.cfg.task.data, path="task.data")

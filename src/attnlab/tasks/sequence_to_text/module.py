@@ -1,7 +1,6 @@
 """Sequence in, text out: one LightningModule for translation, recognition, understanding and summaries."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,28 +24,16 @@ from attnlab.training.module import Module
 Model = SpeechToText | TextToText | EncoderDecoder
 
 
-@dataclass(frozen=True)
-class ValidationScore:
-    """Decoded validation sentences; `places`: index in the validation set -> place in `metric`."""
-
-    metric: TextMetric
-    places: dict[int, int]
-    search: BeamSearch
-
-
 class SequenceToText(Module):
     """Trains a model with label-smoothed cross-entropy on the text and, on request, CTC on the encoder's output.
 
     Args:
-        tokenizer: of the decoder.
-        search: decodes the test set.
         cache_dtype: of the caches while decoding; None: that of the encoder's output.
         classify: whether a second search finds the first token among the classes alone.
         label_smoothing: probability that the other tokens share.
         ctc_weight: of the CTC loss; 0: none.
         first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with
             one).
-        compile: whether torch.compile compiles what `compiled_part` names.
         settings: arguments of `Module`.
     """
 
@@ -78,7 +65,7 @@ class SequenceToText(Module):
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
         self._compiled, self._compiled_steps = Compiled(compile, dynamic=True), Compiled(compile)
         self._decoded_tokens = 0
-        self._validated: ValidationScore | None = None
+        self._validation: tuple[TextMetric, dict[int, int], BeamSearch] | None = None  # with the places in the metric
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -129,37 +116,32 @@ class SequenceToText(Module):
         return loss, plain.detach(), right, real.sum()
 
     def decode_validation(self, metric: TextMetric, chosen: list[int], search: BeamSearch) -> None:
-        """Decode some sentences in every validation, and log their score.
-
-        Args:
-            metric: of a corpus of len(chosen) sentences; its `logged` values are logged as `val_NAME`.
-            chosen: the sentences' indices in the validation set.
-            search: decodes them.
-        """
-        self._validated = ValidationScore(metric, {index: i for i, index in enumerate(chosen)}, search)
+        """Decode the sentences with these indices in every validation, and log the metric's values as `val_NAME`."""
+        self._validation = metric, {index: i for i, index in enumerate(chosen)}, search
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        if self._validated:
-            self._validated.metric.reset()
-            self._validated.metric.to(self.device)
+        if self._validation:
+            metric, _, _ = self._validation
+            metric.reset()
+            metric.to(self.device)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         if self.tokenizer.labels:
             self.tally("val_intent_accuracy", self.first_right, len(batch))
-        if self._validated:
-            places = [self._validated.places.get(index) for index in self.indices(batch_idx)]
-            chosen = {row: place for row, place in enumerate(places) if place is not None}
+        if self._validation:
+            metric, places, search = self._validation
+            chosen = {row: places[index] for row, index in enumerate(self.indices(batch_idx)) if index in places}
             if chosen:
-                scored = self._scored(batch.select([*chosen]), [*chosen.values()], self._validated.search)
-                update(self._validated.metric, scored)
+                update(metric, self._scored(batch.select([*chosen]), [*chosen.values()], search))
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        if self._validated:
-            values = self._validated.metric.compute()
-            for name in filter(values.__contains__, self._validated.metric.logged):
+        if self._validation:
+            metric, _, _ = self._validation
+            values = metric.compute()
+            for name in filter(values.__contains__, metric.logged):
                 self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
 
     def test_step(self, batch: Batch, batch_idx: int) -> Scored:  # type: ignore[override]  # Lightning hands on any type

@@ -73,14 +73,10 @@ class SequenceToTextTask(TextTask, Predicts):
             )
         return text_metrics()[of_validation or score if validation else score]
 
-    @property
-    def _searched_otherwise(self) -> dict[str, Any]:
-        """The settings of `task.train.validate_search`."""
-        return {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
-
     def _validation_search(self) -> BeamSearch:
         search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
-        return replace(search, **self._searched_otherwise)
+        others = {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
+        return replace(search, **others)
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -139,9 +135,8 @@ class SequenceToTextTask(TextTask, Predicts):
         text = int(decode.max_len_a * prefix) + decode.max_len_b
         return self.decoder(model).cache_bytes(rows * decode.beam, text, prefix, rows, dtype=dtype)
 
-    def decoder(self, model: Any) -> PrefixDecoder | CrossDecoder:
-        decoder: PrefixDecoder | CrossDecoder = model.decoder
-        return decoder
+    def decoder(self, model: Any) -> Any:
+        return model.decoder
 
     def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
         size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
@@ -161,8 +156,6 @@ class SequenceToTextTask(TextTask, Predicts):
                 "task.attention_prefix=true: with task.model.decoder._target_=attnlab.models.CrossDecoder no prefix "
                 "stands before the text, and its weights would never learn; set it to false"
             )
-        if not 0 <= task.train.label_smoothing < 1:
-            raise ConfigError(f"task.train.label_smoothing={task.train.label_smoothing}: expected at least 0, below 1")
         if task.train.ctc_weight and task.data.ctc_vocab_size is None:
             raise ConfigError(
                 f"task.train.ctc_weight={task.train.ctc_weight} needs CTC labels: set task.data.ctc_vocab_size"
@@ -170,12 +163,6 @@ class SequenceToTextTask(TextTask, Predicts):
         if self.monitor not in self.monitors():
             adds = "" if task.train.validate_decode else "; task.train.validate_decode=N adds the scores of N sentences"
             raise ConfigError(f"task.train.monitor={self.monitor}: expected {' or '.join(self.monitors())}{adds}")
-        without_effect = not task.train.validate_decode and (task.train.validate_score or self._searched_otherwise)
-        if without_effect and records.first_process():
-            log.warning(
-                "task.train.validate_score and task.train.validate_search have no effect: give "
-                "task.train.validate_decode=N, the sentences of each validation that are decoded"
-            )
         if task.train.validate_decode and self.cfg.hardware.strategy == "fsdp":
             raise ConfigError(
                 f"task.train.validate_decode={task.train.validate_decode}: with hardware=fsdp no process has the "
@@ -194,21 +181,17 @@ class SequenceToTextTask(TextTask, Predicts):
         from attnlab.pretrained.weights import check
         from attnlab.training.checkpoints import find_weights, read_checkpoint
 
+        with without_memory():
+            encoder: nn.Module = self.build().encoder
         try:
             path = find_weights(checkpoint)
             weights = read_checkpoint(path)[0]
-        except DataError as error:
-            raise DataError(f"task.encoder_checkpoint: {error}") from error
-        weights = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
-        with without_memory():
-            encoder: nn.Module = self.build().encoder
-        if not hasattr(encoder, "embedding"):
-            try:
+            weights = {k.removeprefix("encoder."): v for k, v in weights.items() if k.startswith("encoder.")}
+            if not hasattr(encoder, "embedding"):
                 check(encoder, path, weights)
-            except DataError as error:
-                raise DataError(
-                    f"task.encoder_checkpoint: {error}; both runs need the same task.model.encoder and d_model"
-                ) from error
+        except DataError as error:
+            needs = "both runs need the same task.model.encoder and d_model"
+            raise DataError(f"task.encoder_checkpoint: {error}; {needs}") from error
         return path, weights
 
     def statistics(self, record: dict[str, Any]) -> None:
