@@ -119,9 +119,7 @@ class Compresses(Transforms):
         super().__init__(cfg)
         none = cfg.choices.compress == "none"
         self.method = None if none else instantiate(cfg.compress, path="compress")
-        self.decompositions = (
-            Path(cfg.cache_dir).expanduser() / "decompositions"
-        )  # of units that are compressed already
+        self.decompositions = Path(cfg.cache_dir).expanduser() / "decompositions"  # the stored results of layers
 
     def outlined(self, method: Method | None) -> tuple[nn.Module, nn.Module]:
         """The dense model and the compressed one, without memory. ConfigError: a rank or a layer that cannot be."""
