@@ -26,7 +26,7 @@ class InputKind:
     name: str
     suffixes: tuple[str, ...]
     keys: tuple[str, ...]
-    check: Callable[[Path], None] = lambda path: None
+    check: Callable[[Path], object] = lambda path: None
 
 
 @dataclass(frozen=True)

@@ -66,18 +66,6 @@ class LanguageScore:
             about["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
         return Quality(metrics, about | {"held_out": data.source.held_out})
 
-    def recall(
-        self, module: LanguageModelling, data: LanguageModellingData, device: torch.device, precision: str
-    ) -> dict[str, Any]:
-        """What `needle` measures, on one process; empty where it is off. Arguments as of `continue_texts`."""
-        if self.needle is None or self.needle.lengths is None:
-            return {}
-        module, size = module.to(device).eval(), data.eval_batch_size * data.eval_window
-        return self.needle.score(
-            module.model, data.vocabulary, data.tokens("validation"),
-            tokens=size, device=device, dtype=scoring_dtype(precision),
-        )  # fmt: skip
-
     def continue_texts(
         self,
         module: LanguageModelling,

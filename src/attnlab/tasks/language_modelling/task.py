@@ -33,7 +33,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
 from attnlab.models.token_loss import chunk_of
-from attnlab.run.device import device_of
+from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.tasks.base import Predicts, TextTask, Transforms, beside
@@ -303,8 +303,11 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         score, device, precision = self._score(), device_of(self.cfg), self.cfg.hardware.precision
         sampling: Sampling = instantiate(self.cfg.task.sampling, path="task.sampling")
         sections = score.continue_texts(module, data, sampling, device, precision, directory)
-        if recall := score.recall(module, data, device, precision):
-            sections["quality"] = {"needle": recall}
+        if score.needle is not None and score.needle.lengths is not None:
+            size = data.eval_batch_size * data.eval_window
+            text, dtype = data.tokens("validation"), scoring_dtype(precision)
+            needle = score.needle.score(module.model, data.vocabulary, text, tokens=size, device=device, dtype=dtype)
+            sections["quality"] = {"needle": needle}
         return sections
 
 

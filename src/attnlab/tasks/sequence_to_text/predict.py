@@ -34,14 +34,9 @@ def input_kind(cfg: DictConfig) -> InputKind:
     front = instantiate(cfg.task.data.features, path="task.data.features")
     match front:
         case FilterBank():
-            return InputKind("audio file", AUDIO, ("audio", "path", "input"), lambda path: (_length(path), None)[1])
+            return InputKind("audio file", AUDIO, ("audio", "path", "input"), _length)
         case StoredFeatures():
-            return InputKind(
-                "file of features",
-                (".npy", ".mfc"),
-                ("features", "path", "input"),
-                lambda path: (front.frames(path), None)[1],
-            )
+            return InputKind("file of features", (".npy", ".mfc"), ("features", "path", "input"), front.frames)
     return InputKind("text", (), ("text", "source", "document", "input"))
 
 
