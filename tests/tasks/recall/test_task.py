@@ -2,12 +2,15 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
 from attnlab.config.check import check, compose
 from attnlab.data.text.windows import IGNORE
@@ -47,6 +50,10 @@ def started(directory: Path, *overrides: str) -> Path:
     train.run(cfg, record, directory)
     write(record | {"status": "finished"}, directory)
     return directory
+
+
+def command(*arguments: str, cwd: Path) -> None:
+    subprocess.run([sys.executable, "-m", "attnlab", *arguments], cwd=cwd, check=True)
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -167,6 +174,17 @@ def test_description_predicts_what_a_run_measures(trained: Path, tmp_path: Path)
     assert record["kv_cache"]["bytes_per_token"] == measured["bytes_per_token"]
     for length, values in record["kv_cache"]["lengths"].items():
         assert values["predicted"] == measured["lengths"][length]["measured"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_continues_to_the_bit(trained: Path, tmp_path: Path) -> None:
+    """Two updates and then two are the four of a run that was not interrupted."""
+    settings = words("mqar", "attention=mtla", "stride=2", "task.schedule.floor=1")
+    command(*settings, "hydra.run.dir=whole", cwd=tmp_path)
+    command(*settings, "task.train.max_steps=2", "hydra.run.dir=part", cwd=tmp_path)
+    command("resume=part", "task.train.max_steps=4", "hydra.run.dir=rest", cwd=tmp_path)
+    weights = [load_file(tmp_path / name / "checkpoints" / "averaged.safetensors") for name in ("whole", "rest")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 @pytest.mark.parametrize(
