@@ -30,8 +30,7 @@ from omegaconf.errors import InterpolationResolutionError
 
 from attnlab import __version__
 from attnlab.config.build import CONF
-from attnlab.config.check import Command, check, check_present
-from attnlab.config.command_line import parse_flags
+from attnlab.config.check import Command, check, check_present, parse_flags
 from attnlab.config.compose import one_line
 from attnlab.config.listing import help_text, listing
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable

@@ -1,8 +1,6 @@
 """Values that used to be refused late or by a library's text, and own files that are no configuration."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from safetensors.torch import save_file
 from attnlab.config.bounds import fits
 from attnlab.config.build import CONF
 from attnlab.config.check import check
-from attnlab.config.model import check_weights
+from attnlab.config.rules import check_weights
 from attnlab.config.schema import signature
 from attnlab.errors import ConfigError
 from attnlab.run.directory import directory_of
@@ -116,14 +114,6 @@ def test_a_wrong_file_is_found_as_a_wrong_command_line_is(
     with pytest.raises(ConfigError, match=message) as caught:
         check([f"--config-dir={tmp_path}", "seed=2" if "hydra" in group else f"{group}={option}"])
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_device_that_is_not_there_is_refused_before_data(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attnlab", "hardware.accelerator=mps", f"hydra.run.dir={tmp_path / 'run'}"]
-    done = subprocess.run([*command, f"cache_dir={tmp_path / 'cache'}"], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 2 and "hardware.accelerator=mps: no such device here" in done.stderr
-    assert not (tmp_path / "cache" / "samples").exists()
 
 
 SIZE = re.compile(r"(^|_)(d_model|dim|rank|layers|heads|groups|window|size|length|context|text|width|channels|mels)$")

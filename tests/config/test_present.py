@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 from timm.data.readers.img_extensions import get_img_extensions
-from timm.optim import list_optimizers
 
 from attnlab.config.build import CONF, has_driver
 from attnlab.config.check import check, check_present
-from attnlab.config.model import check_optimizer
-from attnlab.config.schema import constant
+from attnlab.config.rules import TIMM, check_model
 from attnlab.data.images.layout import IMAGES
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load
@@ -54,7 +52,7 @@ def test_a_wrong_model_is_refused_before_libraries_are_loaded(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(has_driver(), reason="this machine may have such a device")
-@pytest.mark.parametrize("word", ["hardware=gpu", "hardware.devices=[0]", "hardware.precision=16-mixed"])
+@pytest.mark.parametrize("word", ["hardware=gpu", "hardware.accelerator=cuda"])
 def test_a_device_that_is_not_here_is_refused_before_a_run_is_changed(word: str) -> None:
     with pytest.raises(ConfigError, match=r"^hardware\."):
         present("task=recall", word)
@@ -119,8 +117,51 @@ def test_a_command_that_is_refused_late_leaves_no_new_directory(there: bool, tmp
     assert not there or (run / "record.json").is_file()
 
 
-def test_what_is_read_as_source_is_what_the_libraries_have() -> None:
-    for name in [*map(str, list_optimizers()), "lookahead_adamw"]:
-        check_optimizer(name)
+def test_image_endings_are_those_of_timm() -> None:
     assert set(get_img_extensions()) == set(IMAGES)
-    assert constant("attnlab.modes.train.READS_CORPUS") is True
+
+
+# --- pretrained models -------------------------------------------------------------------------------------------
+
+ASKED = "attnlab.tasks.reasoning.model.AskedModel"
+ABSENT = {  # by what reads it: sources that are not there, and what the error asks for
+    ASKED: (
+        ["/no/such/folder", "./there", "~/there", "../a/b", "a/b/c", "name/"],
+        "folder; give a Hugging Face model's",
+    ),
+    TIMM: (
+        ["weights.pth", "/no/such/weights", "./weights", "runs/there/model.safetensors"],
+        "file or folder; give a .safetensors or .pth file",
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", ABSENT)
+def test_a_model_that_is_not_there(reader: str) -> None:
+    sources, message = ABSENT[reader]
+    for source in sources:
+        with pytest.raises(ConfigError, match=f"^model=.*: no such {message}"):
+            check_model(source, reader)
+
+
+def test_a_language_model_is_a_folder_or_left_to_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"a file; give its folder"):
+        check_model(str(tmp_path / "model.safetensors"), ASKED)
+    for source in (str(tmp_path), "gpt2", "EleutherAI/gpt-j-6b"):
+        check_model(source, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("task.model.name=vit_smal_patch16_224", "vit_small_patch16_224"),
+        ("model=deit_tiny_patch16_225", "deit_tiny_patch16_224"),
+        ("task.optimizer.opt=adamww", "adamw"),
+    ],
+)
+def test_names_of_timm(word: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{word}: timm has no such .*; nearest: .*{names}"):
+        present("task=imagenet", word)
+    for right in ("task.optimizer.opt=lookahead_adamw", "model=deit_small_patch16_224.fb_in1k", "model=hf-hub:a/deit"):
+        present("task=imagenet", right)

@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen, MultipleOf
 
-from attnlab.config.schema import File, signature
+from attnlab.config.schema import signature
 
 Class = TypeVar("Class", bound=type)
-TextFile = Annotated[str, File()]
 Size = Annotated[int, Ge(1), Le(1_048_576)]  # those of attention/bounds.py, which imports torch
 SizeOrZero = Annotated[int, Ge(0), Le(1_048_576)]
 Rank = Annotated[int, Ge(1), Le(65536)]
@@ -55,27 +54,9 @@ def bounded(cls: Class) -> Class:
     return cls
 
 
-def annotation_of(value: Any) -> Any:
-    """The annotation that a default value stands for; None for null, which does not tell."""
-    match value:
-        case bool() | int() | float() | str():
-            return type(value)
-        case Mapping():
-            return dict
-        case Sequence():
-            elements = {annotation_of(item) or object for item in value}
-            return list[elements.pop()] if len(elements) == 1 else list  # type: ignore[misc]
-    return None
-
-
 def fits(annotation: Any, value: Any) -> bool:
     """Whether a plain value, as YAML holds it, may stand where `annotation` does."""
     return any(_fits(part, value) for part in alternatives(annotation))
-
-
-def surely_fits(annotation: Any, value: Any) -> bool:
-    """Whether it fits an alternative that this module knows."""
-    return any(_is_known(part) and _fits(part, value) for part in alternatives(annotation))
 
 
 def within(annotation: Any, value: Any) -> bool:
@@ -112,12 +93,6 @@ def alternatives(annotation: Any) -> Iterator[Any]:
         yield NoneType if annotation is None else annotation
 
 
-def marks(annotation: Any) -> Iterator[Any]:
-    """What `Annotated` adds to an annotation, and to the members of its union."""
-    for part in alternatives(annotation):
-        yield from _split(part)[1]
-
-
 def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     """An annotation without `Annotated`, and what that adds."""
     return (annotation.__origin__, annotation.__metadata__) if get_origin(annotation) is Annotated else (annotation, ())
@@ -131,14 +106,6 @@ def _is_list(annotation: Any) -> bool:
 def _is_mapping(annotation: Any) -> bool:
     kind = get_origin(annotation) or annotation
     return isinstance(kind, type) and issubclass(kind, Mapping)
-
-
-def _is_known(annotation: Any) -> bool:
-    inner, _ = _split(annotation)
-    if _is_list(inner):
-        return all(_is_known(member) for part in get_args(inner) for member in alternatives(part))
-    simple = (int, float, bool, str, Path, NoneType, Any, object, Ellipsis)
-    return inner in simple or _is_mapping(inner) or get_origin(inner) is Literal
 
 
 def _fits(annotation: Any, value: Any) -> bool:

@@ -6,67 +6,194 @@ source (`schema.py`), and the first problem is raised as a ConfigError of one li
 
 import os
 import pkgutil
-import re
 import shutil
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, ValueType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
 from attnlab.config.batch import check_batch
-from attnlab.config.bounds import literals, marks
-from attnlab.config.command_line import CommandLine, parse, parse_flags
-from attnlab.config.compose import Composer
-from attnlab.config.model import TIMM, check_model, check_weights
+from attnlab.config.compose import Composer, implied_options, one_line
 from attnlab.config.nearest import nearest
-from attnlab.config.nodes import canonical, check_nodes, declared, mappings, targets
-from attnlab.config.rules import check_relations, check_trainer
-from attnlab.config.schema import File, ancestors, constant, definition
-from attnlab.config.settings import MODES
+from attnlab.config.nodes import canonical, check_nodes, targets
+from attnlab.config.rules import TIMM, check_composed, check_relations, check_trainer, check_weights
+from attnlab.config.schema import ancestors, constant, definition
 from attnlab.errors import ConfigError, DataError
 
+SWEEPER = "hydra/sweeper"
+TEXTS = ("prompt", "input", "output")  # keys whose values are free texts or paths: no quotes are needed
+SPELLINGS = {"compress.search": "task.search"}  # the task scores the settings; their keys are those of `compress`
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
-READ_BY = {  # root keys that only some modes read
-    "checkpoint": ("test", "predict", "generate", "evaluate", "describe", "export"),
-    "prompt": ("generate",),
-    "format": ("export",),
-    "input": ("predict",),
-    "output": ("predict",),
-    "resume": ("train",),
-    "baseline": ("train", "test", "compress"),
-}
-NEED_WEIGHTS = ("test", "predict", "generate", "evaluate")
-# What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
-USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
-BUILT = {  # what Hydra builds, with the base of its classes, from its plugins alone
+BUILT = {  # what Hydra builds, with the base of its classes
     "hydra.launcher": "hydra.plugins.launcher.Launcher",
     "hydra.sweeper": "hydra.plugins.sweeper.Sweeper",
     "hydra.sweeper.sampler": "optuna.samplers.BaseSampler",
 }
-PLUGINS = ("hydra._internal.core_plugins.", "hydra_plugins.", "optuna.samplers.")
 RESERVED = (  # of Hydra's node: what runs code or commands, or names files; --config-dir cannot set it
     *("callbacks", "job.env_set", "job.name", "job_logging", "hydra_logging"),
     *(f"launcher.{name}" for name in ("setup", "srun_args", "python", "additional_parameters")),
     *("sweeper.params", "sweeper.custom_search_space"),
 )
+FILES = ("task.data.vocabulary.file", "task.text.file", "convert.calibration.file", "compress.calibration")
+
+
+# --- the command line: its flags, its settings, and the settings of each job of a multirun -----------------------
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line.
+
+    Args:
+        words: as given, the flags first.
+        flags: Hydra's.
+        settings: with the keys that the configuration files and records have.
+        composer: for the files that the flags name.
+    """
+
+    words: list[str]
+    flags: Namespace
+    settings: list[Override]
+    composer: Composer
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys and groups that are set."""
+        return [setting.key_or_group for setting in self.settings]
+
+    @property
+    def swept(self) -> list[Override]:
+        """The settings with several values."""
+        return [setting for setting in self.settings if setting.is_sweep_override()]
+
+    @property
+    def multirun(self) -> bool:
+        return bool(self.flags.multirun or "hydra.mode=MULTIRUN" in self.flags.overrides)
+
+    @property
+    def searches(self) -> bool:
+        """Whether another sweeper than Hydra's own chooses the values."""
+        return any(setting.key_or_group == SWEEPER and setting.value() != "basic" for setting in self.settings)
+
+    def jobs(self) -> list[list[Override]]:
+        """The settings of every job of Hydra's own sweeper; of another one, a job with the first values.
+
+        Raises:
+            ConfigError: there are several values without -m, or a sweeper that searches is not told in which direction.
+        """
+        if not self.swept:
+            return [self.settings]
+        if not self.multirun:
+            raise ConfigError(f"{self.swept[0].input_line}: several values need -m; quote the value if it is one text")
+        lines: list[list[str]]
+        if not self.searches:
+            try:
+                lines = BasicSweeper.split_arguments(self.settings, None)[0]
+            except HydraException as error:
+                raise ConfigError(one_line(error)) from error
+        elif "hydra.sweeper.direction" not in self.keys:
+            raise ConfigError(
+                f"{SWEEPER}: give hydra.sweeper.direction=maximize or minimize; a job's value is the validation metric "
+                "by which its task chooses checkpoints"
+            )
+        else:
+            fixed = [_text(setting) for setting in self.settings if setting not in self.swept]
+            lines = [[*fixed, *(f"{setting.key_or_group}={_first(setting)}" for setting in self.swept)]]
+        return [[self.composer.parse(text) for text in line] for line in lines]
+
+    def for_hydra(self) -> list[str]:
+        """The settings with which Hydra composes a multirun: they are checked, so the keys need not exist.
+
+        Hydra first composes the multirun without what is swept, whose options may bring the keys.
+        """
+        forced = [f"++{_text(setting)}" if self._is_forced(setting) else _text(setting) for setting in self.settings]
+        return [*forced, *implied_options(self.settings)]
+
+    def of_job(self, texts: Sequence[str]) -> list[str]:
+        """A job's command line, from the settings that Hydra's sweeper gives it."""
+        forced = {f"++{setting.key_or_group}" for setting in self.settings if self._is_forced(setting)}
+        settings = [text[2:] if text.partition("=")[0] in forced else text for text in texts]
+        sources = [f"--config-dir={self.flags.config_dir}"] * (self.flags.config_dir is not None)
+        return [*sources, *(text for text in settings if not text.startswith("hydra."))]
+
+    @staticmethod
+    def _is_forced(setting: Override) -> bool:
+        key = setting.key_or_group
+        return "." in key and setting.type == OverrideType.CHANGE and not key.startswith("hydra.")
+
+
+def parse_flags(words: Sequence[str]) -> Namespace:
+    """Hydra's flags, which may stand anywhere, and the other words as `overrides`.
+
+    Raises:
+        ConfigError: a flag that there is not.
+    """
+    parser = get_args_parser()
+    parser.error = _usage  # type: ignore[method-assign]
+    flags: Namespace = parser.parse_intermixed_args(list(words))
+    if flags.config_path or flags.config_name:
+        flag = "--config-path" if flags.config_path else "--config-name"
+        raise ConfigError(f"{flag} is fixed; --config-dir adds a directory of YAML files")
+    return flags
+
+
+def parse(words: Sequence[str], flags: Namespace, composer: Composer) -> CommandLine:
+    """The settings of a command line, inside :meth:`Composer.hydra`.
+
+    Raises:
+        ConfigError: a word is neither a flag nor a setting.
+    """
+    texts = list(flags.overrides)
+    settings = [_setting(text, composer, bool(flags.multirun)) for text in texts]
+    return CommandLine([*(word for word in words if word not in texts), *texts], flags, settings, composer)
+
+
+def _setting(text: str, composer: Composer, multirun: bool) -> Override:
+    key, equals, value = text.partition("=")
+    if key in TEXTS and equals and not multirun and value not in ("", "null") and value[0] not in "'\"":
+        return Override(OverrideType.CHANGE, key, ValueType.ELEMENT, value, input_line=text)
+    setting = composer.parse(text)
+    if setting.key_or_group.startswith("trainer."):  # arguments of Lightning's Trainer, which no file lists
+        return replace(setting, type=OverrideType.FORCE_ADD)
+    return replace(setting, key_or_group=SPELLINGS.get(setting.key_or_group, setting.key_or_group))
+
+
+def _text(setting: Override) -> str:
+    """A setting as a word of the command line."""
+    if setting.key_or_group in TEXTS:
+        return str(setting.input_line)
+    return f"{setting.get_key_element()}={str(setting.input_line).partition('=')[2]}"
+
+
+def _first(setting: Override) -> str:
+    """The first value of a search space."""
+    space = setting.value()
+    return str(space.start) if isinstance(space, IntervalSweep | RangeSweep) else next(setting.sweep_string_iterator())
+
+
+def _usage(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; settings are written key=value, for instance attention=mtla")
+
+
+# --- the jobs of a command line ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that uses or continues a run.
-
-    Args:
-        directory: where the job writes.
-    """
+    """A job that uses or continues a run. `directory`: where it writes."""
 
     cfg: DictConfig
     choices: list[str]
@@ -95,7 +222,7 @@ class Command:
     directory: Path
     keeps: bool
     here: bool
-    for_hydra: list[str] = field(default_factory=list)
+    for_hydra: list[str]
 
 
 Loader = Callable[[Composer, Sequence[Override]], Job | None]
@@ -124,12 +251,10 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             composer.compose(of_hydra) if run else _complete(composer.job(job), job, read_models)
             for run, job in zip(loaded, settings, strict=True)
         ]
-        check_cluster(composed, line.multirun)
-        if flags.config_dir is not None:
-            builtin = Composer().compose([]).hydra
-            fixed = [setting for setting in line.settings if setting not in line.swept]  # Hydra composes these first
-            for cfg in [*composed, *([composer.job(_of_groups(fixed, composer))] if line.swept else [])]:
-                check_hydra(cfg.hydra, builtin, line.keys)
+        here = not _check_cluster(composed, line.multirun)
+        builtin = Composer().compose([]).hydra if flags.config_dir is not None else None
+        for cfg in [*composed, *([composer.job(_of_groups(line))] if line.swept and builtin is not None else [])]:
+            check_hydra(cfg.hydra, builtin, line.keys)
         jobs = [run.cfg if run else _fix(cfg, composer) for run, cfg in zip(loaded, composed, strict=True)]
         for job in jobs:
             _check_folder(job, line.keys)
@@ -150,14 +275,20 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             composed[0],
             directory,
             bool(keeps or constant(f"attnlab.modes.{jobs[0].mode}.KEEPS") is not False),
-            not flags.cfg and (hydra.launcher._target_ != SLURM or "SUBMITIT_EXECUTOR" in os.environ),
+            here and not flags.cfg,
             [*line.for_hydra(), *_names_of_directories(loaded, line.keys)],
         )
 
 
-def _of_groups(settings: Sequence[Override], composer: Composer) -> list[Override]:
-    """The settings that choose options, or set keys of Hydra's."""
-    return [s for s in settings if s.key_or_group in composer.groups or s.key_or_group.startswith("hydra")]
+def compose(*overrides: str) -> DictConfig:
+    """The checked and fixed configuration of `python -m attnlab <overrides>`."""
+    return check(overrides).jobs[0]
+
+
+def _of_groups(line: CommandLine) -> list[Override]:
+    """The settings with one value that choose options, or set keys of Hydra's: Hydra composes a multirun with them."""
+    fixed = [setting for setting in line.settings if setting not in line.swept]
+    return [s for s in fixed if s.key_or_group in line.composer.groups or s.key_or_group.startswith("hydra")]
 
 
 def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) -> DictConfig:
@@ -173,6 +304,25 @@ def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) 
     return completed
 
 
+def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
+    """Check a composed configuration as a whole, and return it resolved and read-only."""
+    missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
+    if missing:
+        raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
+    check_composed(cfg, composer)
+    fixed = config.freeze(cfg, cfg.hydra.runtime.choices)
+    check_fixed(fixed)
+    return fixed
+
+
+def check_fixed(cfg: DictConfig) -> None:
+    """Check every node of a resolved configuration against its signature, and the keys that depend on each other."""
+    check_trainer(cfg)
+    check_nodes(config.written(cfg))
+    check_relations(cfg)
+    check_batch(cfg)
+
+
 def _names_of_directories(loaded: Sequence[Job | None], keys: Sequence[str]) -> list[str]:
     """Options of the runs that a multirun's jobs use, for the names of the jobs' directories."""
     first = loaded[0].choices if loaded[0] else []
@@ -184,10 +334,14 @@ def _names_of_directories(loaded: Sequence[Job | None], keys: Sequence[str]) -> 
     return chosen
 
 
-def check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
-    """Refuse SLURM's launcher where it could not submit the jobs. Inside a job, which it has started, all is well."""
-    if jobs[0].hydra.launcher._target_ != SLURM or "SUBMITIT_EXECUTOR" in os.environ:
-        return
+def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> bool:
+    """Whether SLURM's launcher submits the jobs; in a job that it has started it does not.
+
+    Raises:
+        ConfigError: it could not submit them.
+    """
+    if jobs[0].hydra.launcher.get("_target_") != SLURM or "SUBMITIT_EXECUTOR" in os.environ:
+        return False
     if not multirun:
         raise ConfigError("hardware=slurm: jobs are submitted by -m, a single one too; on this machine: hardware=gpu")
     plugins = find_spec("hydra_plugins")  # a namespace that the first plugin makes
@@ -201,20 +355,21 @@ def check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
         if len(values := {str(job.hardware[name]): None for job in jobs}) > 1:
             numbers = " and ".join(values)
             raise ConfigError(f"hardware.{name}={numbers}: expected one value for all jobs of a multirun on SLURM")
+    return True
 
 
-def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> None:
-    """Check what files of --config-dir make of Hydra's own node, of which Hydra builds objects and runs commands.
+def check_hydra(hydra: DictConfig, builtin: DictConfig | None, keys: Sequence[str]) -> None:
+    """Check the parts of Hydra's own node of which Hydra builds objects and runs commands.
 
     Args:
-        builtin: the node without these files.
+        builtin: the node without the files of --config-dir; None: there are none.
         keys: those that the command line sets.
 
     Raises:
         ConfigError: names the key.
     """
     for name in RESERVED:
-        value, expected = (config.written(OmegaConf.select(node, name)) for node in (hydra, builtin))
+        value, expected = (config.written(OmegaConf.select(node, name)) for node in (hydra, builtin or hydra))
         if value and value != expected and not any(f"hydra.{name}".startswith(key) for key in keys):
             raise ConfigError(f"hydra.{name}: a file of --config-dir cannot set it; give it on the command line")
     for name in ("launcher", "sweeper"):
@@ -223,8 +378,7 @@ def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> 
         except (OmegaConfBaseException, ValueError) as error:
             raise ConfigError(f"hydra.{name}: {str(error).splitlines()[0]}; expected plain values") from error
         for path, target in targets(node, f"hydra.{name}"):
-            base, plugin = BUILT.get(path), str(target)
-            if base is None or not plugin.startswith(PLUGINS) or canonical(base) not in ancestors(plugin):
+            if (base := BUILT.get(path)) is None or canonical(base) not in ancestors(str(target)):
                 raise ConfigError(f"{path}._target_={target}: expected {base or 'no _target_'}, of a plugin of Hydra")
 
 
@@ -241,169 +395,7 @@ def _check_folder(job: DictConfig, keys: Sequence[str]) -> None:
         )
 
 
-def compose(*overrides: str) -> DictConfig:
-    """The checked and fixed configuration of `python -m attnlab <overrides>`."""
-    return check(overrides).jobs[0]
-
-
-def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
-    """Check a composed configuration as a whole, and return it resolved and read-only."""
-    choices = cfg.hydra.runtime.choices
-    missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
-    if missing:
-        raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
-    check_mode(cfg, choices.task)
-    _check_task(cfg, composer)
-    _check_references(cfg, composer)
-    _check_knobs(cfg, composer)
-    fixed = config.freeze(cfg, choices)
-    check_fixed(fixed)
-    return fixed
-
-
-def check_fixed(cfg: DictConfig) -> None:
-    """Check every node of a resolved configuration against its signature, and the keys that depend on each other."""
-    check_trainer(cfg)
-    check_nodes(config.written(cfg))
-    check_relations(cfg)
-    check_batch(cfg)
-
-
-def check_mode(cfg: DictConfig, task: str) -> None:
-    """Check that the mode exists, that the option `task` has it, and that it reads the root keys that are set."""
-    if cfg.mode not in MODES:
-        raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
-    every_task = [mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True]
-    if cfg.mode not in (modes := list(dict.fromkeys([*cfg.task.modes, *every_task]))):
-        raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {', '.join(modes)}")
-    for key, readers in READ_BY.items():
-        if cfg[key] is not None and cfg.mode not in readers:
-            raise ConfigError(f"{key}= is read by mode={' and mode='.join(readers)}, not by mode={cfg.mode}")
-    for key in ("checkpoint", "resume", "baseline"):
-        if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
-            raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
-    if Path(cfg.cache_dir).expanduser().is_file():
-        raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
-    if cfg.mode == "predict" and cfg.input is None:
-        raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
-    _check_weights(cfg)
-    if cfg.data_root == "":
-        raise ConfigError("data_root is empty: name the corpus' directory, or leave it out for the sample corpus")
-    if cfg.data_root is not None and "root" not in cfg.task.data:
-        raise ConfigError(
-            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; remove data_root=, or "
-            "unset the variable DATA_ROOT"
-        )
-    if cfg.checkpoint is not None:
-        _check_checkpoint(str(cfg.checkpoint))
-
-
-def _check_weights(cfg: DictConfig) -> None:
-    """Refuse a mode without the weights that it needs."""
-    untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
-    pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
-    if untrained and cfg.checkpoint is not None and cfg.model is not None:
-        raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
-    if cfg.checkpoint is not None:
-        return
-    if cfg.mode == "export" and (cfg.model is None or pretrained):
-        raise ConfigError("mode=export needs checkpoint=<a trained run>, or model=<a run of mode=compress>")
-    if cfg.mode not in NEED_WEIGHTS:
-        return
-    choices = cfg.hydra.runtime.choices
-    pretrained_images = OmegaConf.select(cfg, "task.model._target_") == TIMM and cfg.task.model.weights is not None
-    if cfg.mode == "test" and pretrained_images and choices.compress == "none":
-        return  # it is scored as it is
-    if not ((untrained or pretrained) and cfg.model is not None):
-        also = ", or model=<a run, a folder or a name of the hub>" * untrained
-        raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>{also}")
-    if pretrained and choices.convert != "none":
-        raise ConfigError(
-            f"mode={cfg.mode} with convert={choices.convert}: a model is converted by mode=convert, or by training; "
-            "give checkpoint=<that run>, or leave convert= out"
-        )
-
-
-def _check_checkpoint(value: str) -> None:
-    """Refuse a directory that is no run's, and a file that holds no weights."""
-    path = Path(value).expanduser()
-    if not path.is_dir():
-        check_weights("checkpoint", value)
-    elif not any((path / name).exists() for name in USABLE):
-        raise ConfigError(f"checkpoint={value}: not the directory of a run: there is no config.yaml")
-
-
-def _check_task(cfg: DictConfig, composer: Composer) -> None:
-    """Refuse groups that the task does not use, and a scale for which it has no recipe."""
-    choices = cfg.hydra.runtime.choices
-    follows = choices.recipe == f"{choices.task}_{choices.scale}"
-    if follows and choices.scale not in (scales := composer.scales(choices.task)):
-        raise ConfigError(f"task={choices.task} has no scale={choices.scale}{nearest(choices.scale, scales)}")
-    if choices.attention is not None and "attention_heads" not in cfg.task:
-        raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
-    if choices.compress != "none" and not cfg.task.get("compressible"):
-        raise ConfigError(f"compress={choices.compress}: task={choices.task} has no pretrained model to compress")
-    if cfg.mode == "compress" and choices.compress == "none" and cfg.task.modes[0] != "compress":
-        methods = ", ".join(name for name in composer.options("compress") if name != "none")
-        raise ConfigError(f"mode=compress needs compress=<method>, one of {methods}")
-    if cfg.mode == "convert" and choices.convert == "none":
-        raise ConfigError("mode=convert needs convert=<method>: mla, mtla, tpa or gqa")
-    if choices.convert != "none" and cfg.task.get("weights") is None:
-        raise ConfigError(f"convert={choices.convert}: task={choices.task} has no pretrained decoder to convert")
-    if cfg.task.get("weights") is not None:
-        return
-    if cfg.model is not None and not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
-        raise ConfigError(
-            f"model={cfg.model}: task={choices.task} trains from random weights; imagenet, reasoning and tasks of "
-            "language models begin with pretrained ones"
-        )
-    if cfg.model is not None:
-        check_model(cfg.model, cfg.task.model._target_)
-
-
-def _check_references(cfg: DictConfig, composer: Composer) -> None:
-    """Refuse references of a measurement that are no mechanisms, and values of others."""
-    if cfg.mode != "bench" or cfg.hydra.runtime.choices.attention is None:
-        return
-    known = ["published", "compiled", *composer.options("attention")]
-    names = {str(name).partition(".")[0]: "" for name in cfg.bench.references or ()}
-    plain = [re.sub("^(published|compiled)_", "", name) for name in names]
-    for name, mechanism in zip(names, plain, strict=True):
-        if mechanism not in known:
-            raise ConfigError(f"bench.references: {name} is no mechanism{nearest(mechanism, known)}")
-    for override in map(str, cfg.bench.overrides or ()):
-        if "=" not in override or override.partition(".")[0] not in plain:
-            raise ConfigError(f"bench.overrides: {override}: expected REFERENCE.KEY=VALUE, of one in bench.references")
-
-
-def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
-    for knob in config.KNOBS:
-        if cfg[knob] is None or config.knob_paths(cfg, knob):
-            continue
-        chosen = [f"{group}={name}" for group in config.KNOB_GROUPS if (name := cfg.hydra.runtime.choices[group])]
-        having = [
-            f"{group}={option}"
-            for group in config.KNOB_GROUPS
-            for option in composer.options(group)
-            if f"${{{knob}}}" in composer.text(group, option)
-        ]
-        if set(chosen) & set(having):
-            raise ConfigError(f"{knob}={cfg[knob]} has no effect: what it sets is itself set on the command line")
-        named = [name for name in chosen if not name.endswith("=none")]
-        mechanism = " with ".join(named) or chosen[-1]
-        raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
-
-
-def check_device(cfg: DictConfig) -> None:
-    """Refuse a device that this machine cannot have, as far as that is known without torch."""
-    wanted, apple, hardware = str(cfg.hardware.accelerator), sys.platform == "darwin", cfg.hardware
-    cuda = wanted not in ("cpu", "mps") and config.has_driver()
-    if (wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and apple)) or (wanted == "mps" and not apple):
-        raise ConfigError(f"hardware.accelerator={wanted}: no such device here; take hardware=cpu or hardware=auto")
-    if wanted in ("cpu", "auto") and isinstance(hardware.devices, ListConfig) and not cuda and not apple:
-        raise ConfigError(f"hardware.devices={hardware.devices}: expected the number of processes on a CPU")
-    if hardware.precision == "16-mixed" and not cuda:
-        raise ConfigError("hardware.precision=16-mixed: float16 needs a CUDA device; take 32-true or bf16-mixed")
+# --- what has to be on this machine ------------------------------------------------------------------------------
 
 
 def check_present(cfg: DictConfig) -> None:
@@ -413,15 +405,29 @@ def check_present(cfg: DictConfig) -> None:
         ConfigError: names the key or the path, and what is expected there.
     """
     if cfg.mode not in ("describe", "export"):
-        check_device(cfg)
+        _check_device(str(cfg.hardware.accelerator))
     if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
         return
     if cfg.checkpoint is None:  # a run has what it was made of in its directory
-        _check_files(config.written(cfg))
+        for key in FILES:
+            value = OmegaConf.select(cfg, key)
+            if value not in (None, "validation") and not (file := Path(value).expanduser()).is_file():
+                what = "a directory" if file.is_dir() else "no such file"
+                raise ConfigError(f"{key}={value}: {what}; expected a text file")
         encoder = cfg.task.get("encoder_checkpoint")
         if encoder is not None and not Path(encoder).expanduser().is_dir():
             check_weights("task.encoder_checkpoint", str(encoder))
     _check_corpus(cfg)
+    if OmegaConf.select(cfg, "task.model._target_") == TIMM:
+        _check_timm(cfg)
+
+
+def _check_device(wanted: str) -> None:
+    """Refuse an accelerator that this machine cannot have; :mod:`attnlab.run.device` asks torch for more."""
+    apple = sys.platform == "darwin"
+    cuda = wanted in ("gpu", "cuda") and config.has_driver()
+    if (wanted == "mps" and not apple) or (wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and apple)):
+        raise ConfigError(f"hardware.accelerator={wanted}: no such device here; take hardware=cpu or hardware=auto")
 
 
 def _check_corpus(cfg: DictConfig) -> None:
@@ -440,17 +446,17 @@ def _check_corpus(cfg: DictConfig) -> None:
         raise ConfigError(f"data_root={root}: cannot be read ({error.strerror}: {error.filename})") from error
 
 
-def _check_files(root: Any) -> None:
-    """Refuse a file that a node names and that does not exist."""
-    for path, node in mappings(root):
-        for key, value in node.items():
-            names_file = isinstance(value, str) and any(_is_file(kind, value) for kind in declared(node, path, key))
-            if names_file and not (file := Path(value).expanduser()).is_file():
-                what = "a directory" if file.is_dir() else "no such file"
-                raise ConfigError(f"{f'{path}.{key}' if path else key}={value}: {what}; expected a text file")
+def _check_timm(cfg: DictConfig) -> None:
+    """Refuse a model or an optimizer that timm does not have. It imports timm, as the run does next."""
+    import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
+    import timm
+    from timm.optim import list_optimizers
 
-def _is_file(annotation: Any, value: str) -> bool:
-    """Whether an annotation says that this value is the path of a file that must exist."""
-    marked = any(isinstance(mark, File) for mark in marks(annotation))
-    return marked and value not in literals(annotation)
+    for key, name in (("task.model.name", cfg.task.model.name), ("model", cfg.model or "")):
+        model = name.partition(".")[0]
+        if model and "/" not in name and not timm.is_model(model) and not Path(name).expanduser().exists():
+            raise ConfigError(f"{key}={name}: timm has no such model{nearest(model, map(str, timm.list_models()))}")
+    optimizer, known = cfg.task.optimizer.get("opt"), list_optimizers()
+    if optimizer is not None and optimizer.lower().removeprefix("lookahead_") not in known:
+        raise ConfigError(f"task.optimizer.opt={optimizer}: timm has no such optimizer{nearest(optimizer, known)}")

@@ -25,10 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.bounds import annotation_of, surely_fits
 from attnlab.config.nearest import matches, nearest
-from attnlab.config.nodes import declared, owner, parameters, require
-from attnlab.config.renames import OVERLAYS
+from attnlab.config.nodes import declared, mappings, owner, parameters, require
 from attnlab.config.settings import ARGUMENTS
 from attnlab.errors import ConfigError, printable
 
@@ -158,7 +156,7 @@ class Composer:
         pairs = [pair for setting in values for pair in assigned(plain, setting, self.groups)]
         for key, value in pairs:
             if not key.startswith("hydra."):
-                check_value(cfg, plain, key, value)
+                check_value(plain, key, value)
         try:
             for key, value in pairs:
                 OmegaConf.update(cfg, key, value, merge=True, force_add=True)
@@ -192,8 +190,6 @@ class Composer:
         for name in value if isinstance(value, list) and key in config.LISTS else [value]:
             if not isinstance(name, str) or name not in self.options(key):
                 hint = nearest(str(name), self.options(key)) or f"; `attnlab list {key}` names all"
-                if key == "experiment" and str(name) in OVERLAYS:
-                    hint = f"; it was renamed: write {OVERLAYS[str(name)]}"
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
 
 
@@ -290,7 +286,8 @@ def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list
 def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:
     """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
     node, path, rest = walk(plain, key)
-    every = [name for name in keys(plain) if not name.startswith("hydra.") or key.startswith("hydra.")]
+    names = [f"{place}.{name}".lstrip(".") for place, inner in mappings(plain) for name in inner]
+    every = [name for name in names if not name.startswith("hydra.") or key.startswith("hydra.")]
     order = {group: i for i, group in enumerate(config.GROUPS)}
     every.sort(key=lambda name: order.get(name.partition(".")[0], -1))  # a task's keys before a mechanism's
     same_end = [name for name in every if name.endswith(f".{key}")]
@@ -309,32 +306,10 @@ def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) ->
     return f"; {path} is a single value"
 
 
-def keys(node: Any, path: str = "") -> Iterator[str]:
-    """The dotted keys of nested mappings, with the prefix `path`."""
-    if isinstance(node, dict):
-        for name, child in node.items():
-            key = f"{path}.{name}" if path else str(name)
-            yield key
-            yield from keys(child, key)
-
-
-def check_value(base: DictConfig, plain: dict[str, Any], key: str, value: Any) -> None:
-    """Check that a value fits the annotation of its key, or else has the type of the default.
-
-    Args:
-        base: the configuration without the command line.
-    """
+def check_value(plain: dict[str, Any], key: str, value: Any) -> None:
+    """Check that a value fits the annotation of its key. `plain`: the configuration without the command line."""
     if "${" in str(value):
         return  # a reference: what it leads to is checked in the composed configuration
     parent, path, rest = walk(plain, key.rpartition(".")[0]) if "." in key else (plain, "", [])
-    annotations = [] if rest else declared(parent, path, key.rpartition(".")[2])
-    for annotation in annotations:
+    for annotation in [] if rest else declared(parent, path, key.rpartition(".")[2]):
         require(key, annotation, value)
-    if any(surely_fits(annotation, value) for annotation in annotations):
-        return
-    try:
-        default = annotation_of(config.written(OmegaConf.select(base, key)))
-    except OmegaConfBaseException:  # a default that needs another value first
-        return
-    if default is not None:
-        require(key, default, value)

@@ -9,11 +9,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from attnlab.config.bounds import fits, literals, surely_fits, words
+from annotated_types import Ge, Gt, Le, Lt
+
+from attnlab.config.bounds import alternatives, fits, literals, words
 from attnlab.config.nearest import matches, nearest
-from attnlab.config.rules import FOREIGN
 from attnlab.config.schema import ancestors, definition, siblings, signature
 from attnlab.config.settings import ARGUMENTS, SCHEMAS
 from attnlab.errors import ConfigError
@@ -56,6 +57,32 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "task.score.needle": ("attnlab.tasks.language_modelling.needle.Needle",),
     "task.evaluation": ("attnlab.tasks.harness.Harness",),
 }
+_NotNegative = Annotated[float, Ge(0)]
+_Probability = Annotated[float, Ge(0), Le(1)]
+_Decay = Annotated[float, Ge(0), Lt(1)]
+# Annotations of arguments of torch and timm, by key. They are checked beside what the library declares itself.
+FOREIGN: dict[str, Any] = {
+    "task.optimizer.lr": _NotNegative,
+    "task.optimizer.eps": _NotNegative,
+    "task.optimizer.betas": list[_Decay],
+    "task.optimizer.weight_decay": _NotNegative,
+    "task.schedule.sched": Literal[
+        "cosine", "tanh", "step", "constant", "multistep", "plateau", "poly", "wsd", "rsqrt"
+    ],
+    "task.schedule.warmup_epochs": Annotated[int, Ge(0)],
+    "task.schedule.warmup_lr": _NotNegative,
+    "task.schedule.min_lr": _NotNegative,
+    "callbacks.ema.decay": _Decay,
+    "callbacks.early_stopping.patience": Annotated[int, Ge(1)],
+    "callbacks.early_stopping.min_delta": _NotNegative,
+    "callbacks.early_stopping.mode": Literal["min", "max"],
+    "trainer.limit_train_batches": Annotated[int, Ge(1)] | Annotated[float, Gt(0), Le(1)] | None,
+    "trainer.limit_val_batches": Annotated[int, Ge(0)] | _Probability | None,
+    "trainer.overfit_batches": Annotated[int, Ge(0)] | _Probability,
+    "trainer.num_sanity_val_steps": Annotated[int, Ge(-1)] | None,
+    "trainer.deterministic": bool | Literal["warn"] | None,
+    "trainer.profiler": Literal["simple", "advanced", "pytorch", "xla"] | dict | None,
+}
 
 
 def bases_of(path: str) -> tuple[str, ...]:
@@ -84,7 +111,7 @@ def parameters(target: str) -> Mapping[str, Any]:
 
 
 def declared(node: Any, path: str, name: str) -> list[Any]:
-    """The annotations of a node's key: of its class or schema, and of another library's argument in `rules.FOREIGN`."""
+    """The annotations of a node's key: of its class or schema, and of another library's argument in `FOREIGN`."""
     annotation = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
     foreign = FOREIGN.get(f"{path}.{name}" if path else name)
     return [kind for kind in (annotation, foreign) if kind is not None]
@@ -149,10 +176,11 @@ def _check_keys(node: dict[str, Any], path: str, target: str) -> None:
     schema = signature(target)
     for key, value in node.items():
         here = f"{path}.{key}" if path else str(key)
-        if key not in ("_target_", "_partial_"):
+        if key == "_partial_":
+            require(here, bool, value)
+        elif key != "_target_":
             if key not in schema.parameters and not schema.open:
-                hint = nearest(str(key), schema.parameters)
-                raise ConfigError(f"{here}: {target} has no parameter {key!r}{hint}")
+                raise ConfigError(f"{here}: {target} has no parameter {key!r}{nearest(str(key), schema.parameters)}")
             _check_value(declared(node, path, str(key)), here, value)
 
 
@@ -161,6 +189,6 @@ def _check_value(annotations: list[Any], key: str, value: Any) -> None:
         return
     for annotation in annotations:
         require(key, annotation, value)
-    plain = isinstance(value, int | float | str) and not any(surely_fits(kind, value) for kind in annotations)
-    if annotations and plain and bases_of(key):
+    kinds = [kind for annotation in annotations for kind in alternatives(annotation)]
+    if isinstance(value, int | float | str) and kinds and type(value) not in kinds and bases_of(key):
         raise ConfigError(f"{key}={value}: expected a class derived from {' or '.join(bases_of(key))}")

@@ -1,46 +1,40 @@
-"""Checks that type annotations cannot express: bounds of other libraries' arguments, and relations between keys."""
+"""Checks that type annotations cannot express: of modes, tasks and pretrained models, and relations between keys.
+
+Nothing here imports torch, timm or transformers. Whether a name of the Hugging Face hub exists is known when the hub is
+asked.
+"""
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.config.model import TIMM, check_architecture, check_optimizer
+from attnlab.config import build as config
+from attnlab.config.compose import Composer
+from attnlab.config.nearest import nearest
 from attnlab.config.schema import constant, definition
+from attnlab.config.settings import MODES
 from attnlab.errors import ConfigError
 
 METRICS = Path(__file__).parents[1] / "metrics"
-
-_NotNegative = Annotated[float, Ge(0)]
-_Probability = Annotated[float, Ge(0), Le(1)]
-_Decay = Annotated[float, Ge(0), Lt(1)]
-# Annotations of arguments of torch and timm, by key. They are checked beside what the library declares itself.
-FOREIGN: dict[str, Any] = {
-    "task.optimizer.lr": _NotNegative,
-    "task.optimizer.eps": _NotNegative,
-    "task.optimizer.betas": list[_Decay],
-    "task.optimizer.weight_decay": _NotNegative,
-    "task.schedule.sched": Literal[
-        "cosine", "tanh", "step", "constant", "multistep", "plateau", "poly", "wsd", "rsqrt"
-    ],
-    "task.schedule.warmup_epochs": Annotated[int, Ge(0)],
-    "task.schedule.warmup_lr": _NotNegative,
-    "task.schedule.min_lr": _NotNegative,
-    "callbacks.ema.decay": _Decay,
-    "callbacks.early_stopping.patience": Annotated[int, Ge(1)],
-    "callbacks.early_stopping.min_delta": _NotNegative,
-    "callbacks.early_stopping.mode": Literal["min", "max"],
-    "trainer.limit_train_batches": Annotated[int, Ge(1)] | Annotated[float, Gt(0), Le(1)] | None,
-    "trainer.limit_val_batches": Annotated[int, Ge(0)] | _Probability | None,
-    "trainer.overfit_batches": Annotated[int, Ge(0)] | _Probability,
-    "trainer.num_sanity_val_steps": Annotated[int, Ge(-1)] | None,
-    "trainer.deterministic": bool | Literal["warn"] | None,
-    "trainer.profiler": Literal["simple", "advanced", "pytorch", "xla"] | dict | None,
+SAMPLE = "sample"  # in place of a decoder's folder or name: a small model, trained on the task's own text
+TIMM = "attnlab.pretrained.timm.VisionTransformer"  # the `_target_` whose weights are files, runs or names of timm
+SAVED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, today and before version 1.6
+OF_THE_MODEL = ("attention", "task.model", "task.data.vocab_size", "task.data.vocabulary")  # nodes that it decides
+FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight files
+READ_BY = {  # root keys that only some modes read
+    "checkpoint": ("test", "predict", "generate", "evaluate", "describe", "export"),
+    "prompt": ("generate",),
+    "format": ("export",),
+    "input": ("predict",),
+    "output": ("predict",),
+    "resume": ("train",),
+    "baseline": ("train", "test", "compress"),
 }
-
+NEED_WEIGHTS = ("test", "predict", "generate", "evaluate")
+# What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
+USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
 # Arguments of Lightning's Trainer that other keys set, with these keys.
 TRAINER = {
     "accelerator": "hardware.accelerator",
@@ -75,20 +69,131 @@ POLICY = r"(rand|augmix|originalr?|v0r?|3a)(-[a-z]+[\d.]*)*"  # of timm's augmen
 DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
 
 
-EXTRAS = {"tensorboard": "log", "wandb": "log", "mlflow": "mlflow"}  # the extra that has a logger's package
-SPEECH = "attnlab.data.FilterBank"  # features of recordings, which espeak-ng speaks for the sample corpora
+# --- a composed configuration ------------------------------------------------------------------------------------
 
 
-def _check_packages(cfg: DictConfig) -> None:
-    """Refuse what needs an optional package that is not installed."""
-    needs = [(f"logger={name}", name, f"'attnlab[{EXTRAS[name]}]'") for name in cfg.logger if name in EXTRAS]
-    spoken = cfg.data_root is None and OmegaConf.select(cfg, "task.data.features._target_") == SPEECH
-    if spoken and cfg.mode in ("train", "test"):
-        sample = f"task={cfg.task.name}: its sample corpus"
-        needs.append((sample, "espeakng_loader", "'attnlab[samples]', or give data_root=<the directory of a corpus>"))
-    for what, package, install in needs:
-        if not find_spec(package):
-            raise ConfigError(f"{what} needs the package {package}: pip install {install}")
+def check_composed(cfg: DictConfig, composer: Composer) -> None:
+    """Check the mode, the task's groups and the knobs of a composed configuration."""
+    check_mode(cfg, cfg.hydra.runtime.choices.task)
+    _check_task(cfg, composer)
+    _check_overrides(cfg)
+    _check_knobs(cfg, composer)
+
+
+def check_mode(cfg: DictConfig, task: str) -> None:
+    """Check that the mode exists, that the option `task` has it, and that it reads the root keys that are set."""
+    if cfg.mode not in MODES:
+        raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
+    every_task = [mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True]
+    if cfg.mode not in (modes := list(dict.fromkeys([*cfg.task.modes, *every_task]))):
+        raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {', '.join(modes)}")
+    for key, readers in READ_BY.items():
+        if cfg[key] is not None and cfg.mode not in readers:
+            raise ConfigError(f"{key}= is read by mode={' and mode='.join(readers)}, not by mode={cfg.mode}")
+    for key in ("checkpoint", "resume", "baseline"):
+        if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
+            raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
+    if Path(cfg.cache_dir).expanduser().is_file():
+        raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
+    if cfg.mode == "predict" and cfg.input is None:
+        raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
+    if cfg.data_root is not None and "root" not in cfg.task.data:
+        raise ConfigError(
+            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; remove data_root=, or "
+            "unset the variable DATA_ROOT"
+        )
+    _check_weights(cfg)
+
+
+def _check_weights(cfg: DictConfig) -> None:
+    """Refuse a mode without the weights that it needs, and a `checkpoint` that has none."""
+    untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
+    pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
+    if cfg.checkpoint is not None:
+        if untrained and cfg.model is not None:
+            raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
+        path = Path(cfg.checkpoint).expanduser()
+        if not path.is_dir():
+            check_weights("checkpoint", str(path))
+        elif not any((path / name).exists() for name in USABLE):
+            raise ConfigError(f"checkpoint={path}: not the directory of a run: there is no config.yaml")
+        return
+    if cfg.mode == "export" and (cfg.model is None or pretrained):
+        raise ConfigError("mode=export needs checkpoint=<a trained run>, or model=<a run of mode=compress>")
+    if cfg.mode not in NEED_WEIGHTS:
+        return
+    choices = cfg.hydra.runtime.choices
+    pretrained_images = OmegaConf.select(cfg, "task.model._target_") == TIMM and cfg.task.model.weights is not None
+    if cfg.mode == "test" and pretrained_images and choices.compress == "none":
+        return  # it is scored as it is
+    if not ((untrained or pretrained) and cfg.model is not None):
+        also = ", or model=<a run, a folder or a name of the hub>" * untrained
+        raise ConfigError(f"mode={cfg.mode} needs checkpoint=<a run directory or a checkpoint file>{also}")
+    if pretrained and choices.convert != "none":
+        raise ConfigError(
+            f"mode={cfg.mode} with convert={choices.convert}: a model is converted by mode=convert, or by training; "
+            "give checkpoint=<that run>, or leave convert= out"
+        )
+
+
+def _check_task(cfg: DictConfig, composer: Composer) -> None:
+    """Refuse groups that the task does not use, and a scale for which it has no recipe."""
+    choices = cfg.hydra.runtime.choices
+    follows = choices.recipe == f"{choices.task}_{choices.scale}"
+    if follows and choices.scale not in (scales := composer.scales(choices.task)):
+        raise ConfigError(f"task={choices.task} has no scale={choices.scale}{nearest(choices.scale, scales)}")
+    if choices.attention is not None and "attention_heads" not in cfg.task:
+        raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
+    if choices.compress != "none" and not cfg.task.get("compressible"):
+        raise ConfigError(f"compress={choices.compress}: task={choices.task} has no pretrained model to compress")
+    if cfg.mode == "compress" and choices.compress == "none" and cfg.task.modes[0] != "compress":
+        methods = ", ".join(name for name in composer.options("compress") if name != "none")
+        raise ConfigError(f"mode=compress needs compress=<method>, one of {methods}")
+    if cfg.mode == "convert" and choices.convert == "none":
+        raise ConfigError("mode=convert needs convert=<method>: mla, mtla, tpa or gqa")
+    weights = cfg.task.get("weights")
+    if choices.convert != "none" and weights is None:
+        raise ConfigError(f"convert={choices.convert}: task={choices.task} has no pretrained decoder to convert")
+    if cfg.model is None or weights is not None:
+        return
+    if not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
+        raise ConfigError(
+            f"model={cfg.model}: task={choices.task} trains from random weights; imagenet, reasoning and tasks of "
+            "language models begin with pretrained ones"
+        )
+    check_model(cfg.model, cfg.task.model._target_)
+
+
+def _check_overrides(cfg: DictConfig) -> None:
+    """Refuse values of mechanisms that `bench.references` does not name."""
+    if cfg.mode != "bench":
+        return
+    references = [str(name).partition(".")[0] for name in cfg.bench.references or ()]
+    names = [re.sub("^(published|compiled)_", "", name) for name in references]
+    for override in map(str, cfg.bench.overrides or ()):
+        if "=" not in override or override.partition(".")[0] not in names:
+            raise ConfigError(f"bench.overrides: {override}: expected REFERENCE.KEY=VALUE, of one in bench.references")
+
+
+def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
+    for knob in config.KNOBS:
+        if cfg[knob] is None or config.knob_paths(cfg, knob):
+            continue
+        chosen = [f"{group}={name}" for group in config.KNOB_GROUPS if (name := cfg.hydra.runtime.choices[group])]
+        having = [
+            f"{group}={option}"
+            for group in config.KNOB_GROUPS
+            for option in composer.options(group)
+            if f"${{{knob}}}" in composer.text(group, option)
+        ]
+        if set(chosen) & set(having):
+            raise ConfigError(f"{knob}={cfg[knob]} has no effect: what it sets is itself set on the command line")
+        named = [name for name in chosen if not name.endswith("=none")]
+        mechanism = " with ".join(named) or chosen[-1]
+        raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
+
+
+# --- a fixed configuration ---------------------------------------------------------------------------------------
 
 
 def check_trainer(cfg: DictConfig) -> None:
@@ -101,12 +206,15 @@ def check_trainer(cfg: DictConfig) -> None:
 
 def check_relations(cfg: DictConfig) -> None:
     """Check the keys of a resolved configuration that depend on each other."""
-    _check_packages(cfg)
     _check_callbacks(cfg)
     _check_names(cfg)
     _check_lengths(cfg)
-    _check_hardware(cfg)
-    _check_decoding(cfg)
+    kind = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
+    if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
+        raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
+    for key in ("compile", "gradient_checkpointing") if "train" not in cfg.task else ():
+        if cfg.hardware[key]:
+            raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
     for key, of in DIVISORS.items():
         value, multiple = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of)
         if isinstance(value, int) and isinstance(multiple, int) and multiple % value:
@@ -114,6 +222,24 @@ def check_relations(cfg: DictConfig) -> None:
     size, patch = OmegaConf.select(cfg, "task.data.image_size"), OmegaConf.select(cfg, "task.model.patch_size")
     if size is not None and patch is not None and size % patch:
         raise ConfigError(f"task.data.image_size={size}: expected a multiple of task.model.patch_size={patch}")
+
+
+def _check_callbacks(cfg: DictConfig) -> None:
+    """Refuse a watched metric of unknown direction, and several averages of the weights."""
+    means = ["task.ema_decay"] if cfg.task.get("ema_decay") else []
+    for name, node in cfg.callbacks.items():
+        target = str(node.get("_target_"))
+        if "monitor" in node and "mode" not in node and "EarlyStopping" in target:
+            raise ConfigError(
+                f"callbacks.{name}.monitor={node.monitor}: give which values are better too, "
+                f"+callbacks.{name}.mode=min or max"
+            )
+        if "WeightAveraging" in target:
+            means.insert(0, f"callbacks={name}")
+            if cfg.hardware.strategy == "fsdp":
+                raise ConfigError(f"callbacks={name}: hardware=fsdp shards the weights that it averages")
+    if means[1:]:
+        raise ConfigError(f"{means[0]}: {means[1]} averages the weights too; choose one of them")
 
 
 def _check_names(cfg: DictConfig) -> None:
@@ -127,10 +253,6 @@ def _check_names(cfg: DictConfig) -> None:
     policy = OmegaConf.select(cfg, "task.data.auto_augment")
     if policy is not None and not re.fullmatch(POLICY, policy):
         raise ConfigError(f"task.data.auto_augment={policy}: expected a policy of timm, such as rand-m9-mstd0.5-inc1")
-    if OmegaConf.select(cfg, "task.model._target_") == TIMM:
-        check_architecture("task.model.name", cfg.task.model.name)
-    if (optimizer := OmegaConf.select(cfg, "task.optimizer.opt")) is not None:
-        check_optimizer(optimizer)
 
 
 def _check_lengths(cfg: DictConfig) -> None:
@@ -152,52 +274,36 @@ def _check_lengths(cfg: DictConfig) -> None:
         )
 
 
-def _check_callbacks(cfg: DictConfig) -> None:
-    """Refuse a watched metric of unknown direction, and several averages of the weights."""
-    targets = {name: str(node.get("_target_")) for name, node in cfg.callbacks.items()}
-    for name, node in cfg.callbacks.items():
-        if "monitor" in node and "mode" not in node and "EarlyStopping" in targets[name]:
-            raise ConfigError(
-                f"callbacks.{name}.monitor={node.monitor}: give which values are better too, "
-                f"+callbacks.{name}.mode=min or max"
-            )
-    means = [name for name, target in targets.items() if "WeightAveraging" in target]
-    if means[1:]:
-        raise ConfigError(f"callbacks=[{','.join(means)}]: each averages the weights; choose one of them")
-    if means and (cfg.task.get("ema_decay") or cfg.hardware.strategy == "fsdp"):
-        why = (
-            "the task averages itself; set task.ema_decay=0"
-            if cfg.task.get("ema_decay")
-            else "hardware=fsdp shards them"
-        )
-        raise ConfigError(f"callbacks={means[0]}: {why}")
+# --- pretrained models -------------------------------------------------------------------------------------------
 
 
-def _check_hardware(cfg: DictConfig) -> None:
-    """Refuse hardware that the task cannot use."""
-    kind = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
-    if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
-        raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
-    for key in ("compile", "gradient_checkpointing") if "train" not in cfg.task else ():
-        if cfg.hardware[key]:
-            raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
-    devices = cfg.hardware.devices
-    if OmegaConf.is_list(devices) and len(set(devices)) < len(devices):
-        raise ConfigError(f"hardware.devices={devices}: expected each device once")
+def check_model(source: str, target: str) -> None:
+    """Refuse a path that does not exist (ConfigError)."""
+    path = Path(source).expanduser()
+    only_a_path = path.is_absolute() or source.startswith(".")  # no name of a hub has this form
+    if target == TIMM:
+        if path.exists() and not path.is_dir():
+            check_weights("model", source)
+        elif not path.exists() and (path.suffix in FILES or only_a_path):
+            raise ConfigError(f"model={source}: no such file or folder; give a .safetensors or .pth file, or a run")
+    elif path.is_file():
+        raise ConfigError(f"model={source}: a file; give its folder, with config.json, tokenizer and *.safetensors")
+    elif not path.exists() and (only_a_path or source.count("/") > 1 or source.endswith("/")):
+        raise ConfigError(f"model={source}: no such folder; give a Hugging Face model's folder, or a name of the hub")
 
 
-def _check_decoding(cfg: DictConfig) -> None:
-    """Refuse a search whose texts would all be empty, or shorter than they must be."""
-    decode = cfg.task.get("decode")
-    if decode is not None and not decode.get("max_len_a") and decode.get("min_len", 0) > decode.get("max_len_b", 0):
-        raise ConfigError(
-            f"task.decode.min_len={decode.min_len}: expected at most task.decode.max_len_b={decode.max_len_b}"
-        )
-    for key in ("task.decode", "task.train.validate_search"):
-        node, limits = OmegaConf.select(cfg, key) or {}, ("max_len_a", "max_len_b")
-        longest = [OmegaConf.select(cfg, f"task.decode.{n}") if node.get(n) is None else node[n] for n in limits]
-        if longest == [0, 0]:
-            raise ConfigError(
-                f"{key}: max_len_a and max_len_b are 0, so that every decoded text would be empty; set "
-                "max_len_b to the most tokens of a text"
-            )
+def check_weights(key: str, source: str) -> None:
+    """Refuse what is no file of weights, by its first bytes: reading it takes the import of torch.
+
+    Raises:
+        ConfigError: there is no such file, or it is of another kind.
+    """
+    path = Path(source).expanduser()
+    expected = "expected a .safetensors file, or a .ckpt or .pth file of torch.save"
+    if not path.is_file():
+        raise ConfigError(f"{key}={source}: {'not a file' if path.exists() else 'no such file'}; {expected}")
+    with path.open("rb") as file:
+        head = file.read(9)
+    tensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size - 8
+    if not tensors and not head.startswith(SAVED):
+        raise ConfigError(f"{key}={source}: holds no weights, or is damaged; {expected}")

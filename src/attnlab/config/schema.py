@@ -21,12 +21,8 @@ import annotated_types
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class File:
-    """Marks the path of a file that must exist; see `attnlab.config.check.check_present`."""
-
-
 _TYPES: dict[str, Any] = {  # what the names in annotations mean, from whichever module they come
-    **{kind.__name__: kind for kind in (int, float, bool, str, list, dict, tuple, set, frozenset, object, Path, File)},
+    **{kind.__name__: kind for kind in (int, float, bool, str, list, dict, tuple, set, frozenset, object, Path)},
     **{name: getattr(collections.abc, name) for name in collections.abc.__all__},
     **{name: getattr(typing, name) for name in ("Any", "Literal", "Annotated", "Union", "Optional")},
     **{name: getattr(annotated_types, name) for name in ("Ge", "Gt", "Le", "Lt", "MultipleOf", "MinLen")},

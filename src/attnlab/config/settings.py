@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from attnlab.config.bounds import Size
-from attnlab.config.schema import File
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Root:
     seed: Annotated[int, Ge(0), Le(4294967295)]  # numpy's bound
     stride: Size | None
     rank: Size | None
-    data_root: Path | None
+    data_root: Annotated[Path, MinLen(1)] | None
     model: Annotated[str, MinLen(1)] | None
     checkpoint: Path | None
     prompt: str | None
@@ -191,7 +190,7 @@ class Mixup:
 class Text:
     """The text of a perplexity, cut into windows of `context` tokens; no file: no perplexity is measured."""
 
-    file: Annotated[Path, File()] | None
+    file: Path | None
     context: Annotated[int, Ge(2)]
 
 

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from attnlab.config.batch import check_tokens
-from attnlab.config.model import SAMPLE
+from attnlab.config.rules import SAMPLE
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder
 

@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
-from attnlab.config.bounds import TextFile, bounded
+from attnlab.config.bounds import bounded
 from attnlab.errors import DataError, WriteError
 from attnlab.models.decoder import Decoder, DecoderBlock
 
@@ -44,7 +44,7 @@ class Calibration:
 
     tokens: Annotated[int, Ge(2)] = 65536
     window: Annotated[int, Ge(2), Le(1_048_576)] = 512
-    file: TextFile | None = None
+    file: str | None = None
 
 
 def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tuple[Tensor, str]:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from attnlab.attention import MHA
-from attnlab.config.model import SAMPLE
+from attnlab.config.rules import SAMPLE
 from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, WordVocabulary
 from attnlab.export import deepseek, llama, remote
 from attnlab.export.card import card

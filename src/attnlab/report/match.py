@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import PATTERN, leaves, written
 from attnlab.config.check import check
-from attnlab.config.model import OF_THE_MODEL
+from attnlab.config.rules import OF_THE_MODEL
 from attnlab.report.spec import Row, Spec
 from attnlab.run.identity import architecture, canonical
 from attnlab.run.speedup import PROTOCOL

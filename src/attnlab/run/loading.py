@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.check import Job, check_fixed, check_mode
+from attnlab.config.check import Job, check_fixed
 from attnlab.config.compose import Composer, assigned, check_value, flat, walk
 from attnlab.config.nodes import check_nodes, targets
+from attnlab.config.rules import check_mode
 from attnlab.config.schema import definition
 from attnlab.errors import ConfigError
 from attnlab.run.directory import CONFIG, directory_of
@@ -248,7 +249,7 @@ class _Loading:
                 value = str(value).replace("${", "\\${")
             elif "${" in str(value):
                 raise ConfigError(f"{key}={value}: with {self.key}= give a value, not a reference")
-            check_value(cfg, config.written(cfg), key, value)
+            check_value(config.written(cfg), key, value)
             before, _, rest = walk(plain, key)
             if self._is_free(key):
                 OmegaConf.update(cfg, key, value, force_add=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from attnlab.config.model import SAMPLE, check_model
+from attnlab.config.rules import SAMPLE, check_model
 from attnlab.errors import ConfigError
 
 HEALING = {  # keys that follow from convert.healing, unless they are on the command line

@@ -34,7 +34,7 @@ from attnlab.compression.methods.base import (
 )
 from attnlab.compression.methods.head_tensor import Sizes, Stack, modes, named, read_blocks, turned
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
-from attnlab.config.bounds import Rank, TextFile, bounded
+from attnlab.config.bounds import Rank, bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer
 
@@ -91,7 +91,7 @@ class TensorLLM(Method):
         tolerance: Annotated[float, Ge(0)] = 1e-5,
         starts: Annotated[int, Ge(1)] = 1,
         seed: Annotated[int, Ge(0)] = 0,
-        calibration: Literal["validation"] | TextFile | None = None,
+        calibration: Literal["validation"] | str | None = None,
         weighted: bool = False,
         damping: Annotated[float, Gt(0)] = 0.01,
         keep: Share | None = None,

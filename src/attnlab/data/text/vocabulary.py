@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from attnlab.config.bounds import TextFile
-from attnlab.config.model import SAMPLE
+from attnlab.config.rules import SAMPLE
 from attnlab.data.files import read_lines, reading, repeated
 from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.tokenizer import learned
@@ -198,7 +197,7 @@ class Words:
         of: list[str] | None = None,
         min_count: int = 1,
         lower: bool = False,
-        file: TextFile | None = None,
+        file: str | None = None,
     ) -> None:
         self.end, self.unknown, self.ends, self.lower = end, unknown, ends, lower
         self.of: list[Split] = list(of or ["train"])  # type: ignore[arg-type]
@@ -262,7 +261,7 @@ class BytePairs:
         file: a tokenizer.json; None: train one on at most `sample_texts` of the training texts.
     """
 
-    def __init__(self, file: TextFile | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
+    def __init__(self, file: str | None = None, ends: Ends = "before", sample_texts: int = 200_000) -> None:
         self.file, self.ends, self.sample = None if file is None else Path(file).expanduser(), ends, sample_texts
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> BytePairVocabulary:
