@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
 from attnlab import __version__
-from attnlab.config.build import CONF
+from attnlab.config.build import CONF, written
 from attnlab.config.check import Command, check, check_present, parse_flags
 from attnlab.config.compose import one_line
 from attnlab.config.listing import help_text, listing
@@ -149,13 +149,13 @@ def call_hydra(flags: Namespace, task: Callable[[DictConfig], Any], settings: Se
 def shown(checked: Command) -> str:
     """What --cfg prints: the composed configuration of the first job, Hydra's own node, or both, as YAML."""
     flags, cfg = checked.line.flags, copy.deepcopy(checked.hydra)
+    plain = written(cfg.hydra)  # Hydra's own types keep every key
     with open_dict(cfg):
-        if flags.cfg == "job":
-            del cfg["hydra"]
-        else:
-            del cfg.hydra["hydra_help"], cfg.hydra["help"]
-        if flags.cfg == "hydra":
-            cfg = OmegaConf.masked_copy(cfg, "hydra")
+        del cfg["hydra"]
+        if flags.cfg != "job":
+            cfg.hydra = {key: value for key, value in plain.items() if key not in ("help", "hydra_help")}
+    if flags.cfg == "hydra":
+        cfg = OmegaConf.masked_copy(cfg, "hydra")
     if flags.resolve:
         OmegaConf.resolve(cfg)
     node = OmegaConf.select(cfg, flags.package) if flags.package else cfg

@@ -1,7 +1,9 @@
 """Errors that the user can correct: they are shown as one line, without a traceback."""
 
+import difflib
 import errno
 import re
+from collections.abc import Iterable
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # with marks that reorder text
 
@@ -52,3 +54,22 @@ class TrainingError(AttnlabError):
 
 class LockedError(AttnlabError):
     """Another process works in the run directory."""
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """The end of an error line: the close names, and the others where all are few; empty if there are none."""
+    names = sorted(names)
+    close = matches(word, names)
+    others = [name for name in names if name not in close] if len(names) <= 12 else []
+    hint = f"; nearest: {', '.join(close)}" if close else ""
+    return f"{hint}; {'others' if close else 'there are'}: {', '.join(others)}" if others else hint
+
+
+def matches(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """At most three names, the closest first; capitals do not matter.
+
+    Args:
+        cutoff: likeness from 0 to 1 that a name needs, as difflib measures it.
+    """
+    by_lower = {name.lower(): name for name in names}
+    return [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, 3, cutoff)]

@@ -66,8 +66,8 @@ FILES = [  # a file in --config-dir, its content, what the error says
     ("attention/list", b"- 1\n", r"list\.yaml: expected keys and values, found list"),
     ("attention/latin", "a: é\n".encode("latin-1"), r"latin\.yaml: not YAML in UTF-8"),
     ("attention/bad", b"a: [1\nb: 2\n", r"bad\.yaml: not YAML in UTF-8 .* line 2"),
-    ("attention/self", b"defaults: [self]\n", "attention=self: a file builds on itself"),
-    ("experiment/again", b"# @package _global_\ndefaults: [{/experiment: again}]\n", "experiment"),
+    ("attention/self", b"defaults: [self]\n", r"attention/self\.yaml: it builds on itself"),
+    ("experiment/again", b"# @package _global_\ndefaults: [{/experiment: again}]\n", "again.yaml: it builds on itself"),
     ("attention/mha", b"_target_: mine.MHA\n", r"attention/mha\.yaml is a built-in file"),
     ("hydra/job_logging/default", b"version: 1\n", r"default\.yaml is a built-in file"),
 ]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.config.renames import OVERLAYS
 from attnlab.report import command, figure, speed
 from attnlab.report.command import main
 from attnlab.report.match import differences
@@ -29,6 +28,23 @@ EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tu
 FOLDERS = command.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
 SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"
+
+# The old name of an overlay, in commands of old records -> what stands in its place.
+OVERLAYS = {
+    "asr_digits": "task=mustc attention=mtla task.target=transcript",
+    "mtla_bench_beam": "experiment=mtla/bench_beam",
+    "mtla_bench_decoding": "experiment=mtla/bench_decoding",
+    "multilinear_bench": "experiment=tensorized/bench_absolute",
+    "multilinear_bench_relative": "experiment=tensorized/bench_relative",
+    "slu_picovoice": "experiment=corpora/picovoice",
+    "tpa_bench_decoding": "experiment=t6/bench_decoding",
+    "wikitext2_gqa": "task=wikitext2 scale=comparison attention=gqa",
+    "wikitext2_mha": "task=wikitext2 scale=comparison attention=mha",
+    "wikitext2_mla": "task=wikitext2 scale=comparison attention=mla",
+    "wikitext2_mtla": "task=wikitext2 scale=comparison attention=mtla stride=2",
+    "wikitext2_multilinear": "task=wikitext2 scale=comparison attention=multilinear rank=48 attention.window=25",
+    "wikitext2_tpa": "task=wikitext2 scale=comparison attention=tpa",
+}
 
 
 def name(path: Path) -> str:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.config import schema
 from attnlab.config.check import compose
-from attnlab.config.renames import ABSENT
+from attnlab.config.settings import ABSENT
 from attnlab.errors import ConfigError, DataError
 from attnlab.run import fingerprint, identity
 from attnlab.run.identity import LEFT_OUT, canonical, recipe, run

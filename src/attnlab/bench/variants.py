@@ -18,9 +18,8 @@ from attnlab.bench import baselines
 from attnlab.bench.settings import Settings
 from attnlab.config.build import CONF, instantiate, written
 from attnlab.config.compose import mechanisms_of
-from attnlab.config.nearest import nearest
 from attnlab.conversion import Conversion
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, nearest
 from attnlab.models import PrefixDecoder
 from attnlab.models.build import build_attention, without_memory
 from attnlab.run.device import missing_compiler

@@ -25,11 +25,10 @@ from omegaconf.errors import OmegaConfBaseException
 from attnlab.config import build as config
 from attnlab.config.batch import check_batch
 from attnlab.config.compose import Composer, implied_options, one_line
-from attnlab.config.nearest import nearest
 from attnlab.config.nodes import canonical, check_nodes, targets
 from attnlab.config.rules import TIMM, check_composed, check_relations, check_trainer, check_weights
 from attnlab.config.schema import ancestors, constant, definition
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, nearest
 
 SWEEPER = "hydra/sweeper"
 TEXTS = ("prompt", "input", "output")  # keys whose values are free texts or paths: no quotes are needed
@@ -457,6 +456,6 @@ def _check_timm(cfg: DictConfig) -> None:
         model = name.partition(".")[0]
         if model and "/" not in name and not timm.is_model(model) and not Path(name).expanduser().exists():
             raise ConfigError(f"{key}={name}: timm has no such model{nearest(model, map(str, timm.list_models()))}")
-    optimizer, known = cfg.task.optimizer.get("opt"), list_optimizers()
+    optimizer, known = cfg.task.optimizer.get("opt"), [str(name) for name in list_optimizers()]
     if optimizer is not None and optimizer.lower().removeprefix("lookahead_") not in known:
         raise ConfigError(f"task.optimizer.opt={optimizer}: timm has no such optimizer{nearest(optimizer, known)}")

@@ -25,10 +25,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.nearest import matches, nearest
 from attnlab.config.nodes import declared, mappings, owner, parameters, require
 from attnlab.config.settings import ARGUMENTS
-from attnlab.errors import ConfigError, printable
+from attnlab.errors import ConfigError, matches, nearest, printable
 
 QUOTES = """quote text with special signs, within the shell's quotes too: 'bench.references=[mha,"mtla.stride=4"]'"""
 
@@ -91,6 +90,10 @@ class Composer:
             raise ConfigError(f"{file}: not YAML in UTF-8 ({one_line(error)})") from error
         if not isinstance(content, dict):
             raise ConfigError(f"{file}: expected keys and values, found {type(content).__name__}")
+        group, _, option = place.with_suffix("").as_posix().partition("/")
+        for entry in content.get("defaults") or ():
+            if entry == option or (isinstance(entry, dict) and entry.get(f"/{group}") == option):
+                raise ConfigError(f"{file}: it builds on itself; remove {entry} from its defaults")
         return text
 
     def text(self, group: str, option: str) -> str:
@@ -139,7 +142,7 @@ class Composer:
                 group, _, name = (error.missing_cfg_file or "").rpartition("/")
             raise ConfigError(f"{group}={name}: no such {group}{nearest(name, options)}") from error
         except RecursionError as error:
-            raise ConfigError(f"{' '.join(settings)}: a file builds on itself; remove it from its defaults") from error
+            raise ConfigError(f"{' '.join(settings)}: files build on each other; look at their defaults") from error
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
             raise ConfigError(one_line(error.__cause__ or error)) from error
 

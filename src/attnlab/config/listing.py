@@ -6,8 +6,7 @@ from pathlib import Path
 
 from attnlab.config.build import ABOUT, CONF, GROUPS
 from attnlab.config.compose import Composer
-from attnlab.config.nearest import nearest
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, nearest
 
 WIDTH = 110
 SHORT = ("task", "attention", "compress", "convert", "scale", "hardware", "logger", "callbacks")  # in --help

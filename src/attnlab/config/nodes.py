@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from attnlab.config.bounds import alternatives, fits, literals, words
-from attnlab.config.nearest import matches, nearest
 from attnlab.config.schema import ancestors, definition, siblings, signature
 from attnlab.config.settings import ARGUMENTS, SCHEMAS
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, matches, nearest
 
 _ATTENTION = ("attnlab.attention.Attention",)
 _SCALING = ("attnlab.attention.Llama3Scaling",)

@@ -12,10 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config import build as config
 from attnlab.config.compose import Composer
-from attnlab.config.nearest import nearest
 from attnlab.config.schema import constant, definition
 from attnlab.config.settings import MODES
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, nearest
 
 METRICS = Path(__file__).parents[1] / "metrics"
 SAMPLE = "sample"  # in place of a decoder's folder or name: a small model, trained on the task's own text

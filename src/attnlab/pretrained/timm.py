@@ -15,8 +15,7 @@ from timm.layers.attention import Attention
 from torch import nn
 
 from attnlab.config.bounds import Layers, Rate, Size
-from attnlab.config.nearest import nearest
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, nearest
 from attnlab.pretrained import hub
 from attnlab.pretrained import weights as files
 from attnlab.pretrained.base import Family, Layer, Projection

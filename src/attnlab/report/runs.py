@@ -16,8 +16,7 @@ from typing import NamedTuple
 from attnlab.callbacks.summary import label
 from attnlab.config.batch import counted
 from attnlab.config.build import leaves
-from attnlab.config.nearest import nearest
-from attnlab.errors import ConfigError, DataError, LockedError, printable
+from attnlab.errors import ConfigError, DataError, LockedError, nearest, printable
 from attnlab.report.significance import standard_error, sure
 from attnlab.run import ledger as ledgers
 from attnlab.run.console import StderrHandler

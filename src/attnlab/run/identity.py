@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import PATTERN, at
 from attnlab.config.nodes import mappings
-from attnlab.config.renames import ABSENT
 from attnlab.config.schema import definition, definitions
+from attnlab.config.settings import ABSENT
 from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
 from attnlab.run.cache import digest
@@ -84,7 +84,7 @@ def run(
 def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The part of a configuration that changes numbers, in one form: what two runs must share to be one recipe.
 
-    Keys and classes have today's names (see :mod:`attnlab.config.renames`). A `_target_` is the name of a class without
+    Keys and classes have today's names (:mod:`attnlab.config.settings`). A `_target_` is the name of a class without
     its module, a number is an int where it can be one, the pattern of a hybrid stack is its shortest period, and
     pretrained weights are replaced by their content.
 

@@ -148,7 +148,7 @@ def _call_mode(cfg: DictConfig, record: dict[str, Any], directory: Path | None) 
     """Check the device and call the mode."""
     if cfg.mode == "predict":
         log.info("loading libraries and weights")  # nothing else is printed for several seconds
-    record["environment"] = records.environment(cfg.hardware.accelerator)
+    record["environment"] = records.environment(cfg.hardware.accelerator, packages=cfg.mode != "describe")
     importlib.import_module("attnlab.torchvision_schemas")  # before any mode imports lightning
     if cfg.mode not in ("describe", "export"):
         device = importlib.import_module("attnlab.run.device")  # it imports torch

@@ -105,7 +105,7 @@ def identify(record: dict[str, Any], corpus: str) -> None:
     identities["run"] = identity.run(record["config"], corpus, identities["weights"], device, threads)
 
 
-def environment(accelerator: str) -> dict[str, Any]:
+def environment(accelerator: str, packages: bool = True) -> dict[str, Any]:
     """What the run ran on. Imports torch. `accelerator`: the hardware group's word (auto, cpu, gpu, ...)."""
     import torch
 
@@ -116,7 +116,7 @@ def environment(accelerator: str) -> dict[str, Any]:
         "device": f"cuda: {torch.cuda.get_device_name()}" if gpu else f"cpu: {_processor()} x {os.cpu_count()}",
         "threads": torch.get_num_threads(),
         "git": commit(),
-        "packages_hash": _packages_hash(),
+        "packages_hash": _packages_hash() if packages else NOT_RUN,  # it takes half a second
     }
 
 

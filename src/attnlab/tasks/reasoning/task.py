@@ -16,11 +16,10 @@ from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import parameters, rate
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
-from attnlab.config.nearest import nearest
 from attnlab.data.files import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
-from attnlab.errors import ConfigError, WriteError
+from attnlab.errors import ConfigError, WriteError, nearest
 from attnlab.pretrained import huggingface
 from attnlab.run import fingerprint
 from attnlab.run import record as records
