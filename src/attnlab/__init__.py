@@ -32,6 +32,7 @@ def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Trai
         ConfigError: `run` is no run directory, or a setting is refused.
         DataError: a file of the run is missing, damaged or of another model.
     """
-    from attnlab.trained import load as trained  # torch and Lightning take seconds to import
+    from attnlab.run.loading import configuration
+    from attnlab.trained import Trained  # torch and Lightning take seconds to import
 
-    return trained(run, *settings, config_dir=config_dir)
+    return Trained(configuration(run, *settings, config_dir=config_dir))

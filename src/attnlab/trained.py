@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from attnlab.data.inputs import Inputs
-from attnlab.run.loading import configuration
 from attnlab.run.record import mechanism_of
 from attnlab.tasks.base import Predicts, Restores, task_of
 
@@ -74,8 +73,3 @@ class Trained:
         items = [item for part in parts for item in part]
         results = [item.fields | result for item, result in self.predictor(**settings).results(items)]
         return results if several or parts[0].form != "one" else results[0]
-
-
-def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Trained:
-    """See :func:`attnlab.load`."""
-    return Trained(configuration(run, *settings, config_dir=config_dir))

@@ -14,8 +14,7 @@ from attnlab.config import build as config
 from attnlab.config.build import CONF, instantiate
 from attnlab.config.check import check, compose
 from attnlab.config.compose import Composer
-from attnlab.config.schema import ROOT
-from attnlab.config.settings import MODES
+from attnlab.config.listing import EXAMPLES, about
 from attnlab.errors import ConfigError, DataError
 
 SLOW = pytest.mark.slow
@@ -104,26 +103,20 @@ def test_keys_with_a_second_spelling() -> None:
     assert compose("trainer.limit_train_batches=3").trainer == {"limit_train_batches": 3}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["a b, c", "it's", "back\\slash", "end\\", "q\\'x", "{a", "[1,2]", "=x", "3", "a\n", "日本"],
-)
-def test_a_text_needs_no_quotes(text: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").touch()
-    cfg = compose("task=wikitext2", "mode=predict", f"checkpoint='{tmp_path}'", f"input={text}")
-    assert cfg.input == text
+# --- help and lists; what they print is in tests/golden/outputs.txt -------------------------------------------
 
 
-def test_a_multirun_is_checked_job_by_job() -> None:
-    checked = check(["-m", "attention=glob(m?a)", "seed=range(1,3)"])
-    assert checked.line.multirun
-    jobs = [(job.choices.attention, job.seed) for job in checked.jobs]
-    assert jobs == [("mha", 1), ("mha", 2), ("mla", 1), ("mla", 2), ("mqa", 1), ("mqa", 2)]
+@pytest.mark.parametrize("group", config.GROUPS)
+def test_every_option_says_what_it_is(group: str) -> None:
+    for name in Composer().options(group):
+        assert about(CONF / group / f"{name}.yaml"), f"conf/{group}/{name}.yaml begins with no comment"
 
 
-def test_modes_are_the_files_of_their_folder() -> None:
-    assert set(MODES) == {path.stem for path in (ROOT / "attnlab" / "modes").glob("*.py")} - {"__init__"}
-    assert compose("task=imagenet", "mode=describe").mode == "describe"  # the task does not list it
+@pytest.mark.slow
+def test_the_examples_of_the_help_are_right() -> None:
+    for _, command in EXAMPLES:
+        if "checkpoint=" not in command:
+            assert check(command.split()).jobs
 
 
 # --- attention.pattern=[...]: the files that a hybrid stack is made of ----------------------------------------
@@ -143,13 +136,6 @@ def test_a_multirun_takes_a_stack_with_values_of_its_own() -> None:
     jobs = [job.attention.mechanisms for job in checked.jobs]
     assert {(job.sliding_window.window, job.sliding_window.qk_norm) for job in jobs} == {(4, True)}
     assert [job.rank for job in checked.jobs] == [job.mla.latent_dim for job in jobs] == [16, 8]
-
-
-def test_each_job_of_a_multirun_has_its_own_mechanisms() -> None:
-    checked = check(["-m", "task=wikitext2", "attention.pattern=[mtla,mha],[mha,gqa]"])
-    assert [list(job.attention.mechanisms) for job in checked.jobs] == [["mtla", "mha"], ["mha", "gqa"]]
-    assert checked.line.of_job(checked.texts[1]) == ["task=wikitext2", "attention.pattern=[mha,gqa]"]
-    assert "attention=hybrid" in checked.for_hydra
 
 
 def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:
@@ -176,11 +162,6 @@ def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> 
     assert (cfg.choices.attention, cfg.attention.stride, cfg.attention.dropout) == ("mine", 3, 0.5)
     assert "nearest: mine" in error(flag, "attention=mne")
     assert "with one: attention=mine, attention=mtla" in error(flag, "attention=mha", "stride=3")
-
-
-def test_an_overlay_may_add_what_a_class_takes(tmp_path: Path) -> None:
-    fine = own(tmp_path, "recipe/mine", "# @package _global_\ntask:\n  optimizer:\n    eps: 1.0e-9\n")
-    assert check([fine, "recipe=mine"]).jobs[0].task.optimizer.eps == 1e-9
 
 
 def test_a_task_is_one_file(tmp_path: Path) -> None:

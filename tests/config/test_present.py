@@ -70,21 +70,10 @@ def test_a_corpus_is_a_directory_with_files(line: str, tmp_path: Path) -> None:
     present(line, f"data_root={tmp_path}/empty", "mode=describe")  # reads no corpus
 
 
-@pytest.mark.parametrize(
-    ("line", "folders", "named"),
-    [
-        ("task=wmt16", ["train.de"], "train.de: a directory; expected a file"),
-        ("task=wikitext2", ["wiki.train.tokens"], "wiki.train.tokens: a directory; expected a file"),
-        ("experiment=corpora/scitldr", ["train.jsonl"], "train.jsonl: a directory; expected a file"),
-        ("experiment=own/summaries", ["train.jsonl"], "train.jsonl: a directory; expected a file"),
-        ("experiment=corpora/an4", ["etc/an4_train.fileids"], "fileids: a directory; expected a file"),
-    ],
-)
-def test_a_directory_where_a_file_belongs(line: str, folders: list[str], named: str, tmp_path: Path) -> None:
-    for folder in folders:
-        (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(ConfigError, match=named):
-        present(line, f"data_root={tmp_path}")
+def test_a_directory_where_a_file_belongs(tmp_path: Path) -> None:
+    (tmp_path / "train.de").mkdir()
+    with pytest.raises(ConfigError, match="train.de: a directory; expected a file"):
+        present("task=wmt16", f"data_root={tmp_path}")
 
 
 @pytest.mark.parametrize("path", ["missing", "."])

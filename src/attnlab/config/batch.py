@@ -14,30 +14,19 @@ from attnlab.errors import ConfigError
 
 @dataclass(frozen=True)
 class Share:
-    """What each process contributes to an update.
+    """What each process contributes to an update."""
 
-    Attributes:
-        size: windows or images of a batch.
-        accumulate: batches of each process in an update.
-    """
-
-    size: int
-    accumulate: int
+    size: int  # windows or images of a batch
+    accumulate: int  # batches of each process in an update
 
 
 @dataclass(frozen=True)
 class FrameShare:
-    """What each process contributes to an update whose sentences are chosen by length.
+    """What each process contributes to an update whose sentences are chosen by length."""
 
-    Attributes:
-        buckets: groups of sentences of similar length in an update.
-        parts: batches that each bucket is divided into.
-        accumulate: batches of each process in an update.
-    """
-
-    buckets: int
-    parts: int
-    accumulate: int
+    buckets: int  # groups of sentences of similar length in an update
+    parts: int  # batches that each bucket is divided into
+    accumulate: int  # batches of each process in an update
 
 
 def share_equally(unit: str, number: int, limit: int, processes: int, window: int = 1, paired: bool = False) -> Share:

@@ -73,23 +73,18 @@ def _made(*, _root_: DictConfig) -> str | None:
     return convert if convert not in (None, "none") else attention or _choice("compress", _root_=_root_)
 
 
-def register_resolvers() -> None:
-    """Register the resolvers; calling it again changes nothing."""
-    resolvers: dict[str, Callable[..., Any]] = {
-        "or": lambda *values: next((value for value in values if value is not None), None),
-        "unless": lambda first, value: value if first is None else None,
-        "mul": lambda a, b: a * b,
-        "div": _divide,
-        "min": min,
-        "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],
-        "choice": _choice,
-        "made": _made,
-    }
-    for name, function in resolvers.items():
-        OmegaConf.register_new_resolver(name, function, replace=True)
-
-
-register_resolvers()
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "or": lambda *values: next((value for value in values if value is not None), None),
+    "unless": lambda first, value: value if first is None else None,
+    "mul": lambda a, b: a * b,
+    "div": _divide,
+    "min": min,
+    "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],
+    "choice": _choice,
+    "made": _made,
+}
+for name, function in RESOLVERS.items():
+    OmegaConf.register_new_resolver(name, function, replace=True)
 
 
 def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
@@ -138,20 +133,13 @@ def settle(cfg: DictConfig) -> None:
     hardware = cfg.hardware
     if hardware.precision != "auto" and hardware.tf32:
         return
-    ampere = _ampere(str(hardware.accelerator), hardware.devices)
+    asked = hardware.accelerator == "cuda" or (hardware.accelerator == "gpu" and sys.platform != "darwin")
+    versions = capabilities(hardware.devices) if hardware.accelerator in ("auto", "gpu", "cuda") else []
+    ampere = min(versions) >= BFLOAT16 if versions else asked
     if hardware.precision == "auto":
         hardware.precision = "bf16-mixed" if ampere else "32-true"
     if not ampere:
         hardware.tf32 = True
-
-
-def _ampere(accelerator: str, devices: int | str | ListConfig | list[int]) -> bool:
-    """Whether all devices of a run are CUDA devices with bfloat16 and TF32, or a GPU is asked for and none is here."""
-    if accelerator not in ("auto", "gpu", "cuda"):
-        return False
-    if versions := capabilities(devices):
-        return min(versions) >= BFLOAT16
-    return accelerator == "cuda" or (accelerator == "gpu" and sys.platform != "darwin")
 
 
 def capabilities(devices: int | str | ListConfig | list[int]) -> list[tuple[int, int]]:

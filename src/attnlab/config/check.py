@@ -11,7 +11,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -343,13 +342,8 @@ def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> bool:
         return False
     if not multirun:
         raise ConfigError("hardware=slurm: jobs are submitted by -m, a single one too; on this machine: hardware=gpu")
-    plugins = find_spec("hydra_plugins")  # a namespace that the first plugin makes
-    if plugins is None or find_spec("hydra_plugins.hydra_submitit_launcher") is None:
-        raise ConfigError("hardware=slurm: needs hydra-submitit-launcher; pip install 'attnlab[launch]'")
     if shutil.which("sbatch") is None:
-        raise ConfigError(
-            "hardware=slurm: this machine has no sbatch; start the command on a login node of the cluster"
-        )
+        raise ConfigError("hardware=slurm: this machine has no sbatch; start the command on a login node")
     for name in ("devices", "num_nodes"):
         if len(values := {str(job.hardware[name]): None for job in jobs}) > 1:
             numbers = " and ".join(values)
@@ -378,7 +372,8 @@ def check_hydra(hydra: DictConfig, builtin: DictConfig | None, keys: Sequence[st
             raise ConfigError(f"hydra.{name}: {str(error).splitlines()[0]}; expected plain values") from error
         for path, target in targets(node, f"hydra.{name}"):
             if (base := BUILT.get(path)) is None or canonical(base) not in ancestors(str(target)):
-                raise ConfigError(f"{path}._target_={target}: expected {base or 'no _target_'}, of a plugin of Hydra")
+                expected = f"a class derived from {base}; 'attnlab[launch]' installs some" if base else "no _target_"
+                raise ConfigError(f"{path}._target_={target}: expected {expected}")
 
 
 def _check_folder(job: DictConfig, keys: Sequence[str]) -> None:

@@ -199,11 +199,7 @@ class Composer:
 def mechanisms_of(pattern: Any, names: Sequence[str]) -> list[str]:
     """The mechanisms in the value of `attention.pattern`, without repetitions; none where it is None.
 
-    Args:
-        names: the options of the group `attention`.
-
-    Raises:
-        ConfigError: the pattern is not a list of single mechanisms.
+    `names` are the options of the group `attention`. ConfigError: the pattern is not a list of single mechanisms.
     """
     if pattern is None:
         return []
@@ -240,9 +236,7 @@ def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> list[tuple[str, Any]]:
     """The keys that a setting gives, with their values: `a={b: 1}` gives a.b. ConfigError: there is no such key.
 
-    Args:
-        plain: the configuration in which the keys must be, as plain dict and list.
-        groups: the names of the groups, which may have been meant.
+    `plain` is the configuration in which the keys must be. `groups` are names that may have been meant.
     """
     pairs = list(flat(setting.key_or_group, setting.value()))
     for key, _ in pairs:
