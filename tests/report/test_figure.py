@@ -13,8 +13,7 @@ from matplotlib.text import Annotation, Text
 
 from attnlab.config.build import CONF
 from attnlab.report import bench, compression, decoders, figure
-from attnlab.report.figure import POINTS, draw_together, frontier, scatter, seeds, together
-from attnlab.report.spec import Panel, Plot
+from attnlab.report.figure import POINTS, Panel, Plot, draw_together, frontier, scatter, seeds, together
 
 EXPERIMENTS = CONF.parent / "experiments"
 TITLE = "a title of the length that such a title has, with the model"
@@ -140,8 +139,7 @@ def test_lines_go_through_the_means_and_bars_are_the_spread() -> None:
 
 def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:
     points = [(8.0, 0.5), (4.0, 0.5), (2.0, 0.1), (16.0, 0.9), (4.0, 0.3), (32.0, 0.8)]
-    assert frontier(points, "max") == [(2.0, 0.1), (4.0, 0.5), (16.0, 0.9)]
-    assert frontier(points, "min") == [(2.0, 0.1)]
+    assert frontier(pd.DataFrame(points, columns=["x", "y"]), "min").to_numpy().tolist() == [[2.0, 0.1]]
     rows = [[f"r{i}", "1", str(x), str(y)] for i, (x, y) in enumerate(points)]
     (axes,) = scatter(pd.DataFrame(rows, columns=POINTS), Plot("", "", "x", "y", frontier="max")).axes
     assert np.asarray(axes.lines[-1].get_xydata()).tolist() == [[2.0, 0.1], [4.0, 0.5], [16.0, 0.9]]

@@ -188,7 +188,7 @@ def test_runs_of_other_data_in_outputs_do_not_change_a_table(
         read.append({saved.path.parent.as_posix() for saved in records})
         return [stem]
 
-    monkeypatch.setattr("attnlab.report.render.write_table", write_table)
+    monkeypatch.setattr("attnlab.report.command.write_table", write_table)
     assert main(["table", str(spec)]) == 0 and main(["table", str(spec), "--records", "outputs"]) == 0
     assert read[0] == {"paper/committed", "outputs/own"}  # the former is a part of the committed table
     assert read[1] == {"outputs/own", "outputs/sample", "outputs/other"}  # these were asked for

@@ -15,6 +15,7 @@ from attnlab.report import sweep
 from attnlab.report.figure import draw_together, together
 from attnlab.run.directory import locked
 from attnlab.run.store import collect
+from attnlab.run.sweep import SweepJob
 from tests.report.conftest import MUSTC, set_values
 
 pytestmark = pytest.mark.usefixtures("unrendered")
@@ -66,7 +67,7 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     (tmp_path / "runs" / "14_mtla").mkdir()
     paths = sweep.render(tmp_path / "runs")
     names = ["comparison.md", "comparison.csv", "comparison_unfinished.csv"]
-    names += [f"comparison_{name}.{kind}" for name in ("points", "speed") for kind in ("csv", "png")]
+    names += ["comparison_points.csv", "comparison_points.png"]
     assert [path.name for path in paths] == names
     table = rows(tmp_path / "runs")
     assert list(table[0]) == [
@@ -80,15 +81,14 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     assert list(table[5].values()) == mean
     apart = [list(row.values()) for row in rows(tmp_path / "runs", "comparison_unfinished")]
     assert apart == [
-        ["13_mtla", "mtla s=2", "3", "failed", "killed by SIGKILL (out of memory?)"],
-        ["14_mtla", "", "", "without a record", "it was ended before it could write one"],
+        ["13_mtla", "task=mustc attention=mtla seed=3", "failed", "killed by SIGKILL (out of memory?)"],
+        ["14_mtla", "", "without a record", "it was ended before it could write one"],
     ]
     bleus = [("mha", "1", 20.0), ("mha", "2", 23.0), ("mtla s=2", "1", 21.0), ("mtla s=2", "2", 24.0)]
-    for name, sizes in (("points", ("640", "640", "144.0", "144.0")), ("speed", ("300.0", "300.0", "100.0", "200.0"))):
-        assert rows(tmp_path / "runs", f"comparison_{name}") == [
-            {"row": label, "seed": seed, "x": size, "y": str(bleu)}
-            for (label, seed, bleu), size in zip(bleus, sizes, strict=True)
-        ]
+    assert rows(tmp_path / "runs", "comparison_points") == [
+        {"row": label, "seed": seed, "x": size, "y": str(bleu)}
+        for (label, seed, bleu), size in zip(bleus, ("640", "640", "144.0", "144.0"), strict=True)
+    ]
     printed = capsys.readouterr()
     assert not printed.out
     assert "1.5 cores" in (tmp_path / "runs" / "comparison.md").read_text()
@@ -135,12 +135,12 @@ def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
         (tmp_path / "runs" / "new" / "jobs" / f"{number}.json").write_text(json.dumps(note))
     sweep.render(tmp_path / "runs" / "new")
     table = rows(tmp_path / "runs" / "new")
-    assert [(row["Job"], row["Directory"], row["task.dropout"]) for row in table] == [
-        ("0_mha", "../old/4_mha", "0"),
-        ("1_mha", "1_mha", "1"),
+    assert [(row["Job"], row["BLEU"], row["task.dropout"]) for row in table] == [
+        ("0_mha", "20", "0"),
+        ("1_mha", "21", "1"),
     ]
     (missing,) = rows(tmp_path / "runs" / "new", "comparison_unfinished")
-    assert (missing["Job"], missing["Directory"], missing["Status"]) == ("2_mha", "", "without a record")
+    assert (missing["Job"], missing["Status"]) == ("2_mha", "without a record")
 
 
 def test_jobs_that_were_never_started(job: Job, tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_jobs_that_were_never_started(job: Job, tmp_path: Path) -> None:
     planned = [OmegaConf.create(plain | {"task": {"clip": clip}}) for clip in (1, 2, 3)]
     sweep.render(folder, planned, ["task.clip", "attention"])
     assert [list(row.values()) for row in rows(folder, "comparison_unfinished")] == [
-        ["0_mha", "mha", "1", "1", "interrupted", "interrupted by SIGINT"],
-        ["1", "mtla s=2", "2", "1", "never started", ""],
-        ["2", "mtla s=2", "3", "1", "never started", ""],
+        ["0_mha", "task=mustc attention=mha seed=1 task.clip=1", "interrupted", "interrupted by SIGINT"],
+        ["1", "task.clip=2 attention=mtla", "never started", ""],
+        ["2", "task.clip=3 attention=mtla", "never started", ""],
     ]
     assert "| never started |" in (folder / "comparison.md").read_text(encoding="utf-8")
 
@@ -210,16 +210,17 @@ def test_a_picture_is_over_what_the_sweep_varies(
             more["compression"] = rate or {"remaining": {"multiply_adds_percent": 10.0 * (rank or 0)}}
         job(f"{number}_a", f"attention=mha seed=1 {words}", **more)
     jobs = sweep.jobs_of(collect([tmp_path / "runs"]))
-    over, lines = sweep.drawn_over(jobs)
-    drawn = [(row[0], float(row[2])) for row in sweep.points_over(jobs, over, lines)[0].to_numpy()]
-    assert (over, sorted(drawn)) == expected and lines == (over != "bytes")
+    over = sweep.drawn_over(jobs)
+    drawn = [(row[0], float(row[2])) for row in sweep.points_over(jobs, over)[0].to_numpy()]
+    assert (over, sorted(drawn)) == expected
 
 
 def test_jobs_that_are_left_to_another_process(job: Job, tmp_path: Path) -> None:
     """One that runs there, one that has no record there yet; and one that was ended here."""
     path = job("1_mha", "attention=mha", status="running")
     with locked(path.parent):
-        rows = sweep.unfinished(sweep.jobs_of(collect([path])), {"2_mha": "leave", "3_mha": "start"}).rows
+        others = [SweepJob(n, f"{n}_mha", tmp_path, what, ()) for n, what in ((2, "leave"), (3, "start"))]
+        rows = sweep.unfinished(sweep.jobs_of(collect([path])), others).rows
     assert rows[0][-2] == "running" and rows[0][-1].startswith("in progress elsewhere (process ")
     assert [[row[0], *row[-2:]] for row in rows[1:]] == [
         ["2_mha", "left to another multirun", "another multirun had taken it"],

@@ -273,9 +273,9 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> No
     assert errors.splitlines()[-3:] == [f"sweep/{name}" for name in files]
     tables = [list(csv.DictReader((here / "sweep" / name).read_text().splitlines())) for name in files[1:]]
     assert [(row["Job"], row["attention.head_dim"]) for row in tables[0]] == [("0_mustc_custom", "36")]
-    assert [(row["Job"], row["attention.head_dim"], row["Status"]) for row in tables[1]] == [
-        ("1_mustc_custom", "35", "failed"),
-        ("2_mustc_custom", "38", "failed"),
+    assert [(row["Job"], row["Settings"].split()[-1], row["Status"]) for row in tables[1]] == [
+        ("1_mustc_custom", "attention.head_dim=35", "failed"),
+        ("2_mustc_custom", "attention.head_dim=38", "failed"),
     ]
     assert ["head_dim" in tables[1][0]["Error"], "SIGKILL" in tables[1][1]["Error"]] == [True, True]
 

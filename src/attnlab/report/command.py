@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from attnlab.errors import ConfigError, DataError, printable
-from attnlab.report import runs
+from attnlab.report import bench, compression, decoders, needle, runs, speed
+from attnlab.report.match import is_of
+from attnlab.report.render import write_table
+from attnlab.report.spec import read_spec
 from attnlab.run.console import StderrHandler
 from attnlab.run.files import write_text
 from attnlab.run.ledger import OUTPUTS
@@ -18,6 +20,12 @@ from attnlab.run.record import UNREADABLE
 from attnlab.run.store import SavedRecord, collect
 
 Report = Callable[[Sequence[SavedRecord], Path], list[Path]]
+REPORTS: dict[str, Report] = {
+    "bench": bench.render,
+    "speed": speed.render,
+    "compressed": compression.render,
+    "needle": needle.render,
+}
 PAGE = Path("report.html")
 HELP = {
     "page": "the runs in a folder as one HTML page, which needs no network (also without the word page)",
@@ -53,7 +61,7 @@ def parser() -> Parser:
         )
         text = "folders or files of records (default: the specification's folder, and runs in outputs on its corpus)"
         parsers[name].add_argument("--records", nargs="+", type=Path, metavar="PLACE", help=text)
-    for name in ("bench", "speed", "compressed", "needle"):
+    for name in REPORTS:
         parsers[name].add_argument("places", nargs="+", type=Path, metavar="PLACE", help="folders or files of records")
         text = "where to write (default: beside the first record)"
         parsers[name].add_argument("--out", type=Path, metavar="FOLDER", help=text)
@@ -106,10 +114,6 @@ def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) 
     Without `places` a specification is rendered from the records of its folder, and of outputs/ from those that read
     the corpus of the table: runs of a sample corpus do not change a committed file.
     """
-    from attnlab.report.match import is_of
-    from attnlab.report.render import write_table
-    from attnlab.report.spec import read_spec
-
     folders = [path for path in specs if path.is_dir()]
     if folders and places:
         raise ConfigError(f"report {kind}: --records belongs to a specification; {folders[0]} is a folder")
@@ -124,39 +128,20 @@ def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) 
 
 
 def _of_records(kind: str, places: Sequence[Path], out: Path | None) -> list[Path]:
-    from attnlab.report import bench, compression, decoders, needle, speed
-
     records = collect(places)
     if not records:
         raise DataError("no readable record among these records")
-    reports = {"bench": bench.render, "speed": speed.render, "needle": needle.render, "compressed": compression.render}
+    report = REPORTS[kind]
     done = [saved for saved in records if saved.record["status"] == "finished"]
     if kind == "compressed" and done:
         if all(map(decoders.is_asked, done)):
-            reports[kind] = decoders.render_compressions
+            report = decoders.render_compressions
         elif all(map(decoders.is_converted, done)):
-            reports[kind] = decoders.render_conversions
-    return named(reports[kind], records, out or records[0].path.parent)
-
-
-def named(report: Report, records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """The paths that a report of records writes into a directory.
-
-    Raises:
-        DataError: a record has a value of another kind than in every run; it is the one that fails alone as well.
-    """
+            report = decoders.render_conversions
     try:
-        return report(records, directory)
-    except UNREADABLE:
-        for saved in records:
-            try:
-                with TemporaryDirectory() as folder:
-                    report([saved], Path(folder))
-            except DataError:  # the report shows nothing of it
-                continue
-            except UNREADABLE as error:
-                raise DataError(f"{saved.name}: a damaged record: {type(error).__name__}: {error}") from error
-        raise
+        return report(records, out or records[0].path.parent)
+    except UNREADABLE as error:
+        raise DataError(f"report {kind}: a damaged record among these: {type(error).__name__}: {error}") from error
 
 
 def everything(root: Path, kind: str) -> list[Path]:
@@ -170,25 +155,20 @@ def everything(root: Path, kind: str) -> list[Path]:
         ConfigError: a specification is wrong.
         DataError: there is no such folder, or no specification in it.
     """
-    from attnlab.report import needle, speed
-    from attnlab.report.render import write_table
-    from attnlab.report.spec import read_spec
-
     records = collect([root])
     specs = {
-        path: read_spec(path) for path in specifications(root) if path.stem.startswith("figure") == (kind != "table")
+        path: read_spec(path) for path in specifications(root) if path.stem.startswith("figure") == (kind == "figure")
     }
     if not specs:
         raise DataError(f"{root}: no specification (*/*.yaml); give the folder experiments of a checkout")
-    haystacks = {path: below(path, records) for path in sorted(root.glob(f"*/{needle.STEM}"))}
-    needles = [(path, needle.render) for path, saved in haystacks.items() if any(map(needle.is_one, saved))]
-    paths = [
-        file for path, spec in specs.items()
-        for file in write_table(spec, below(path.parent, records), path.with_suffix(""))
-    ]  # fmt: skip
-    for folder, report in folders(root) if kind == "table" else needles:
-        paths += named(report, below(folder, records), folder)
-    return paths + (named(speed.render, records, root) if kind == "table" else [])
+    paths: list[Path] = []
+    for path, spec in specs.items():
+        paths += write_table(spec, below(path.parent, records), path.with_suffix(""))
+    if kind == "figure":
+        return paths
+    for folder, report in folders(root):
+        paths += report(below(folder, records), folder)
+    return paths + speed.render(records, root)
 
 
 def specifications(root: Path) -> list[Path]:
@@ -202,24 +182,18 @@ def below(folder: Path, records: Sequence[SavedRecord]) -> list[SavedRecord]:
 
 
 def folders(root: Path) -> list[tuple[Path, Report]]:
-    """Folders of records that have a report of their own, with its function.
+    """Folders that have a report of their own, with its function.
 
-    Of a folder with runs.csv no record is committed: it is reported from that file, which has a line for each run.
+    Of decoders no record is committed: they are reported from runs.csv, which has a line for each run.
     """
-    from attnlab.report import bench, compression, needle
-
-    kinds = {"*/bench/bench.csv": bench, "*/*/sweep.csv": compression, "*/needle/needle.csv": needle}
-    reports: list[tuple[Path, Report]] = [
-        (path.parent, kind.render)
-        for pattern, kind in kinds.items()
-        for path in sorted(root.glob(pattern))
-        if not path.with_name("runs.csv").is_file()
-    ]
-    again = [path.parent for name in ("conversions", "accuracy") for path in sorted(root.glob(f"*/*/{name}.csv"))]
-    return reports + [(folder, partial(_again, folder)) for folder in again]
+    kinds = {
+        "*/bench/bench.csv": bench.render,
+        "*/*/top1.csv": compression.render,
+        "*/needle/needle.csv": needle.render,
+    }
+    reports = [(path.parent, kind) for pattern, kind in kinds.items() for path in sorted(root.glob(pattern))]
+    return reports + [(path.parent, partial(_again, path.parent)) for path in sorted(root.glob("*/*/runs.csv"))]
 
 
 def _again(folder: Path, _: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    from attnlab.report.decoders import render_again
-
-    return render_again(folder, directory)
+    return decoders.render_again(folder, directory)

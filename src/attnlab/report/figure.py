@@ -7,12 +7,11 @@ import hashlib
 import io
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from attnlab.report.spec import Panel, Plot
 from attnlab.run.files import write_bytes
 
 if TYPE_CHECKING:
@@ -32,9 +31,48 @@ SIDES = (  # of a point: offsets to the right and up, and the text's side that l
 )  # fmt: skip
 MANY = 16  # labels for which a page is larger
 LOGGED = {"loss": ("loss", "val_loss", "ctc_loss"), "accuracy": ("val_accuracy",), "learning rate": ("lr-*",)}
-LOSSES = (Panel("loss", "training loss"), Panel("val_loss", "validation loss"))
 CURVES = ["panel", "run", "seed", "update", "value"]
 FEW = 10  # points: they are marked, since one alone has no line
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A point for each row and seed.
+
+    Args:
+        x, y: dotted keys of the records.
+        x_label: what x is, with its unit.
+        name: how the names of its files end.
+        frontier: "max" or "min", which values of y are better: a line then joins the rows that no row with as small an
+            x surpasses; empty: no line.
+    """
+
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+    log_x: bool = False
+    name: str = "points"
+    frontier: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves of a logged metric over the updates, one for each row and seed.
+
+    Args:
+        metric: its name in the run's curves: loss, val_loss.
+        exp: whether exp of the metric is drawn: a perplexity of a loss in nats.
+        rows: how the labels of its rows begin; empty: all rows.
+    """
+
+    metric: str
+    label: str
+    exp: bool = False
+    rows: str = ""
+
+
+LOSSES = (Panel("loss", "training loss"), Panel("val_loss", "validation loss"))
 
 
 def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> list[Path]:
@@ -123,37 +161,33 @@ def name_below(page: Figure) -> None:
 def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
     """A point for each row of POINTS at the mean of its seeds, its label beside it, and a small dot for each seed."""
     page, axes = _page(plot, title)
-    means = []
-    rows = points.astype({"x": float, "y": float}).groupby("row", sort=False)
-    if len(rows) > MANY:
+    points = points.astype({"x": float, "y": float})
+    rows = points.groupby("row", sort=False)
+    means = rows[["x", "y"]].mean()
+    if len(means) > MANY:
         page.set_size_inches(10, 6.5)
     for number, (label, seeds) in enumerate(rows):
-        x, y = mean(seeds["x"].tolist()), mean(seeds["y"].tolist())
-        means.append((str(label), x, y))
         if len(seeds) > 1:
             axes.plot(seeds["x"], seeds["y"], "o", markersize=3, color=f"C{number}", alpha=0.6)
-        axes.plot(x, y, "o", markersize=7, color=f"C{number}")
+        axes.plot(*means.loc[label], "o", markersize=7, color=f"C{number}")
     if plot.frontier:
-        best = frontier([(x, y) for _, x, y in means], plot.frontier)
-        axes.plot(*zip(*best, strict=True), color="gray", linewidth=1, linestyle="--", zorder=0, drawstyle="steps-post")
+        best = frontier(means, plot.frontier)
+        axes.plot(best["x"], best["y"], color="gray", linewidth=1, linestyle="--", zorder=0, drawstyle="steps-post")
     if not plot.log_x:
         axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
-    _place_labels(page, means)
+    _place_labels(page, list(means.itertuples(name=None)))
     return page
 
 
-def frontier(points: Sequence[tuple[float, float]], better: str) -> list[tuple[float, float]]:
+def frontier(points: pd.DataFrame, better: str) -> pd.DataFrame:
     """The points (x, y) that no other surpasses at as small an x (Pareto), from the smallest x on.
 
     Args:
         better: "max" or "min": which y are better. Smaller x are better.
     """
-    sign = 1 if better == "max" else -1
-    best: list[tuple[float, float]] = []
-    for x, y in sorted(points, key=lambda point: (point[0], -sign * point[1])):
-        if not best or sign * y > sign * best[-1][1]:
-            best.append((x, y))
-    return best
+    ordered = points.sort_values(["x", "y"], ascending=[True, better == "min"])
+    y = ordered["y"] * (1 if better == "max" else -1)
+    return ordered[y > y.cummax().shift(fill_value=-math.inf)]
 
 
 def seeds(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
@@ -216,24 +250,19 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 def plot_curves(directory: Path) -> Path | None:
     """Write curves.png into a run directory; None where nothing was logged."""
-    curves = read_curves(directory)
-    names = {
-        title: metrics
+    import pandas as pd
+
+    rows = [
+        (title, name, 0, *point)
         for title, patterns in LOGGED.items()
-        if (metrics := [name for name in curves if any(fnmatchcase(name, pattern) for pattern in patterns)])
-    }
-    if not names:
+        for name, curve in read_curves(directory).items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        for point in curve
+    ]
+    if not rows:
         return None
-    page, [row] = panels(1, len(names), (4.5 * len(names), 3.2))
-    for axes, (title, metrics) in zip(row, names.items(), strict=True):
-        for name in metrics:
-            marker = "." if len(curves[name]) < FEW else None
-            axes.plot(*zip(*curves[name], strict=True), label=name, linewidth=1.2, marker=marker)
-        axes.set(title=title, xlabel="update")
-        axes.legend(frameon=False)
-        axes.grid(alpha=0.3)
     path = directory / "curves.png"
-    write_bytes(path, png(page))
+    write_bytes(path, png(draw_together(pd.DataFrame(rows, columns=CURVES))))
     return path
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from attnlab.errors import ConfigError
+from attnlab.report.figure import Panel, Plot
 
 OF_THE_COMMAND = ("mode=", "checkpoint=")  # in `after`; what else it sets is part of the row's configuration
 SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
@@ -93,44 +94,6 @@ class Row:
     facts: Mapping[str, str] = field(default_factory=dict)
     computed: Mapping[str, float] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A point for each row and seed.
-
-    Args:
-        x, y: dotted keys of the records.
-        x_label: what x is, with its unit.
-        log_x: whether equal factors of x are equally far apart.
-        name: how the names of its files end.
-        frontier: "max" or "min", which values of y are better: a line then joins the rows that no row with as small an
-            x surpasses; empty: no line.
-    """
-
-    x: str
-    y: str
-    x_label: str
-    y_label: str
-    log_x: bool = False
-    name: str = "points"
-    frontier: str = ""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Curves of a logged metric over the updates, one for each row and seed.
-
-    Args:
-        metric: its name in the run's curves: loss, val_loss.
-        exp: whether exp of the metric is drawn: a perplexity of a loss in nats.
-        rows: how the labels of its rows begin; empty: all rows.
-    """
-
-    metric: str
-    label: str
-    exp: bool = False
-    rows: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The comparison at the end of a multirun: a row for each finished job and the means of seeds, the other jobs apart."""
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
@@ -17,14 +15,13 @@ from rich.table import Table
 
 from attnlab.callbacks import summary
 from attnlab.report import figure
-from attnlab.report.spec import Plot
 from attnlab.report.table import Grid, frame, known, spread
 from attnlab.run.console import Screen
 from attnlab.run.directory import holder_of
 from attnlab.run.files import write_text
 from attnlab.run.record import BUSY, NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord, collect
-from attnlab.run.sweep import listed
+from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 FINISHED = "finished"
@@ -41,7 +38,6 @@ NUMBERS = {  # column: where the record has it, and the format
     "Peak memory while scoring, MiB": ("inference.peak_memory_mib", ",.1f"),
 }
 SIZES = tuple(NUMBERS)[:2]  # the same for every seed
-KEPT = "compress.keep"
 SPEED = "Decoding, tokens/s"
 OVER = {  # what the picture's x can be: where the record has it, and the label of the axis
     "rank": ("rank", "rank"),
@@ -49,16 +45,16 @@ OVER = {  # what the picture's x can be: where the record has it, and the label 
     "multiply-adds": ("compression.remaining.multiply_adds_percent", "multiply-adds, % of the dense model's"),
     "bytes": ("kv_cache.bytes_per_position", "cache in bytes per token, all layers"),
     "cache": ("kv_cache.elements_per_token_per_layer", "cached numbers per token and layer"),
-    SPEED: (NUMBERS[SPEED][0], "decoded tokens per second"),
 }
+LINES = ("rank", "rate", "multiply-adds")  # of OVER, those along which points are joined
 
 
 def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[str] = ()) -> list[Path]:
     """Print the tables of a multirun's jobs to stderr; write comparison.{md,csv} and pictures with their data as CSV.
 
     Jobs that have not finished are in a second table and in comparison_unfinished.csv. comparison_points shows the
-    quality over what the sweep varies (:func:`drawn_over`), comparison_speed over the speed of decoding if all jobs
-    were measured alike, comparison_curves the losses. A picture needs two points, or two runs with curves.
+    quality over what the sweep varies (:func:`drawn_over`), comparison_curves the losses. A picture needs two points,
+    or two runs with curves.
 
     Args:
         planned: the configuration of each job, in order; jobs that were never started are listed. Empty: unknown.
@@ -70,14 +66,12 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     begun = listed(directory)
     if not begun:
         return []
-    settings = {job.directory / RECORD: job.settings for job in reversed(begun)}  # two jobs may be one run
-    files = [file for file in reversed(settings) if file.is_file()]
-    read = {saved.path: saved for saved in (collect(files) if files else [])}
-    records = [_as_in_this_multirun(read[file], settings[file]) for file in files if file in read]
-    elsewhere = any(job.directory.parent != directory for job in begun)
-    jobs = jobs_of(records, {job.directory: job.name for job in begun}, directory if elsewhere else None)
+    files = {job.directory / RECORD: job for job in reversed(begun)}  # two jobs may be one run
+    there = [file for file in reversed(files) if file.is_file()]
+    read = {saved.path: saved for saved in (collect(there) if there else [])}
+    jobs = jobs_of([read[file] for file in there if file in read], files)
+    without = [job for job in begun if job.directory / RECORD not in read]
     never = {i: cfg for i, cfg in enumerate(planned) if i not in {job.number for job in begun}}
-    without = {job.name: job.what for job in begun if job.directory / RECORD not in read}
     tables = {STEM: table(jobs), f"{STEM}_unfinished": unfinished(jobs, without, never, swept)}
     tables = {name: grid for name, grid in tables.items() if name == STEM or grid.rows}
     for grid in tables.values():
@@ -90,49 +84,44 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
             for row in grid.rows
         ]  # numbers as programs read them
         paths += replace(grid, rows=plain).write(directory / name, "csv")
-    over, is_line = drawn_over(jobs)
-    kinds = {"points": (over, is_line, figure.seeds if is_line else figure.scatter)}
-    kinds["speed"] = (SPEED, False, figure.scatter)
-    for name, (x, lines, draw) in kinds.items():
-        data, title = points_over(jobs, x, lines)
-        if len(data.drop_duplicates(["row", "x"])) > 1:
-            plot = Plot("", "", OVER[x][1], title, name=name)
-            paths += figure.write(directory / f"{STEM}_{name}", data, partial(draw, plot=plot, title=title))
+    x = drawn_over(jobs)
+    data, title = points_over(jobs, x)
+    if len(data.drop_duplicates(["row", "x"])) > 1:
+        draw = partial(figure.seeds if x in LINES else figure.scatter, plot=figure.Plot("", "", OVER[x][1], title))
+        paths += figure.write(directory / f"{STEM}_points", data, draw)
     losses = figure.together(labels(jobs))
     if len(losses.drop_duplicates(["run", "seed"])) > 1:
         paths += figure.write(directory / f"{STEM}_curves", losses, figure.draw_together)
     return paths
 
 
-def _as_in_this_multirun(saved: SavedRecord, settings: Sequence[str]) -> SavedRecord:
-    """A job's record with the command of this multirun; another one may have finished it."""
-    command = {"command": shlex.join(["python", "-m", "attnlab", *settings])} if settings else {}
-    return SavedRecord(saved.path, saved.record | command)
-
-
-def jobs_of(
-    records: Sequence[SavedRecord], names: Mapping[Path, str] | None = None, home: Path | None = None
-) -> pd.DataFrame:
+def jobs_of(records: Sequence[SavedRecord], begun: Mapping[Path, SweepJob] = MappingProxyType({})) -> pd.DataFrame:
     """The jobs of a multirun: a row for each record; its attribute `varied` names the settings in which they differ.
 
     Args:
         records: in the order of the rows.
-        names: of the jobs by their run directories. Default: the directories' names.
-        home: the multirun's directory where some of its jobs lie elsewhere: `Directory` is relative to it.
+        begun: what the multirun notes of its jobs, by the paths of their records. Another multirun may have finished
+            a job: its settings are then those of this one.
     """
+
+    def settings_of(saved: SavedRecord) -> dict[str, str]:
+        words = begun[saved.path].settings if saved.path in begun else ()
+        pairs = [word.partition("=") for word in words or shlex.split(saved.record["command"])]
+        return {key: value for key, equals, value in pairs if equals and key[0] != "-"}
+
     jobs = frame(
         records,
-        Job=lambda saved: (names or {}).get(saved.path.parent, saved.path.parent.name),
+        Job=lambda saved: begun[saved.path].name if saved.path in begun else saved.path.parent.name,
         Mechanism=mechanism,
         Seed=lambda saved: str(saved.record["seed"]),
-        Directory=lambda saved: home and Path(os.path.relpath(saved.path.parent, home)).as_posix(),
+        Settings=settings_of,
         Status="status",
         Metric=metric,
         Score=lambda saved: saved.number(f"quality.{metric(saved)}"),
         Protocol=_protocol,
         **{name: partial(SavedRecord.number, dotted=key) for name, (key, _) in NUMBERS.items()},
     )
-    settings = pd.DataFrame([_settings(saved) for saved in records], dtype=object, index=jobs.index)
+    settings = pd.DataFrame(jobs["Settings"].tolist(), dtype=object, index=jobs.index)
     varied = [key for key in settings if key not in HIDDEN and settings[key].nunique(dropna=False) > 1]
     jobs = jobs.join(settings[varied].fillna(""))
     jobs.attrs["varied"] = varied
@@ -148,17 +137,16 @@ def table(jobs: pd.DataFrame) -> Grid:
     metrics = done["Metric"].dropna().unique()
     quality = summary.label(metrics[0]) if len(metrics) == 1 else "Quality"
     present = [name for name in NUMBERS if done[name].notna().any()]
-    place = ["Directory"] if jobs["Directory"].notna().any() else []
-    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present, *place])
+    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present])
     for _, job in done.iterrows():
         score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
         unit = f" {summary.label(job['Metric'] or '')}" if quality == "Quality" and job["Score"] is not None else ""
         numbers = [cell(job[name], name) for name in present]
-        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score + unit, *numbers, *job[place]])
+        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score + unit, *numbers])
     for group, same in groups(jobs):
         if len(same) > 1:
             cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
-            grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present), *[""] * len(place)])
+            grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present)])
     records = done["saved"].tolist()
     if updates := [int(steps) for saved in records if (steps := saved.number("training.steps")) is not None]:
         corpora = sorted({str(s.record["corpus"]) for s in records if s.number("training.steps") is not None})
@@ -180,36 +168,31 @@ def table(jobs: pd.DataFrame) -> Grid:
 
 def unfinished(
     jobs: pd.DataFrame,
-    without: Mapping[str, str] = MappingProxyType({}),
+    without: Sequence[SweepJob] = (),
     never: Mapping[int, DictConfig] = MappingProxyType({}),
     swept: Sequence[str] = (),
 ) -> Grid:
     """A row for each job that has not finished: how it ended, and its error.
 
     Args:
-        without: jobs without a record that can be read, and what each did, see :class:`attnlab.run.sweep.Decision`.
+        without: jobs without a record that can be read.
         never: the configurations of jobs that were never started, by their numbers; they may differ in `swept`.
     """
-    keys = list(jobs.attrs["varied"])
-    keys += [key for key in swept if key not in {*keys, *HIDDEN}] if never else []
-    place = ["Directory"] if jobs["Directory"].notna().any() else []
-    rows: list[dict[str, Any]] = []
+    grid = Grid("Not finished", ["Job", "Settings", "Status", "Error"])
     for _, job in jobs[jobs["Status"] != FINISHED].iterrows():
-        saved = job["saved"]
+        saved, settings = job["saved"], [f"{key}={value}" for key, value in job["Settings"].items()]
         holder = holder_of(saved.path.parent) if job["Status"] == "running" else None
         error = f"in progress elsewhere ({holder}), left to it" if holder else str(saved.record.get("error") or "")
-        rows.append(_settings(saved) | job.to_dict() | {"Error": " ".join(error.split())})
-    for name, what in without.items():
-        status, error = "without a record", "it was ended before it could write one"
-        if what == "leave":
-            status, error = "left to another multirun", "another multirun had taken it"
-        rows.append({"Job": name, "Status": status, "Error": error})
+        grid.rows.append([job["Job"], " ".join(settings), job["Status"], " ".join(error.split())])
+    for job in without:
+        ends = ["without a record", "it was ended before it could write one"]
+        if job.what == "leave":
+            ends = ["left to another multirun", "another multirun had taken it"]
+        grid.rows.append([job.name, " ".join(job.settings), *ends])
     for i, cfg in never.items():
-        settings = {key: cfg.choices[key] if key in cfg.choices else OmegaConf.select(cfg, key) for key in keys}
-        job = {"Job": i, "Mechanism": _mechanism_of(cfg), "Seed": cfg.seed, "Status": "never started"}
-        rows.append(settings | job)
-    grid = Grid("Not finished", ["Job", "Mechanism", *keys, "Seed", *place, "Status", "Error"])
-    grid.rows = [["" if row.get(key) is None else str(row[key]) for key in grid.headers] for row in rows]
+        values = {key: cfg.choices[key] if key in cfg.choices else OmegaConf.select(cfg, key) for key in swept}
+        words = [f"{key}={value}" for key, value in values.items()]
+        grid.rows.append([str(i), " ".join(words), "never started", ""])
     return grid
 
 
@@ -219,39 +202,37 @@ def groups(jobs: pd.DataFrame) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
     return list(done.groupby(["Mechanism", *jobs.attrs["varied"]], sort=False)) if len(done) else []
 
 
-def drawn_over(jobs: pd.DataFrame) -> tuple[str, bool]:
-    """What the quality is drawn over, a key of OVER, and whether as lines.
+def drawn_over(jobs: pd.DataFrame) -> str:
+    """What the quality is drawn over, a key of OVER that every finished job has.
 
-    Ranks or compression rates where the jobs differ in them: the rank of one method; of several methods, whose ranks
-    are not comparable, or where other settings of the compression differ, the compression rate or the remaining
-    multiply-adds. Otherwise the cache, in bytes where all jobs have them.
+    Ranks where the jobs of one method differ in them; ranks of several methods are not comparable. Else the
+    compression rate or the remaining multiply-adds, else the cache, in bytes where all jobs have them.
     """
     done = [saved for _, same in groups(jobs) for saved in same["saved"]]
-    measured = [name for name, (key, _) in OVER.items() if all(saved.number(key) is not None for saved in done)]
-    is_swept = "rank" in jobs.attrs["varied"]
-    if any("compression" in saved.record for saved in done):
-        methods = {mechanism(saved) for saved in done}
-        rates = [name for name in ("rate", "multiply-adds") if name in measured]
-        return ("rank" if (is_swept and len(methods) == 1) or not rates else rates[0]), True
-    if is_swept and len({saved.number("rank") for saved in done} - {None}) > 1:
-        return "rank", True
-    return ("bytes" if done and "bytes" in measured else "cache"), False
+    methods = {mechanism(saved) for saved in done if "compression" in saved.record}
+    is_swept = "rank" in jobs.attrs["varied"] and len(methods) < 2
+    names = [name for name in OVER if name != "rank" or is_swept]
+    measured = [name for name in names if all(saved.number(OVER[name][0]) is not None for saved in done)]
+    return next(iter(measured), "cache")
 
 
-def points_over(jobs: pd.DataFrame, x: str, is_line: bool = False) -> tuple[pd.DataFrame, str]:
-    """The data of a picture over a key of OVER, and the name of the metric.
+def points_over(jobs: pd.DataFrame, x: str) -> tuple[pd.DataFrame, str]:
+    """The data of a picture over a key of OVER, and the name of the metric; no rows if jobs have several metrics.
 
-    There are no rows if jobs have several metrics, or were measured for SPEED in different ways. Of a line, jobs that
-    differ in ranks or in KEPT alone are of one row.
+    Jobs on one line differ in ranks or in `compress.keep` alone.
     """
     metrics = jobs["Metric"].dropna().unique()
     done = [job for _, same in groups(jobs) for _, job in same.iterrows()] if len(metrics) == 1 else []
-    if x == SPEED and len({job["Protocol"] for job in done} - {None}) > 1:
-        done = []
-    varied = [name for name in jobs.attrs["varied"] if not (is_line and (name == KEPT or "rank" in name))]
-    key = OVER[x][0]
+    varied = [
+        name for name in jobs.attrs["varied"] if x not in LINES or (name != "compress.keep" and "rank" not in name)
+    ]
     rows = [
-        [" ".join(filter(None, job[["Mechanism", *varied]])), job["Seed"], job["saved"].number(key), job["Score"]]
+        [
+            " ".join(filter(None, job[["Mechanism", *varied]])),
+            job["Seed"],
+            job["saved"].number(OVER[x][0]),
+            job["Score"],
+        ]
         for job in done
     ]
     points = pd.DataFrame(rows, columns=figure.POINTS, dtype=object).dropna()
@@ -261,10 +242,10 @@ def points_over(jobs: pd.DataFrame, x: str, is_line: bool = False) -> tuple[pd.D
 def labels(jobs: pd.DataFrame) -> list[tuple[str, int, Path]]:
     """Name, seed and run directory of each job; the name: the mechanism and the settings in which the jobs differ."""
     named: dict[tuple[str, int], Path] = {}
-    for saved in jobs["saved"]:
-        settings, seed, folder = _settings(saved), int(saved.record["seed"]), saved.path.parent
+    for _, job in jobs.iterrows():
+        settings, seed, folder = job["Settings"], int(job["Seed"]), job["saved"].path.parent
         words = [f"{k.rpartition('.')[2]}={settings[k]}" for k in jobs.attrs["varied"] if k in settings]
-        label = " ".join([mechanism(saved), *words])
+        label = " ".join([job["Mechanism"], *words])
         named[(label if (label, seed) not in named else f"{label} ({folder.name})"), seed] = folder
     return [(label, seed, folder) for (label, seed), folder in named.items()]
 
@@ -306,19 +287,6 @@ def _mean(values: list[float], column: str) -> str:
     if len(values) == 1 or (column in SIZES and len(set(values)) == 1):
         return cell(values[0], column)
     return spread(values, NUMBERS[column][1])
-
-
-def _mechanism_of(cfg: DictConfig) -> str:
-    record: dict[str, Any] = {"attention": cfg.choices.attention or "none", "stride": cfg.stride}
-    record["config"] = {"attention": {"pattern": OmegaConf.select(cfg, "attention.pattern")}}
-    return mechanism(SavedRecord(Path(), record | {"compress": cfg.choices.compress}))
-
-
-def _settings(saved: SavedRecord) -> dict[str, str]:
-    """The settings of the job's command line."""
-    words = shlex.split(saved.record["command"])
-    words = words[words.index("attnlab") + 1 :] if "attnlab" in words else words
-    return {key: value for key, equals, value in (word.partition("=") for word in words) if equals and key[0] != "-"}
 
 
 def _protocol(saved: SavedRecord) -> str | None:
