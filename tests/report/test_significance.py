@@ -197,14 +197,16 @@ def test_accuracies(scored: Scored) -> None:
 def test_what_is_refused(scored: Scored) -> None:
     one = scored("a", GOOD, bleu(GOOD))
     cases = {
-        "of one test set": scored("short", GOOD[:-1], {"bleu": 9.0}, REFERENCES[:-1]),
-        "line 3: another item": scored("other", GOOD, {"bleu": 9.0}, [REFERENCES[0], "another", *REFERENCES[2:]]),
+        "short/predictions.tsv: not of one test set": scored("short", GOOD[:-1], {"bleu": 9.0}, REFERENCES[:-1]),
+        "other/predictions.tsv: not of one test set": scored(
+            "other", GOOD, {"bleu": 9.0}, [REFERENCES[0], "another", *REFERENCES[2:]]
+        ),
         "the record has 12.0": scored("score", GOOD, {"bleu": 12.0}),
-        "has WER: a paired test": scored("metric", GOOD, {"wer": 12.0}),
+        "metric/record.json have no score in common": scored("metric", GOOD, {"wer": 12.0}),
         "none/predictions.tsv: cannot be read": scored("none", None, bleu(GOOD)),
     }
     for name, value in (("nan", float("nan")), ("huge", 10**400), ("text", "nan"), ("true", True)):
-        cases[f"{name}/record.json has "] = scored(name, GOOD, {"bleu": value})
+        cases[f"{name}/record.json have no score in common"] = scored(name, GOOD, {"bleu": value})
     cut = scored("cut", GOOD, bleu(GOOD))
     path = cut.path.parent / "predictions.tsv"
     path.write_text(path.read_text().rpartition("\t")[0] + "\n")
@@ -246,7 +248,7 @@ def test_the_command_that_compares_runs(scored: Scored, tmp_path: Path, capsys: 
         r"\(paired bootstrap of 40 items, 1000 resamples, seed 12345; sacrebleu's own p is 0.0010\)",
         lines[at + 1],
     )
-    assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "39 rows" in lines[at + 2]
+    assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "not of one test set" in lines[at + 2]
     assert lines[at + 3].startswith(f"{tmp_path}/runs/d: not run: {tmp_path}/runs/d/predictions.tsv: cannot be read")
 
 

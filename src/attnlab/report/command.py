@@ -191,7 +191,7 @@ def folders(root: Path) -> list[tuple[Path, Report]]:
         "*/*/top1.csv": compression.render,
         "*/needle/needle.csv": needle.render,
     }
-    reports = [(path.parent, kind) for pattern, kind in kinds.items() for path in sorted(root.glob(pattern))]
+    reports = [(path.parent, kind) for pattern, kind in kinds.items() for path in sorted(root.glob(f"*/{pattern}"))]
     return reports + [(path.parent, partial(_again, path.parent)) for path in sorted(root.glob("*/*/runs.csv"))]
 
 

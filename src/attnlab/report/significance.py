@@ -14,14 +14,13 @@ instead of from the differences (as Moses does): of systems that are equal it ca
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.callbacks.summary import label
 from attnlab.errors import DataError
-from attnlab.run.record import NOT_RUN
+from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
@@ -74,82 +73,75 @@ class Difference:
         )
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The predictions of a record: predictions.tsv beside record.json, NAME.predictions.tsv beside NAME.json.
-
-    Raises:
-        DataError: of `rows` and `statistics`: the file is missing or damaged.
-    """
-
-    saved: SavedRecord
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        path = self.saved.path
-        return path.parent / PREDICTIONS if path.name == "record.json" else path.with_suffix(f".{PREDICTIONS}")
-
-    @property
-    def metrics(self) -> list[str]:
-        """The record's metrics that predictions can give.
-
-        Beside an accuracy the words after the class are counted; the rows do not tell these from the class.
-        """
-        names = [name for name in METRICS if self.saved.number(f"quality.{name}") is not None]
-        return ["accuracy"] if "accuracy" in names else names
-
-    @cached_property
-    def rows(self) -> list[dict[str, str]]:
-        """The items of the test set."""
-        try:
-            with open(self.path, encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True))
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read ({error.strerror}); a run that scores writes it") from error
-        except (ValueError, csv.Error) as error:
-            raise DataError(f"{self.path}: not a file of predictions: {' '.join(str(error).split())}") from error
-        if not rows or not rows[0].keys() >= HEADINGS:
-            raise DataError(f"{self.path}: not a file of predictions: expected rows with {', '.join(sorted(HEADINGS))}")
-        for line, row in enumerate(rows, 2):
-            if None in row.values() or None in row:
-                raise DataError(f"{self.path}, line {line}: expected {len(rows[0])} cells")
-        return rows
-
-    def statistics(self, name: str) -> "Statistics":
-        """(items, statistics) of a metric: what :func:`corpus_bleu` or :func:`share` takes, summed over the items."""
-        import numpy as np
-
-        pairs = [(row["hypothesis"], row["reference"]) for row in self.rows]
-        values: list[Any]
-        if name == "bleu":
-            from sacrebleu.metrics import BLEU
-
-            scorer = BLEU()
-            scores = [scorer.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
-            values = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
-        elif name == "wer":
-            from attnlab.metrics.text import word_errors
-
-            punctuation = "words as written" in str(self.saved.record["quality"].get("signature"))
-            errors = [word_errors([hypothesis], [reference], punctuation) for hypothesis, reference in pairs]
-            values = [[e["insertions"] + e["deletions"] + e["substitutions"], e["words"]] for e in errors]
-        elif name.startswith("rouge"):
-            from attnlab.metrics.text import text_scores
-
-            values = [[score[name], 1] for score in text_scores(pairs)]
-        elif "right" in self.rows[0]:
-            values = [[row["right"] == "1", 1] for row in self.rows]
-        elif name == "top1":
-            values = [[hypothesis == reference, 1] for hypothesis, reference in pairs]
-        else:  # the class is the first word
-            values = [[hypothesis.split()[:1] == reference.split()[:1], 1] for hypothesis, reference in pairs]
-        return np.array(values, dtype=np.float64)
+def predictions_file(saved: SavedRecord) -> Path:
+    """predictions.tsv beside record.json, NAME.predictions.tsv beside NAME.json."""
+    path = saved.path
+    return path.parent / PREDICTIONS if path.name == RECORD else path.with_suffix(f".{PREDICTIONS}")
 
 
 def has_predictions(saved: SavedRecord) -> bool:
     """Whether a record has a file of predictions beside it."""
-    return Predictions(saved).path.is_file()
+    return predictions_file(saved).is_file()
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The items of the test set in a file of predictions.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); a run that scores writes it") from error
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{path}: not a file of predictions: {' '.join(str(error).split())}") from error
+    if not rows or not rows[0].keys() >= HEADINGS:
+        raise DataError(f"{path}: not a file of predictions: expected rows with {', '.join(sorted(HEADINGS))}")
+    for line, row in enumerate(rows, 2):
+        if None in row.values() or None in row:
+            raise DataError(f"{path}, line {line}: expected {len(rows[0])} cells")
+    return rows
+
+
+def _metrics(saved: SavedRecord) -> list[str]:
+    """The record's metrics that predictions can give.
+
+    Beside an accuracy the words after the class are counted; the rows do not tell these from the class.
+    """
+    names = [name for name in METRICS if saved.number(f"quality.{name}") is not None]
+    return ["accuracy"] if "accuracy" in names else names
+
+
+def _statistics(name: str, rows: list[dict[str, str]], saved: SavedRecord) -> "Statistics":
+    """(items, statistics) of a metric: what :func:`corpus_bleu` or :func:`share` takes, summed over the items."""
+    import numpy as np
+
+    pairs = [(row["hypothesis"], row["reference"]) for row in rows]
+    values: list[Any]
+    if name == "bleu":
+        from sacrebleu.metrics import BLEU
+
+        scores = [BLEU().corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
+        values = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
+    elif name == "wer":
+        from attnlab.metrics.text import word_errors
+
+        punctuation = "words as written" in str(saved.record["quality"].get("signature"))
+        errors = [word_errors([hypothesis], [reference], punctuation) for hypothesis, reference in pairs]
+        values = [[e["insertions"] + e["deletions"] + e["substitutions"], e["words"]] for e in errors]
+    elif name.startswith("rouge"):
+        from attnlab.metrics.text import text_scores
+
+        values = [[score[name], 1] for score in text_scores(pairs)]
+    elif "right" in rows[0]:
+        values = [[row["right"] == "1", 1] for row in rows]
+    elif name == "top1":
+        values = [[hypothesis == reference, 1] for hypothesis, reference in pairs]
+    else:  # the class is the first word
+        values = [[hypothesis.split()[:1] == reference.split()[:1], 1] for hypothesis, reference in pairs]
+    return np.array(values, dtype=np.float64)
 
 
 def differences(
@@ -161,38 +153,32 @@ def differences(
         DataError: predictions are missing or damaged, are fewer than FEWEST, are not of the same items, or do not give
             the record's score; or the records are not scored by one metric.
     """
-    pair = Predictions(first), Predictions(second)
-    metrics = [name for name in pair[0].metrics if name in pair[1].metrics]
+    metrics = [name for name in _metrics(first) if name in _metrics(second)]
     if not metrics:
-        named = [[key for key in saved.record["quality"] if saved.number(f"quality.{key}") is not None] for saved in
-                 (first, second)]  # fmt: skip
-        scores = [label(keys[0]) if keys else "no score" for keys in named]
         raise DataError(
-            f"{first.name} has {scores[0]}, and {second.name} has {scores[1]}: a paired "
-            "test needs BLEU, ROUGE, WER or an accuracy of both"
+            f"{first.name} and {second.name} have no score in common that predictions give: BLEU, ROUGE, WER, accuracy"
         )
-    items, others = (predictions.rows for predictions in pair)
-    if len(items) != len(others):
-        raise DataError(f"{pair[1].path}: {len(others)} rows, but {pair[0].path} has {len(items)}: not of one test set")
-    for line, (a, b) in enumerate(zip(items, others, strict=True), 2):
-        if (a.get("id"), a["reference"]) != (b.get("id"), b["reference"]):
-            raise DataError(f"{pair[1].path}, line {line}: another item than in {pair[0].path}: not of one test set")
-    if len(items) < FEWEST:
-        raise DataError(f"{pair[0].path}: expected at least {FEWEST} items for a paired test, got {len(items)}")
+    files = predictions_file(first), predictions_file(second)
+    items = [_rows(path) for path in files]
+    keys = [[(row.get("id"), row["reference"]) for row in rows] for rows in items]
+    if keys[0] != keys[1]:
+        raise DataError(f"{files[1]}: not of one test set with {files[0]}: other items or references")
+    if len(keys[0]) < FEWEST:
+        raise DataError(f"{files[0]}: expected at least {FEWEST} items for a paired test, got {len(keys[0])}")
     results = []
     for name in metrics:
         score = corpus_bleu if name == "bleu" else share
-        tables = [predictions.statistics(name) for predictions in pair]
-        for predictions, statistics in zip(pair, tables, strict=True):
-            value, recorded = score(statistics.sum(0)), predictions.saved.number(f"quality.{name}")
+        tables = [_statistics(name, rows, saved) for rows, saved in zip(items, (first, second), strict=True)]
+        for saved, statistics in zip((first, second), tables, strict=True):
+            value, recorded = score(statistics.sum(0)), saved.number(f"quality.{name}")
             if recorded is None or not abs(value - recorded) <= OFF:
                 raise DataError(
-                    f"{predictions.path}: its rows give {name} {value:.2f}, but the record has {recorded}: they are of "
-                    "another scoring, or the record's counts further references of each text"
+                    f"{predictions_file(saved)}: its rows give {name} {value:.2f}, but the record has {recorded}: they "
+                    "are of another scoring, or the record's counts further references of each text"
                 )
         before, after, p, low, high, moses = bootstrap(tables[0], tables[1], score, resamples, seed)
         sacrebleu = moses if name == "bleu" and before != after else None
-        results.append(Difference(name, before, after, p, low, high, sacrebleu, len(items), resamples, seed))
+        results.append(Difference(name, before, after, p, low, high, sacrebleu, len(keys[0]), resamples, seed))
     return results
 
 

@@ -1,13 +1,14 @@
 """The specification of a table: experiments/<paper>/<table>.yaml, read and checked."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 from attnlab.report.figure import Panel, Plot
 
@@ -20,11 +21,9 @@ class Column:
     """A column of a table. One of value, mean, ratio, against, computed, setting and statistic gives our number.
 
     Args:
-        key: its name in a row's `published` and `computed`, where a computed column has its number.
-        value: a dotted key of the record.
-        mean: dotted keys of the record, whose mean is shown.
-        ratio: a dotted key: the baseline's number divided by the row's.
-        against: a dotted key: the row's number minus the baseline's.
+        key: its name in a row's `published` and `computed`.
+        value, mean: dotted keys of the record; of several the mean.
+        ratio, against: a dotted key. The baseline's number divided by the row's; the row's minus the baseline's.
         setting: a dotted key of the configuration that the row's command gives; a row may name another.
         statistic: of the row's split, a key of `statistics` in the records of mode=statistics.
         described: of a computed column, the dotted key that mode=describe fills; tests hold the rows to it.
@@ -62,17 +61,14 @@ class Row:
 
     Args:
         published: the published numbers by the key of their column, as they are printed.
-        command: the row's own overrides, `task=mustc scale=paper attention=mha`; empty for a number that the paper
-            quotes from elsewhere.
+        command: the row's own overrides; empty for a number that the paper quotes from elsewhere.
         note: the name of one of the specification's notes.
         baseline: the label of the row that its ratios and differences refer to; empty: the specification's.
         start: where the command has `model=` with a run that must exist first: the overrides of that run.
         differs: keys of columns whose published number does not follow from the other published cells or from the
             configuration; a note says why. Tests hold all other cells to their published number.
-        corpus: how the name of this row's corpus begins, in a table of several; of an embedded one "sample of TASK";
-            empty: as the specification says.
-        split: of the corpus, in a table of its statistics.
-        train: least and most items of the training split of the corpus whose `split` it is.
+        corpus: how the name of this row's corpus begins, in a table of several; of an embedded one "sample of TASK".
+        split, train: in a table of statistics, the split and the least and most items of the training split.
         cache: cached numbers per token and layer.
         facts: further cells that say what the row is.
         computed: numbers that follow from the configuration; tests hold them, and `facts`, to mode=describe.
@@ -103,7 +99,7 @@ class Spec:
     Args:
         corpus: `name`, how the name of the rows' corpus begins, and `train`, least and most training segments, or
             questions of the test split where nothing is trained; a table without measured columns has neither.
-        baseline: the label of the row that ratios and differences refer to, where a row names no other; empty: none.
+        baseline: the label of the row that ratios and differences refer to, where a row names no other.
         command: the command of every row, with `{row}` where the row's own overrides go.
         before: a command to run before those of the rows.
         after: a command to run after that of each row, with RUN for its run directory; its record counts.
@@ -161,37 +157,36 @@ def read_spec(path: Path) -> Spec:
     """
     try:
         plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-        parts = {"columns": [Column(**c) for c in plain["columns"]], "rows": [Row(**r) for r in plain["rows"]]}
-        parts |= {"plots": [Plot(**plot) for plot in plain.get("plots", [])]}
-        parts |= {"curves": [Panel(**panel) for panel in plain.get("curves", [])]}
-        spec = Spec(**{**plain, **parts})
+        parts = {"columns": Column, "rows": Row, "plots": Plot, "curves": Panel}
+        spec = Spec(**plain | {key: [part(**item) for item in plain.get(key, ())] for key, part in parts.items()})
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not the specification of a table: {' '.join(str(error).split())}") from error
-    if any(c.measured and not c.statistic for c in spec.columns) and not (spec.corpus and spec.quality):
-        raise ConfigError(f"{path}: measured columns need `corpus` and a column of quality")
-    if wrong := {plot.frontier for plot in spec.plots} - {"", "max", "min"}:
-        raise ConfigError(f"{path}: frontier {wrong.pop()!r}: expected max or min")
-    if spec.picture not in ("", "ranks", "fusion", "context"):
-        raise ConfigError(f"{path}: picture {spec.picture!r}: expected ranks, fusion or context")
-    _check_baselines(path, spec)
-    if "{row}" not in spec.command:
-        raise ConfigError(f"{path}: command {spec.command!r} has no {{row}} for the rows' own overrides")
-    if unknown := ({c.note for c in spec.columns} | {r.note for r in spec.rows}) - {"", *spec.notes}:
-        raise ConfigError(f"{path}: note {sorted(unknown)[0]!r} is not among its notes")
+    if problem := next(_problems(spec), ""):
+        raise ConfigError(f"{path}: {problem}")
     return spec
 
 
-def _check_baselines(path: Path, spec: Spec) -> None:
-    """Refuse a baseline that is no measured row, or that is of another corpus."""
+def _problems(spec: Spec) -> Iterator[str]:
+    """What is wrong with a specification."""
+    if any(c.measured and not c.statistic for c in spec.columns) and not (spec.corpus and spec.quality):
+        yield "measured columns need `corpus` and a column of quality"
+    for plot in spec.plots:
+        if plot.frontier not in ("", "max", "min"):
+            yield f"frontier {plot.frontier!r}: expected max or min"
+    if spec.picture not in ("", "ranks", "fusion", "context"):
+        yield f"picture {spec.picture!r}: expected ranks, fusion or context"
+    if "{row}" not in spec.command:
+        yield f"command {spec.command!r} has no {{row}} for the rows' own overrides"
+    for part in (*spec.columns, *spec.rows):
+        if part.note and part.note not in spec.notes:
+            yield f"note {part.note!r} is not among its notes{nearest(part.note, list(spec.notes))}"
     rows = {row.label: row for row in spec.rows if row.command}
-    if spec.baseline and spec.baseline not in rows:
-        raise ConfigError(f"{path}: baseline {spec.baseline!r} is the label of no row with a command")
     compares = any(column.ratio or column.against for column in spec.columns)
     for row in rows.values():
         label = row.baseline or spec.baseline
         if label not in rows and (label or compares):
-            raise ConfigError(f"{path}: {row.label}: baseline {label!r} is the label of no row with a command")
-        if label and rows[label].corpus != row.corpus:
-            raise ConfigError(f"{path}: {row.label}: its baseline {label!r} has another corpus")
+            yield f"{row.label}: baseline {label!r} is the label of no row with a command{nearest(label, list(rows))}"
+        elif label and rows[label].corpus != row.corpus:
+            yield f"{row.label}: its baseline {label!r} has another corpus"
