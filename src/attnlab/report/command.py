@@ -95,8 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _page(places: Sequence[Path], out: Path) -> list[Path]:
     try:
-        from attnlab.report.page.gather import gather
-        from attnlab.report.page.render import render
+        from attnlab.report.page.render import gather, render
     except ModuleNotFoundError as error:
         raise ConfigError(f"attnlab report needs Bokeh and itables: pip install 'attnlab[report]' ({error})") from error
     if out.is_dir():
