@@ -148,11 +148,15 @@ def sweep_points(models: pd.DataFrame) -> pd.DataFrame:
     With several seeds also the least and the most of them; with several value-output ranks these too.
     """
     columns = ["point", "method", X, Y, *["least", "most"] * (models["seed"].nunique() > 1)]
-    rows = []
-    for point in POINTS:
-        measured = models.dropna(subset=point)
-        for (rank, method, x), same in measured.groupby(["vo_rank", "method", "multiply_adds"]):
-            rows.append([point, method, x, mean(same[point]), min(same[point]), max(same[point]), rank])
+    keys = ["vo_rank", "method", "multiply_adds"]
+    rows = [
+        [point, method, x, *ends, rank]
+        for point in POINTS
+        for (rank, method, x), *ends in models.dropna(subset=point)
+        .groupby(keys)[point]
+        .agg([mean, min, max])
+        .itertuples()
+    ]
     rows.append([DENSE, "", "", mean(models[DENSE]), "", "", ""])
     points = pd.DataFrame(rows, columns=["point", "method", X, Y, "least", "most", VO_RANK], dtype=object)
     return points[[*columns, *[VO_RANK] * (models["vo_rank"].nunique() > 1)]]
@@ -184,14 +188,10 @@ def sweep_plot(points: pd.DataFrame) -> "Figure":
 
 def head_ranks(saved: SavedRecord) -> pd.DataFrame:
     """The data of :func:`ranks_plot`; no rows where the heads share their columns or all have one rank."""
-    layers = [layer["ranks"] for layer in layers_of(saved)]
-    layers = layers if any(isinstance(ranks, list) and len(set(ranks)) > 1 for ranks in layers) else []
-    rows = [
-        (layer, head, rank)
-        for layer, ranks in enumerate(layers)
-        if isinstance(ranks, list)
-        for head, rank in enumerate(sorted(ranks, reverse=True))
-    ]
+    layers = [ranks if isinstance(ranks := layer["ranks"], list) else [] for layer in layers_of(saved)]
+    if all(len(set(ranks)) < 2 for ranks in layers):
+        layers = []
+    rows = [(i, head, rank) for i, ranks in enumerate(layers) for head, rank in enumerate(sorted(ranks, reverse=True))]
     return pd.DataFrame(rows, columns=["layer", "head by rank", "rank"])
 
 

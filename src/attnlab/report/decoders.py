@@ -4,10 +4,9 @@ Both kinds write runs.csv with a line for each run. Where no records are committ
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -24,8 +23,7 @@ ABOUT = ["Corpus", "Device", "Git", "Command"]
 LISTED = "Each run with its command, device and revision: runs.csv."
 
 # Converted decoders
-POINTS = {"original": "Original", "converted": "Converted", "healed": "Healed"}
-STATES = list(POINTS.values())
+STATES = ["Original", "Converted", "Healed"]
 OVER_THE_CACHE = ("convert.keep", "convert.rope_dim", "convert.latent_dim", "convert.rank", "convert.groups")
 SIZES = ["Bytes per token, original", "converted"]  # of the cache, all layers
 CONVERTED = ["Model", "Method", "Seed", *SIZES, *STATES, "Seconds of conversion", *ABOUT]  # of runs.csv
@@ -104,30 +102,25 @@ def render_again(folder: Path, directory: Path) -> list[Path]:
 
 
 def conversions(records: Sequence[SavedRecord]) -> pd.DataFrame:
-    """The runs, with the columns CONVERTED and the share of the cache.
+    """The runs, the oldest first in `records`, with the columns CONVERTED and the share of the cache.
 
     Of runs with one model, method, cache and seed each number is that of the latest that has it.
     """
-    rows = [_converted(saved) for saved in sorted(records, key=lambda saved: str(saved.record["started"]))]
-    runs = _with_share(pd.DataFrame(rows, columns=CONVERTED))
+    runs = _with_share(pd.DataFrame(map(_converted, records), columns=CONVERTED))
     return runs.groupby([*CONVERSION, "Seed"], as_index=False, sort=False).last()
 
 
 def compressions(records: Sequence[SavedRecord]) -> pd.DataFrame:
     """The runs, with the columns of runs.csv and the standard errors; of two runs of one row and seed the later."""
     runs = frame(
-        sorted(records, key=lambda saved: str(saved.record["started"])),
-        Model=lambda saved: str(
-            saved.record["config"]["model"] or f"sample {saved.record['config']['task']['model']['sample']}"
-        ),
-        Questions=_questions, Method="compress", Kept="config.compress.keep", Seed="seed", Settings=_settings,
-        Corpus="corpus", Device="environment.device", Git="environment.git", Command="command",
+        records, Model=_model, Questions=_questions, Method="compress", Kept="config.compress.keep", Seed="seed",
+        Settings=_settings, Corpus="corpus", Device="environment.device", Git="environment.git", Command="command",
     ).astype({"Kept": float, "Seed": int})  # fmt: skip
     runs = runs.join(pd.DataFrame(map(_numbers, runs["saved"]), index=runs.index))
     names = [tuple(map(str, name)) for name in runs[COMPRESSION[:4]].to_numpy()]
     runs["Settings"] = differing(names, runs["Settings"])
-    runs = runs.drop_duplicates([*COMPRESSION, "Seed"], keep="last")
     order = [*COMPRESSION, "Seed"]
+    runs = runs.drop_duplicates(order, keep="last")
     return runs.sort_values(order, ascending=[c != "Kept" for c in order], na_position="last", kind="stable")
 
 
@@ -140,24 +133,20 @@ def _write_conversions(runs: pd.DataFrame, directory: Path) -> list[Path]:
 
 
 def _write_compressions(runs: pd.DataFrame, directory: Path) -> list[Path]:
-    headers = [*COMPRESSION, "Seed", *HEADERS, *ABOUT]
-    listed = _listed(
-        runs, [*COMPRESSION, "Seed", *NUMBERS, *ABOUT], headers, {"Seed": "g"} | dict.fromkeys(NUMBERS, ".5g")
-    )
+    first, forms = [*COMPRESSION, "Seed"], {"Seed": "g"} | dict.fromkeys(NUMBERS, ".5g")
     paths = compression_table(runs).write(directory / "sweep", "md", "csv", "tex")
+    listed = _listed(runs, [*first, *NUMBERS, *ABOUT], [*first, *HEADERS, *ABOUT], forms)
     paths += listed.write(directory / "runs", "csv")
     return paths + figure.write(directory / "accuracy", accuracies(runs), accuracy_plot)
 
 
 def _listed(runs: pd.DataFrame, columns: Sequence[str], headers: list[str], forms: Mapping[str, str]) -> Grid:
     """runs.csv: a line for each run; `forms`: the formats of its numbers."""
-    cells = [
-        [NOT_RUN if pd.isna(value) else format(value, forms[column]) for value in runs[column]]
-        if column in forms
-        else [_text(value) for value in runs[column]]
-        for column in columns
-    ]
-    return Grid("Runs", headers, [list(row) for row in zip(*cells, strict=True)])
+    cells = runs[columns].astype(object)
+    for column in columns:
+        form = forms.get(column)
+        cells[column] = [_text(v) if form is None else NOT_RUN if pd.isna(v) else format(v, form) for v in runs[column]]
+    return Grid("Runs", headers, cells.to_numpy().tolist())
 
 
 def conversion_table(runs: pd.DataFrame) -> Grid:
@@ -190,37 +179,34 @@ def compression_table(runs: pd.DataFrame) -> Grid:
 
 def perplexities(runs: pd.DataFrame) -> pd.DataFrame:
     """The data of :func:`perplexity_plot`: mean, least and most over the seeds of each model, state and method."""
-    columns = ["model", "point", "method", "cache, %", "seeds", "perplexity", "least", "most"]
+    states = runs.set_index(CONVERSION)[STATES[1:]].rename(columns=str.lower).stack().dropna()
+    originals = runs.dropna(subset="Original").drop_duplicates(["Model", "Seed"], keep="last")
+    index = [originals["Model"], [""] * len(originals), [100.0] * len(originals), ["original"] * len(originals)]
+    values = pd.concat([states, pd.Series(originals["Original"].to_numpy(), pd.MultiIndex.from_arrays(index))])
+    spreads = values.groupby(level=[0, 1, 2, 3], sort=False).agg(["size", "mean", "min", "max"])
     rows = [
-        [model, point, method, f"{share:g}", *_ends(values)]
-        for (model, method, share), members in runs.groupby(CONVERSION, sort=False)
-        for point, state in list(POINTS.items())[1:]
-        if (values := known(members[state]))
+        [model, point, method, f"{share:g}", int(count), *(f"{value:.4f}" for value in ends)]
+        for (model, method, share, point), count, *ends in spreads.itertuples()
     ]
-    for model, members in runs.dropna(subset="Original").groupby("Model"):
-        original = members.drop_duplicates("Seed", keep="last")["Original"]
-        rows.append([model, "original", "", "100", *_ends(original)])
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _ends(values: Iterable[float]) -> list[Any]:
-    """Count, mean, least and most."""
-    values = list(values)
-    return [len(values), *(f"{value:.4f}" for value in (mean(values), min(values), max(values)))]
+    return pd.DataFrame(rows, columns=["model", "point", "method", "cache, %", "seeds", "perplexity", "least", "most"])
 
 
 def accuracies(runs: pd.DataFrame) -> pd.DataFrame:
     """The data of :func:`accuracy_plot`: count, mean and standard deviation over the seeds."""
-    swept, rows = runs[runs["Kept"].notna()], []
-    for group, members in swept.groupby(COMPRESSION, sort=False):
-        model, questions, method, keep, settings = map(_text, group)
-        rows.append([model, questions, f"{method} {settings}".rstrip(), keep, members["accuracy compressed"]])
-    for (model, questions), members in swept.groupby(COMPRESSION[:2]):
-        rows.append([model, questions, DENSE, "1", members.drop_duplicates("Seed", keep="last")["accuracy dense"]])
-    for row in rows:
-        values = row.pop()
-        row += [len(values), f"{mean(values):.3f}", f"{stdev(values) if len(values) > 1 else 0:.3f}"]
-    return pd.DataFrame(rows, columns=DATA)
+    swept = runs[runs["Kept"].notna()]
+    dense = swept.drop_duplicates(["Model", "Questions", "Seed"], keep="last").sort_values(
+        COMPRESSION[:2], kind="stable"
+    )
+    methods = (swept["Method"] + " " + swept["Settings"].map(_text)).str.rstrip()
+    values = pd.concat(
+        [swept.assign(Method=methods, value=swept["accuracy compressed"]),
+         dense.assign(Method=DENSE, Kept=1.0, value=dense["accuracy dense"])]
+    )  # fmt: skip
+    spreads = values.groupby(COMPRESSION[:4], sort=False)["value"].agg(["size", "mean", "std"]).fillna(0).reset_index()
+    spreads["Kept"] = spreads["Kept"].map(_text)
+    for column in ("mean", "std"):
+        spreads[column] = spreads[column].map("{:.3f}".format)
+    return spreads.set_axis(DATA, axis=1)
 
 
 def perplexity_plot(data: pd.DataFrame) -> "Figure":
@@ -274,6 +260,11 @@ def _text(value: Any) -> str:
     return "" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _model(saved: SavedRecord) -> str:
+    config = saved.record["config"]
+    return str(config["model"] or f"sample {config['task']['model']['sample']}")
+
+
 def _words(saved: SavedRecord) -> list[str]:
     """The settings of a record's command."""
     return [text.lstrip("+") for text in shlex.split(saved.record["command"]) if "=" in text]
@@ -282,7 +273,7 @@ def _words(saved: SavedRecord) -> list[str]:
 def _converted(saved: SavedRecord) -> list[Any]:
     """The cells of CONVERTED. Sliding windows in every layer bound the cache: its size is then that of all of it."""
     record, conversion = saved.record, saved.record["conversion"]
-    states = [conversion["points"][point] for point in POINTS]
+    states = [conversion["points"][state.lower()] for state in STATES]
     size = "cache_bytes_per_token" if states[0]["cache_bytes_per_token"] else "cache_bytes_measured"
     settings = [text for text in _words(saved) if text.startswith("convert.") and not text.startswith(OVER_THE_CACHE)]
     settings = [text.removeprefix("convert.") for text in settings if not text.startswith("convert.calibration.")]
