@@ -34,13 +34,11 @@ from markupsafe import Markup
 
 from attnlab.callbacks.summary import LONGEST, label, spread
 from attnlab.config.build import leaves
-from attnlab.errors import DataError
 from attnlab.report import sweep
 from attnlab.report.figure import read_curves
 from attnlab.run.directory import holder_of
-from attnlab.run.ledger import BROKEN
-from attnlab.run.record import NOT_RUN, RECORD, SECTIONS, UNREADABLE, commit
-from attnlab.run.store import SavedRecord, finite, printable, read, record_files
+from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit
+from attnlab.run.store import SavedRecord, collect, finite, printable
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +69,11 @@ class Shown:
 
     Args:
         name: its directory; of a record that lies elsewhere its file.
-        record: of the present schema; empty where it is broken.
-        status: as in the record; "interrupted" where the run's process is gone; "broken" where the file is no record.
-        error: why the run failed or was interrupted, or what is wrong with the file.
+        status: as in the record; "interrupted" where the run's process is gone.
+        error: why the run failed or was interrupted.
         metric, quality: the first number of the quality and its name; empty and None: nothing was scored.
         numbers: of :data:`attnlab.report.sweep.NUMBERS`, those that were measured.
         curves: (update, value) pairs of the training and the validation loss, at most POINTS each.
-        notes: which files of the run could not be read, and why.
     """
 
     name: str
@@ -90,7 +86,6 @@ class Shown:
     numbers: dict[str, float] = field(default_factory=dict)
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -101,7 +96,7 @@ class Shown:
     @property
     def corpus(self) -> str:
         """What was read, without its place; with its vocabulary, on which a perplexity depends."""
-        corpus = str(self.record.get("corpus", ""))
+        corpus = str(self.record["corpus"])
         _, _, vocabulary = corpus.rpartition("; vocabulary ")
         name = re.split(r" at |: ", corpus, maxsplit=1)[0]
         if vocabulary.isdigit():
@@ -109,51 +104,25 @@ class Shown:
         return "sample corpus" if name == "sample" else name
 
     @property
-    def tags(self) -> str:
-        """The user's words."""
-        tags = self.record.get("tags")
-        return ", ".join(map(str, tags)) if isinstance(tags, list) else ""
-
-    @property
     def measured(self) -> list[tuple[str, str]]:
         """Name and value of each number of the record."""
         pairs = [pair for name in MEASURED for pair in leaves(self.record.get(name, {}), name)]
         return [(name.replace("_", " "), f"{value:,.12g}") for name, value in pairs if finite(value) is not None]
 
-    @property
-    def environment(self) -> str:
-        """A line for each fact of the machine and the software."""
-        known = self.record.get("environment", {})
-        return "\n".join(f"{name}: {known[name]}" for name in SECTIONS["environment"].split() if name in known)
-
 
 def gather(places: Iterable[Path]) -> list[Shown]:
-    """Every run in these folders and files, the newest first.
-
-    What lies below a folder with a record.json belongs to its run; elsewhere every JSON file that is a record counts,
-    as in experiments/.
+    """Every run in these folders and files, the newest first. A run whose files cannot be read is named and left out.
 
     Raises:
         DataError: a place does not exist.
     """
-    runs: list[Shown] = []
-    for file in dict.fromkeys(file for place in places for file, _ in record_files(place)):
-        expected, run, problem = file.name == RECORD, None, "not a record"
-        name = printable(str(file.parent if expected else file))
+    runs = []
+    for saved in reversed(collect(places)):
         try:
-            saved = read(file)
-            run = saved and _shown(saved, name, expected)
-        except DataError as error:
-            problem = str(error).removeprefix(f"{file}: ")
-        except UNREADABLE as error:  # of a kind that nothing checks
-            problem = f"a damaged record: {type(error).__name__}: {error}"
-        if run:
-            runs.append(run)
-        elif expected:
-            runs.append(Shown(name, {}, BROKEN, problem.removeprefix("skipped, ")))
-        elif problem != "not a record":
-            log.warning("%s: %s", file, problem)
-    return sorted(runs, key=lambda run: str(run.record.get("started", "")), reverse=True)
+            runs.append(_shown(saved))
+        except (OSError, csv.Error, *UNREADABLE) as error:
+            log.warning("%s: left out: %s: %s", saved.name, type(error).__name__, error)
+    return runs
 
 
 def differing(hypothesis: str, reference: str) -> list[tuple[str, bool]]:
@@ -169,53 +138,51 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [points[i] for i in chosen]
 
 
-def _shown(saved: SavedRecord, name: str, in_its_directory: bool) -> Shown:
-    """`in_its_directory`: the record has curves and predictions beside it."""
-    record, directory = saved.record, saved.path.parent
+def _shown(saved: SavedRecord) -> Shown:
+    """A run with its curves and predictions, which lie beside a record.json."""
+    record, directory, is_run = saved.record, saved.path.parent, saved.path.name == RECORD
     status, error = record["status"], " ".join(str(record.get("error") or "").split())
     if status == "running" and holder_of(directory) is None:
         status, error = "interrupted", "its process is gone"
     metric = sweep.metric(saved) or ""
-    numbers = {column: value for column, (key, _) in sweep.NUMBERS.items() if (value := saved.number(key)) is not None}
-    run = Shown(name, record, status, error, sweep.mechanism(saved), metric, saved.number(f"quality.{metric}"), numbers)
-    for what, read_file in (("the curves", _read_losses), ("predictions.tsv", _read_samples)):
-        try:
-            if in_its_directory:
-                read_file(run, directory)
-        except (OSError, csv.Error, *UNREADABLE) as problem:
-            run.notes.append(f"{what} cannot be read: {type(problem).__name__}: {problem}")
-    return run
-
-
-def _read_losses(run: Shown, directory: Path) -> None:
-    """NaN, a gap in the line, stands for a value that is not finite. A curve without any other is left out."""
-    logged = read_curves(directory)
-    for key in LOSSES:
-        points = [(step, value if math.isfinite(value) else math.nan) for step, value in thinned(logged.get(key, []))]
-        if any(math.isfinite(value) for _, value in points):
-            run.curves[key] = points
-
-
-def _read_samples(run: Shown, directory: Path) -> None:
-    for row in spread(directory / "predictions.tsv", SAMPLES):
+    logged = read_curves(directory) if is_run else {}
+    curves = {
+        key: [(step, value if math.isfinite(value) else math.nan) for step, value in thinned(logged[key])]
+        for key in LOSSES
+        if any(math.isfinite(value) for _, value in logged.get(key, ()))
+    }
+    samples = []
+    for row in spread(directory / "predictions.tsv", SAMPLES) if is_run else ():
         keys = ("source", "reference", "hypothesis")
         source, reference, hypothesis = (textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in keys)
-        run.samples.append(Sample(source, reference, differing(hypothesis, reference)))
+        samples.append(Sample(source, reference, differing(hypothesis, reference)))
+    return Shown(
+        name=printable(str(directory if is_run else saved.path)),
+        record=record,
+        status=status,
+        error=error,
+        mechanism=sweep.mechanism(saved),
+        metric=metric,
+        quality=saved.number(f"quality.{metric}"),
+        numbers={name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None},
+        curves=curves,
+        samples=samples,
+    )
 
 
 class Column(NamedTuple):
-    """A column of the table: "list" for values to choose from, "search" for a text or a bound; classes of its cells."""
+    """A column of the table.
+
+    Args:
+        cells: of each run the text, and what a column of numbers is sorted by, "" where there is no number.
+        filter: "list" for values to choose from, "search" for a text or a bound.
+        kind: the class of its cells, text or number; with "extra" where a phone has no room for it.
+    """
 
     name: str
+    cells: list[tuple[str, float | str | None]]
     filter: str = "list"
-    kind: str = "text"  # or "number"; with "extra" where a phone has no room for it
-
-
-class Cell(NamedTuple):
-    """The text that a row shows in a column, and what a column of numbers is sorted by, "" where there is no number."""
-
-    text: str
-    order: float | str | None = None
+    kind: str = "text extra"
 
 
 class Group(NamedTuple):
@@ -240,12 +207,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
     losses = [name for name in LOSSES if any(run.curves.get(name) for run in runs)]
     figures = [points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
     figures += [curves(runs, name) for name in losses]
-    colour = colours(runs)
-    columns = [Column("Mechanism"), Column("Task"), Column("Quality", "search", "number"), Column("Metric")]
-    columns += [Column(name, "search", "number" if name in FIRST.values() else "number extra") for name in measures]
-    columns += [Column("Rank", "list", "number extra"), Column("Seed", "list", "number extra")]
-    columns += [Column(name, "list", "text extra") for name in ("Corpus", "Scale", "Mode", "Tags")]
-    columns += [Column("Status"), Column("Started (UTC)", "search", "text extra")]
+    colour, columns = colours(runs), _columns(runs, measures)
     bokeh, script = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw), _text("page.js")
     texts = {"bokeh": _inside(bokeh), "script": _inside(script)}
     return template.render(
@@ -257,7 +219,6 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         plots=FIRST.items(),
         measures=measures,
         columns=columns,
-        cells=[list(zip(columns, _row(run, measures), strict=True)) for run in runs],
         colours=colour,
         legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in colour},
         losses=losses,
@@ -301,25 +262,41 @@ def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
     return list(sources.values())
 
 
-def _row(run: Shown, measures: Sequence[str]) -> list[Cell]:
-    values = {key: run.record.get(key) for key in ("task", "rank", "seed", "scale", "mode")}
-    texts = {key: Cell("" if value is None else str(value)) for key, value in values.items()}
-    integers = [Cell(texts[key].text, v if isinstance(v := values[key], int) else "") for key in ("rank", "seed")]
-    quality = Cell(NOT_RUN, "") if run.quality is None else Cell(f"{run.quality:g}", run.quality)
-    numbers = [Cell(sweep.cell(run.numbers.get(name), name), run.numbers.get(name, "")) for name in measures]
-    started = str(run.record.get("started", ""))[:16].replace("T", " ")
+def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
+    def texts(key: str) -> list[tuple[str, None]]:
+        values = [run.record[key] for run in runs]
+        return [("" if value is None else str(value), None) for value in values]
+
+    def numbers(key: str) -> list[tuple[str, Any]]:
+        return [(text, run.record[key] or "") for (text, _), run in zip(texts(key), runs, strict=True)]
+
+    quality = [(f"{run.quality:g}", run.quality) if run.quality is not None else (NOT_RUN, "") for run in runs]
+    measured = {
+        name: [(sweep.cell(number := run.numbers.get(name), name), "" if number is None else number) for run in runs]
+        for name in measures
+    }
     return [
-        Cell(run.mechanism or run.name), texts["task"], quality, Cell(label(run.metric)), *numbers, *integers,
-        Cell(run.corpus), texts["scale"], texts["mode"], Cell(run.tags), Cell(run.status), Cell(started),
+        Column("Mechanism", [(run.mechanism, None) for run in runs], kind="text"),
+        Column("Task", texts("task"), kind="text"),
+        Column("Quality", quality, "search", "number"),
+        Column("Metric", [(label(run.metric), None) for run in runs], kind="text"),
+        *(Column(name, cells, "search", "number" if name in FIRST.values() else "number extra")
+          for name, cells in measured.items()),
+        Column("Rank", numbers("rank"), kind="number extra"),
+        Column("Seed", numbers("seed"), kind="number extra"),
+        Column("Corpus", [(run.corpus, None) for run in runs]),
+        Column("Scale", texts("scale")),
+        Column("Mode", texts("mode")),
+        Column("Tags", [(", ".join(map(str, run.record.get("tags") or ())), None) for run in runs]),
+        Column("Status", [(run.status, None) for run in runs], kind="text"),
+        Column("Started (UTC)", [(run.record["started"][:16].replace("T", " "), None) for run in runs], "search"),
     ]  # fmt: skip
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:
-    """A colour for each mechanism, the clearest for those that the plots show first; above eighteen they repeat."""
-    scored = [run for run in runs if run.quality is not None]
-    cache = [run for run in scored if sweep.SIZES[1] in run.numbers]
-    names = dict.fromkeys(name for some in (cache, scored, runs) for name in sorted({run.mechanism for run in some}))
-    names.pop("", None)  # of a broken record
+    """A colour for each mechanism, the clearest for those that were scored; above eighteen they repeat."""
+    scored = [run.mechanism for run in runs if run.quality is not None]
+    names = dict.fromkeys([*scored, *(run.mechanism for run in runs)])
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
@@ -366,10 +343,10 @@ def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
     return {
         "number": list(range(len(runs))),
         "run": [run.title for run in runs],
-        "task": [str(run.record.get("task", "")) for run in runs],
+        "task": [str(run.record["task"]) for run in runs],
         "corpus": [run.corpus for run in runs],
         "name": [Path(run.name).name for run in runs],
-        "colour": [colour.get(run.mechanism, GRAY) for run in runs],
+        "colour": [colour[run.mechanism] for run in runs],
     }
 
 
