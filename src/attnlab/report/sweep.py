@@ -10,13 +10,11 @@ from types import MappingProxyType
 
 import pandas as pd
 from omegaconf import DictConfig, OmegaConf
-from rich.markup import escape
-from rich.table import Table
 
 from attnlab.callbacks import summary
+from attnlab.errors import printable
 from attnlab.report import figure
 from attnlab.report.table import Grid, frame, known, spread
-from attnlab.run.console import Screen
 from attnlab.run.directory import holder_of
 from attnlab.run.files import write_text
 from attnlab.run.record import BUSY, NOT_RUN, RECORD
@@ -26,7 +24,6 @@ from attnlab.run.sweep import SweepJob, listed
 STEM = "comparison"
 FINISHED = "finished"
 MEAN = "mean ± sd"
-WIDTH = 160  # columns where the output is not a terminal
 HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings that have no column
 NUMBERS = {  # column: where the record has it, and the format
     "Parameters": ("parameters.total", ",.0f"),
@@ -74,22 +71,23 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     never = {i: cfg for i, cfg in enumerate(planned) if i not in {job.number for job in begun}}
     tables = {STEM: table(jobs), f"{STEM}_unfinished": unfinished(jobs, without, never, swept)}
     tables = {name: grid for name, grid in tables.items() if name == STEM or grid.rows}
-    for grid in tables.values():
-        show(grid)
     paths = [directory / f"{STEM}.md"]
     write_text(paths[0], "\n".join(grid.markdown() for grid in tables.values()))
     for name, grid in tables.items():
-        plain = [
-            [cell.replace(",", "") if name in NUMBERS else cell for cell, name in zip(row, grid.headers, strict=True)]
-            for row in grid.rows
-        ]  # numbers as programs read them
-        paths += replace(grid, rows=plain).write(directory / name, "csv")
+        cells = pd.DataFrame(grid.rows, columns=grid.headers)
+        notes = "".join(f"\n{note}" for note in grid.notes)
+        print(printable(f"{grid.title}\n{cells.to_string(index=False)}{notes}", keep="\n"), file=sys.stderr)
+        for column in NUMBERS.keys() & cells.columns:
+            cells[column] = cells[column].str.replace(",", "")  # as programs read numbers
+        paths += replace(grid, rows=cells.to_numpy().tolist()).write(directory / name, "csv")
     x = drawn_over(jobs)
-    data, title = points_over(jobs, x)
-    if len(data.drop_duplicates(["row", "x"])) > 1:
-        draw = partial(figure.seeds if x in LINES else figure.scatter, plot=figure.Plot("", "", OVER[x][1], title))
-        paths += figure.write(directory / f"{STEM}_points", data, draw)
-    losses = figure.together(labels(jobs))
+    points = points_over(jobs, x)
+    if len(points.drop_duplicates(["row", "x"])) > 1:
+        plot = figure.Plot("", "", OVER[x][1], quality_of(jobs))
+        draw = partial(figure.seeds if x in LINES else figure.scatter, plot=plot)
+        paths += figure.write(directory / f"{STEM}_points", points, draw)
+    runs = zip(labels(jobs, jobs.attrs["varied"]), jobs["Seed"], jobs["saved"], strict=True)
+    losses = figure.together([(label, int(seed), saved.path.parent) for label, seed, saved in runs])
     if len(losses.drop_duplicates(["run", "seed"])) > 1:
         paths += figure.write(directory / f"{STEM}_curves", losses, figure.draw_together)
     return paths
@@ -131,19 +129,16 @@ def jobs_of(records: Sequence[SavedRecord], begun: Mapping[Path, SweepJob] = Map
 def table(jobs: pd.DataFrame) -> Grid:
     """A row for each finished job, then one for each mechanism with its settings that has more than one seed.
 
-    Columns that no job has a number for are left out, and a note names them.
+    Columns that no job has a number for are left out.
     """
     varied, done = jobs.attrs["varied"], jobs[jobs["Status"] == FINISHED]
-    metrics = done["Metric"].dropna().unique()
-    quality = summary.label(metrics[0]) if len(metrics) == 1 else "Quality"
     present = [name for name in NUMBERS if done[name].notna().any()]
-    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality, *present])
+    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality_of(jobs), *present])
     for _, job in done.iterrows():
         score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
-        unit = f" {summary.label(job['Metric'] or '')}" if quality == "Quality" and job["Score"] is not None else ""
         numbers = [cell(job[name], name) for name in present]
-        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score + unit, *numbers])
-    for group, same in groups(jobs):
+        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *numbers])
+    for group, same in scored(jobs).groupby(["Mechanism", *varied], sort=False):
         if len(same) > 1:
             cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
             grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present)])
@@ -153,10 +148,6 @@ def table(jobs: pd.DataFrame) -> Grid:
         corpus = "embedded sample corpus" if corpora == ["sample"] else "; ".join(corpora)
         ends = " to ".join(dict.fromkeys((str(min(updates)), str(max(updates)))))
         grid.notes.append(f"Corpus: {corpus}. Updates: {ends}.")
-    kinds = dict.fromkeys(name.partition(",")[0] for name in NUMBERS if "images" not in name)  # in whichever unit
-    absent = [kind.lower() for kind in kinds if not any(name.startswith(kind) for name in present)]
-    if absent and records:
-        grid.notes.append(f"{NOT_RUN} in any job: {', '.join(absent)}.")
     if len(protocols := done["Protocol"].dropna().unique()):
         unlike = "not alike in all jobs, see `inference` in their records"
         grid.notes.append(f"Speed and memory of scoring: {protocols[0] if len(protocols) == 1 else unlike}.")
@@ -196,10 +187,14 @@ def unfinished(
     return grid
 
 
-def groups(jobs: pd.DataFrame) -> list[tuple[tuple[str, ...], pd.DataFrame]]:
-    """The finished jobs with a score by mechanism and settings: those that differ in the seed alone are together."""
-    done = jobs[(jobs["Status"] == FINISHED) & jobs["Score"].notna()]
-    return list(done.groupby(["Mechanism", *jobs.attrs["varied"]], sort=False)) if len(done) else []
+def scored(jobs: pd.DataFrame) -> pd.DataFrame:
+    """The finished jobs with a score."""
+    return jobs[(jobs["Status"] == FINISHED) & jobs["Score"].notna()]
+
+
+def quality_of(jobs: pd.DataFrame) -> str:
+    """The names of the jobs' metrics for people."""
+    return ", ".join(map(summary.label, jobs["Metric"].dropna().unique())) or "Quality"
 
 
 def drawn_over(jobs: pd.DataFrame) -> str:
@@ -208,60 +203,33 @@ def drawn_over(jobs: pd.DataFrame) -> str:
     Ranks where the jobs of one method differ in them; ranks of several methods are not comparable. Else the
     compression rate or the remaining multiply-adds, else the cache, in bytes where all jobs have them.
     """
-    done = [saved for _, same in groups(jobs) for saved in same["saved"]]
-    methods = {mechanism(saved) for saved in done if "compression" in saved.record}
+    done = scored(jobs)
+    methods = {job["Mechanism"] for _, job in done.iterrows() if "compression" in job["saved"].record}
     is_swept = "rank" in jobs.attrs["varied"] and len(methods) < 2
     names = [name for name in OVER if name != "rank" or is_swept]
-    measured = [name for name in names if all(saved.number(OVER[name][0]) is not None for saved in done)]
+    measured = [name for name in names if all(saved.number(OVER[name][0]) is not None for saved in done["saved"])]
     return next(iter(measured), "cache")
 
 
-def points_over(jobs: pd.DataFrame, x: str) -> tuple[pd.DataFrame, str]:
-    """The data of a picture over a key of OVER, and the name of the metric; no rows if jobs have several metrics.
+def points_over(jobs: pd.DataFrame, x: str) -> pd.DataFrame:
+    """The data of a picture over a key of OVER; no rows if jobs have several metrics.
 
     Jobs on one line differ in ranks or in `compress.keep` alone.
     """
-    metrics = jobs["Metric"].dropna().unique()
-    done = [job for _, same in groups(jobs) for _, job in same.iterrows()] if len(metrics) == 1 else []
-    varied = [
-        name for name in jobs.attrs["varied"] if x not in LINES or (name != "compress.keep" and "rank" not in name)
+    done = scored(jobs)
+    varied = [key for key in jobs.attrs["varied"] if x not in LINES or (key != "compress.keep" and "rank" not in key)]
+    numbers = [saved.number(OVER[x][0]) for saved in done["saved"]]
+    columns = [labels(done, varied), done["Seed"], numbers, done["Score"]]
+    points = pd.DataFrame(dict(zip(figure.POINTS, columns, strict=True)), dtype=object).dropna()
+    return points if done["Metric"].nunique() == 1 else points.iloc[:0]
+
+
+def labels(jobs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """A name for each job: the mechanism, and those of its settings that `keys` names."""
+    return [
+        " ".join([job["Mechanism"], *(f"{key.rpartition('.')[2]}={job[key]}" for key in keys if job[key])])
+        for _, job in jobs.iterrows()
     ]
-    rows = [
-        [
-            " ".join(filter(None, job[["Mechanism", *varied]])),
-            job["Seed"],
-            job["saved"].number(OVER[x][0]),
-            job["Score"],
-        ]
-        for job in done
-    ]
-    points = pd.DataFrame(rows, columns=figure.POINTS, dtype=object).dropna()
-    return points, summary.label(metrics[0]) if len(metrics) == 1 else ""
-
-
-def labels(jobs: pd.DataFrame) -> list[tuple[str, int, Path]]:
-    """Name, seed and run directory of each job; the name: the mechanism and the settings in which the jobs differ."""
-    named: dict[tuple[str, int], Path] = {}
-    for _, job in jobs.iterrows():
-        settings, seed, folder = job["Settings"], int(job["Seed"]), job["saved"].path.parent
-        words = [f"{k.rpartition('.')[2]}={settings[k]}" for k in jobs.attrs["varied"] if k in settings]
-        label = " ".join([job["Mechanism"], *words])
-        named[(label if (label, seed) not in named else f"{label} ({folder.name})"), seed] = folder
-    return [(label, seed, folder) for (label, seed), folder in named.items()]
-
-
-def show(grid: Grid) -> None:
-    """Print a table and its notes to stderr."""
-    console = Screen(stderr=True, width=None if sys.stderr.isatty() else WIDTH, highlight=False)
-    shown = Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
-    for name in grid.headers:
-        right = name in NUMBERS or name == "Seed"
-        shown.add_column(escape(name), justify="right" if right else "left", overflow="fold")
-    for row in grid.rows:
-        shown.add_row(*map(escape, row))
-    console.print(shown)
-    for note in grid.notes:
-        console.print(note, markup=False)
 
 
 def mechanism(saved: SavedRecord) -> str:
