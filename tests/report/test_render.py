@@ -140,7 +140,7 @@ def test_broken_specifications(tmp_path: Path) -> None:
     good = SPEC.read_text()
     broken = {
         "a: [": "while parsing",
-        "title: x": "columns",
+        "title: x": "'source' and 'command'",
         good.replace("baseline: MHA", "baseline: mha"): "baseline 'mha'",
         good.replace("note: gate", "note: gait"): "note 'gait'",
         good.replace("note: gate", "baseline: MLB"): "baseline 'MLB' is the label of no row",

@@ -55,15 +55,6 @@ def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     assert len(lines) == 1 and errors == "no run has task=ptb; there are mustc\n0 runs\n"
 
 
-def test_the_commit_of_a_run_by_its_first_digits(printed: Printed, tmp_path: Path) -> None:
-    for name, commit in (("a", "8b573654" + 32 * "a"), ("b", "8b573654" + 32 * "a" + "-dirty"), ("c", 40 * "c")):
-        write(tmp_path / "outputs" / name, environment={"git": commit})
-    assert names(printed("commit=8b57365")[0]) == ["outputs/a", "outputs/b"]
-    assert names(printed("commit=8b57365-dirty,ccccccc")[0]) == ["outputs/b", "outputs/c"]
-    assert names(printed(f"commit={40 * 'c'}")[0]) == ["outputs/c"]
-    assert names(printed("commit=8b5736")[0]) == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -73,7 +64,7 @@ def test_the_commit_of_a_run_by_its_first_digits(printed: Printed, tmp_path: Pat
         (["--yes"], "--yes belongs to attnlab runs prune"),
         (["compare", "a"], "runs compare takes two or more"),
         (["prune"], "runs prune: say what to remove: failed, interrupted, broken, unrecorded"),
-        (["prune", "finished"], "unrecorded; finished is none of them"),
+        (["prune", "fialed"], "nearest: failed"),
         (["prune", "unrecorded", "task=ptb"], "no settings to filter by"),
         (["missing"], "runs missing takes specifications of tables"),
         (["missing", "nothing.yaml"], "nothing.yaml: cannot be read"),

@@ -4,10 +4,8 @@ Everything comes from the records in the folder (:mod:`attnlab.run.ledger`); not
 """
 
 import logging
-import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import compress
 from pathlib import Path
@@ -36,29 +34,15 @@ attnlab runs prune WHAT [KEY=VALUE ...] [FOLDER]      show what would be removed
 
 KEY: {keys}
 VALUE: several with commas; * and ? stand for other letters; null for none. tags=a,b: one of the two.
-       commit: a prefix of 7 digits or more does.
 Examples: attnlab runs task=mustc attention=mtla,mla status=finished    attnlab runs attention=tpa* tags=final
           attnlab runs missing experiments/mtla/table1.yaml             attnlab runs prune failed task=ptb --yes"""
 FILTERS = (
     "status", "mode", "task", "attention", "compress", "scale", "experiment", "stride", "rank", "seed", "tags",
     "recipe", "commit",
 )  # fmt: skip
-COMMIT = re.compile(r"^([0-9a-f]{7,40})(-dirty)?$")
 HEADINGS = ("started", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
 PRUNED = ("failed", "interrupted", BROKEN, UNRECORDED)
-COMPARED = (  # beside the quality
-    "parameters.total",
-    "kv_cache.elements_per_token_per_layer",
-    "training.steps",
-    "training.seconds",
-    "training.tokens_per_second",
-    "training.images_per_second",
-    "training.final_loss",
-    "inference.seconds",
-    "inference.tokens_per_second",
-    "inference.images_per_second",
-    "inference.peak_memory_mib",
-)
+NUMBERS = ("quality", "parameters", "kv_cache", "training", "inference")  # sections whose numbers are compared
 ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.device", "environment.git")
 
 
@@ -143,8 +127,8 @@ def compare(words: Request) -> None:
     differing = [[key, *values] for key, values in sorted(settings.items()) if len(set(values)) > 1]
     rows += [[f"RECIPE{'' if differing else ' (the same)'}", *[""] * len(runs)], *differing]
     rows.append(["NUMBERS", *[""] * len(runs)])
-    quality = dict.fromkeys(f"quality.{name}" for run in runs for name in run.record["quality"])
-    for key in [*quality, *COMPARED]:
+    keys = dict.fromkeys(key for values in plain for key in values if key.partition(".")[0] in NUMBERS)
+    for key in keys:
         first, *_ = numbers = [run.number(key) for run in runs]
         if any(number is not None for number in numbers):
             rows.append([key, *(_number(run, key, first) for run in runs)])
@@ -189,15 +173,14 @@ def prune(words: Request) -> None:
     what = [name for name in words.names if name in PRUNED]
     rest = [name for name in words.names if name not in PRUNED]
     if not what:
-        more = f"; {rest[0]} is none of them" if rest and not Path(rest[0]).is_dir() else ""
-        raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{more}")
+        raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{nearest(' '.join(rest), PRUNED)}")
     if UNRECORDED in what and words.filters:
         raise ConfigError("runs prune unrecorded: a folder without a record has no settings to filter by")
     root = _folder(rest)
     runs = [run for run in _chosen(root, words.filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
     gone |= dict.fromkeys(ledgers.unrecorded(root), "without a record") if UNRECORDED in what else {}
-    count = failed = 0
+    left = failed = 0
     for path, why in gone.items():
         try:
             refuse_live(path)
@@ -206,19 +189,19 @@ def prune(words: Request) -> None:
             size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
             if words.yes:
                 ledgers.remove(path, root, what)
+            print(printable(f"{path}  {size:,.1f} MiB  {why}"))
         except (LockedError, DataError, OSError) as error:
             text = str(error)
             if isinstance(error, OSError):
                 text = f"{error.filename or path}: cannot be removed ({error.strerror})"
                 failed += words.yes
+            left += 1
             print(printable(f"{path}: left: {' '.join(text.split())}"), file=sys.stderr)
-            continue
-        print(printable(f"{path}  {size:,.1f} MiB  {why}"))
-        count += 1
+    count = len(gone) - left
     them = "it" if count == 1 else "them"
     done = "removed" if words.yes else f"would be removed: the same command with --yes removes {them}"
-    left = f"; {len(gone) - count} left, see above" if count < len(gone) else ""
-    print(f"{counted(count, 'folder')} {done}{left}", file=sys.stderr)
+    more = f"; {left} left, see above" if left else ""
+    print(f"{counted(count, 'folder')} {done}{more}", file=sys.stderr)
     if failed:
         raise DataError(f"{counted(failed, 'folder')} could not be removed, see above")
 
@@ -245,12 +228,11 @@ def _chosen(root: Path, filters: Mapping[str, Sequence[str]], quiet: bool = Fals
     runs = [run for run in runs if asked or run.status != BROKEN]
     for key, patterns in filters.items():
         values = [_values(run, key) for run in runs]
-        wanted = [COMMIT.sub(r"\1*\2", text) for text in patterns] if key == "commit" else patterns
-        passed = [any(fnmatchcase(text, want) for text in texts for want in wanted) for texts in values]
+        passed = [any(fnmatchcase(text, pattern) for text in texts for pattern in patterns) for texts in values]
         if runs and not any(passed):
             there = sorted({text for texts in values for text in texts})
             known = ", ".join(there[:12]) + (", …" if len(there) > 12 else "")
-            print(printable(f"no run has {key}={','.join(wanted)}; there are {known}"), file=sys.stderr)
+            print(printable(f"no run has {key}={','.join(patterns)}; there are {known}"), file=sys.stderr)
         runs = list(compress(runs, passed))
     return runs
 
@@ -258,10 +240,8 @@ def _chosen(root: Path, filters: Mapping[str, Sequence[str]], quiet: bool = Fals
 def _values(run: LedgerEntry, key: str) -> list[str]:
     """The values of a run for a filter."""
     value = getattr(run, key)
-    if key == "experiment":
-        value = value or None
-    values = (value or [None]) if key == "tags" else [value]
-    return ["null" if value is None else str(value) for value in values]
+    values = value if key == "tags" else [value]
+    return ["null" if item in (None, "") else str(item) for item in values or [None]]
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -277,15 +257,9 @@ def _cells(run: LedgerEntry) -> tuple[str, ...]:
     cache = f"{run.cache:g}" if run.cache is not None else ""
     seed = "" if run.seed is None else str(run.seed)
     words = (run.status, run.mode, run.task, run.mechanism, run.scale)
-    return tuple(map(printable, (_local(run.started), *words, seed, quality, cache, run.directory.as_posix())))
-
-
-def _local(started: str) -> str:
-    """A time of a record in the time zone of this machine, to the minute."""
-    try:
-        return datetime.fromisoformat(started).astimezone().strftime("%Y-%m-%d %H:%M")
-    except (ValueError, OverflowError):  # of no calendar, or of year 0 or 10000 in this time zone
-        return started
+    return tuple(
+        map(printable, (run.started[:16].replace("T", " "), *words, seed, quality, cache, run.directory.as_posix()))
+    )
 
 
 def _number(run: SavedRecord, key: str, first: float | None) -> str:
