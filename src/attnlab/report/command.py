@@ -185,11 +185,7 @@ def folders(root: Path) -> list[tuple[Path, Report]]:
 
     Of decoders no record is committed: they are reported from runs.csv, which has a line for each run.
     """
-    kinds = {
-        "*/bench/bench.csv": bench.render,
-        "*/*/top1.csv": compression.render,
-        "*/needle/needle.csv": needle.render,
-    }
+    kinds = {"bench/bench.csv": bench.render, "*/top1.csv": compression.render, "needle/needle.csv": needle.render}
     reports = [(path.parent, kind) for pattern, kind in kinds.items() for path in sorted(root.glob(f"*/{pattern}"))]
     return reports + [(path.parent, partial(_again, path.parent)) for path in sorted(root.glob("*/*/runs.csv"))]
 

@@ -56,41 +56,42 @@ def points(records: Sequence[SavedRecord], what: str) -> pd.DataFrame:
     """The data of :func:`draw`, a row for each run, state, length and depth; `what`: recall or gain."""
     key, _, factor = WHAT[what]
     rows = [
-        (run, state, saved.record["seed"], int(cell["length"]), f"{float(cell['depth']):g}",
+        (row["run"], row["state"], row["seed"], int(cell["length"]), f"{float(cell['depth']):g}",
          f"{factor * float(cell[key]):.6g}")
-        for saved, run in zip(records, labels(records), strict=True)
-        for state, values in _states(saved).items()
-        for cell in values["needle"]["cells"]
+        for row in _rows(records)
+        for cell in row["cells"]
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=POINTS)
 
 
 def table(records: Sequence[SavedRecord]) -> Grid:
     """Perplexity, cache, recall and gain of each run and state, the mean of its seeds; recall for each length too."""
-    names = labels(records)
-    rows = [
-        {
-            "run": run,
-            "state": state,
-            "perplexity": values.get("perplexity"),
-            "cache": values.get("cache_bytes_per_token"),
-        }
-        | {"recall": values["needle"]["accuracy"], "gain": values["needle"]["gain"], "cells": values["needle"]["cells"]}
-        for saved, run in zip(records, names, strict=True)
-        for state, values in _states(saved).items()
-    ]
-    states = pd.DataFrame(rows, dtype=object)
+    states = pd.DataFrame(_rows(records))
     lengths = sorted({int(cell["length"]) for cells in states["cells"] for cell in cells})
-    headers = ["Run", "State", "Perplexity", "Cache, bytes per token", "Recall, %", "Gain, nats"]
-    grid = Grid(TITLE, [*headers, *(f"Recall at {length:,}" for length in lengths)], notes=[NOTE])
+    for length in lengths:
+        states[length] = [
+            [cell["accuracy"] for cell in cells if int(cell["length"]) == length] for cells in states["cells"]
+        ]
+    columns = {  # of `states`: the header, decimals and a factor
+        "perplexity": ("Perplexity", 3, 1), "cache_bytes_per_token": ("Cache, bytes per token", 0, 1),
+        "accuracy": ("Recall, %", 1, 100), "gain": ("Gain, nats", 3, 1),
+    } | {length: (f"Recall at {length:,}", 1, 100) for length in lengths}  # fmt: skip
+    grid = Grid(TITLE, ["Run", "State", *(header for header, _, _ in columns.values())], notes=[NOTE])
     for (run, state), seeds in states.groupby(["run", "state"], sort=False):
-        cells = [cell for seed in seeds["cells"] for cell in seed]
-        recalls = [[cell["accuracy"] for cell in cells if int(cell["length"]) == length] for length in lengths]
-        means = [_mean(seeds["perplexity"], 3), _mean(seeds["cache"], 0)]
-        means += [_mean(seeds["recall"], 1, 100), _mean(seeds["gain"], 3)]
-        grid.rows.append([run, state, *means, *(_mean(values, 1, 100) for values in recalls)])
-    grid.list_records([facts(run, saved, _asked(saved)) for saved, run in zip(records, names, strict=True)])
+        means = [_mean(seeds[column].explode(), digits, factor) for column, (_, digits, factor) in columns.items()]
+        grid.rows.append([run, state, *means])
+    grid.list_records([facts(run, saved, _asked(saved)) for saved, run in zip(records, labels(records), strict=True)])
     return grid
+
+
+def _rows(records: Sequence[SavedRecord]) -> list[dict[str, Any]]:
+    """What each state of each run has, and what its needle has."""
+    return [
+        {"run": run, "state": state, "perplexity": None, "cache_bytes_per_token": None}
+        | values | values["needle"] | {"seed": saved.record["seed"]}
+        for saved, run in zip(records, labels(records), strict=True)
+        for state, values in _states(saved).items()
+    ]  # fmt: skip
 
 
 def labels(records: Sequence[SavedRecord]) -> list[str]:
@@ -154,11 +155,12 @@ def _asked(saved: SavedRecord) -> str:
 
 def _states(saved: SavedRecord) -> dict[str, Mapping[str, Any]]:
     """The states of a record that have a needle, in the order of a conversion."""
-    if "conversion" in saved.record:
-        states = {state: saved.record["conversion"]["points"].get(state) for state in STATES}
-    else:
-        cache = {"cache_bytes_per_token": saved.number("kv_cache.bytes_per_token")}
-        states = {STATES[-1]: saved.record["quality"] | cache}
+    states = saved.record.get("conversion", {}).get("points")
+    if states is None:
+        states = {
+            "scored": saved.record["quality"] | {"cache_bytes_per_token": saved.number("kv_cache.bytes_per_token")}
+        }
+    states = {state: states.get(state) for state in STATES}
     return {state: values for state, values in states.items() if isinstance(values, dict) and "needle" in values}
 
 
@@ -171,7 +173,7 @@ def _conversion(saved: SavedRecord) -> tuple[str, dict[str, Any]]:
     return (config["choices"]["convert"] or "", settings) if settings else ("", {})
 
 
-def _mean(values: Any, digits: int, factor: float = 1) -> str:
+def _mean(values: pd.Series, digits: int, factor: float) -> str:
     """The mean of numbers; `not run` where one is missing."""
-    numbers = pd.to_numeric(pd.Series(list(values), dtype=object), errors="coerce")
+    numbers = pd.to_numeric(values, errors="coerce")
     return NOT_RUN if numbers.empty or numbers.hasnans else f"{factor * numbers.mean():.{digits}f}"

@@ -77,9 +77,9 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
                 grid.rows += [_line(saved, row, pair, directory) for pair in row["ratios"]]
     if not kinds and not by_length:
         raise DataError("no finished record of mode=bench with a ratio among these records")
-    order = sorted(kinds, key=lambda kind: [*KINDS, kind].index(kind))
     parts = [f"# {TITLE}\n\n{ABOUT}", *["## All mechanisms by length\n"] * bool(by_length)]
-    parts += [f"##{grid.markdown()}" for grid in by_length] + [f"#{_filled(kinds[kind]).markdown()}" for kind in order]
+    parts += [f"##{grid.markdown()}" for grid in by_length]
+    parts += [f"#{_filled(kinds[kind]).markdown()}" for kind in dict.fromkeys([*KINDS, *kinds]) if kind in kinds]
     path = directory / "SPEED.md"
     write_text(path, "\n".join(parts))
     return [path]
@@ -149,8 +149,8 @@ def _share(variant: dict[str, Any]) -> str:
 
 def _filled(grid: Grid) -> Grid:
     """The table without the columns that no row fills."""
-    columns = [column for column in zip(grid.headers, *grid.rows, strict=True) if any(column[1:])]
-    headers, *rows = ([*row] for row in zip(*columns, strict=True))
+    filled = [i for i in range(len(grid.headers)) if any(row[i] for row in grid.rows)]
+    headers, *rows = ([row[i] for i in filled] for row in [grid.headers, *grid.rows])
     return Grid(grid.title, headers, rows, grid.notes)
 
 
