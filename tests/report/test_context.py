@@ -11,7 +11,6 @@ from attnlab.config.build import CONF
 from attnlab.report import bench
 from attnlab.report.match import composed
 from attnlab.report.render import write_table
-from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
 from attnlab.run import record as records
 from attnlab.run.store import SavedRecord, collect
@@ -66,17 +65,6 @@ def test_what_was_measured_and_what_was_not(template: dict[str, Any], tmp_path: 
     assert [axes.get_ylabel() for axes in page.axes] == list(bench.PANELS.values())
     assert [text.get_text() for text in page.legends[0].texts] == ["MHA", "MQA"]
     assert [len(axes.containers) for axes in page.axes] == [2, 2, 1]  # MHA alone has a peak
-
-
-def test_the_commands_that_are_missing(
-    template: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = CONF.parent / "experiments" / "t6" / "figure_context.yaml"
-    write(template, tmp_path / "run")
-    assert main(["missing", str(place), str(tmp_path)]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == f"{COMMAND}\n"
-    assert printed.err.endswith("figure_context.yaml: 8 of 10 rows are still to be run\n")
 
 
 def test_records_of_another_shape_do_not_count(template: dict[str, Any], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from matplotlib.text import Annotation, Text
 
 from attnlab.config.build import CONF
 from attnlab.report import bench, compression, decoders, figure
-from attnlab.report.figure import POINTS, Panel, Plot, draw_together, frontier, scatter, seeds, together
+from attnlab.report.figure import POINTS, Panel, Plot, frontier, scatter, seeds, together
 
 EXPERIMENTS = CONF.parent / "experiments"
 TITLE = "a title of the length that such a title has, with the model"
@@ -101,23 +101,6 @@ def test_the_same_numbers_give_the_same_bytes(kind: str) -> None:
     assert figure.png(page_of(kind), "digest") == figure.png(page_of(kind), "digest")
 
 
-@pytest.mark.parametrize("log_x", [False, True])
-def test_labels_of_a_plot_cover_neither_points_nor_each_other(log_x: bool) -> None:
-    points = [("MHA", 6144, 61.5), ("GQA", 2048, 62.9), ("MLA", 2304, 63.7), ("TPA", 2752, 66.9), ("far", 150, 81.4)]
-    points += [("MTLA, s = 2", 1152, 67.2), ("at the right", 6000, 66.0)]
-    data = pd.DataFrame([(label, 1, x, y) for label, x, y in points], columns=POINTS)
-    figure = scatter(data, Plot("a.b", "c.d", "bytes", "perplexity", log_x=log_x), "a title")
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert [text.get_text() for text in axes.texts] == [label for label, _, _ in points]
-    assert axes.get_title() == "a title" and axes.get_xscale() == ("log" if log_x else "linear")
-    assert not [(i, j) for i in range(len(boxes)) for j in range(i) if boxes[i].overlaps(boxes[j])]
-    centres = axes.transData.transform([(x, y) for _, x, y in points])
-    assert not any(box.contains(x, y) for box in boxes for x, y in centres)
-    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in boxes)
-
-
 def test_every_seed_is_drawn_and_the_label_stands_at_the_mean() -> None:
     rows = [["a", "1", "2.0", "10.0"], ["a", "2", "4.0", "20.0"], ["b", "1", "3.0", "5.0"]]
     (axes,) = scatter(pd.DataFrame(rows, columns=POINTS), Plot("", "", "x", "y")).axes
@@ -167,9 +150,3 @@ def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
         for update, value in ((10, 3.0 + seed), (20, 2.5))
     ]
     assert [row[1:] for row in rows["perplexity, B"]] == [["B", seed, 20, 2.718281828459045] for seed in (1, 2)]
-
-
-def test_a_run_of_one_panel_alone_is_named(tmp_path: Path) -> None:
-    panels = [Panel("loss", "A's loss", rows="A"), Panel("loss", "B's loss", rows="B")]
-    (legend,) = draw_together(together(logged_runs(tmp_path, "A", "B"), panels)).legends
-    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]

@@ -7,13 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
 from attnlab.report import sweep
-from attnlab.report.figure import draw_together
 from attnlab.run.directory import locked
 from attnlab.run.store import collect
 from attnlab.run.sweep import SweepJob
@@ -156,32 +153,6 @@ def test_jobs_that_were_never_started(job: Job, tmp_path: Path) -> None:
         ["2", "task.clip=3 attention=mtla", "never started", ""],
     ]
     assert "| never started |" in (folder / "comparison.md").read_text(encoding="utf-8")
-
-
-def test_losses_of_all_jobs_on_one_axis(job: Job, tmp_path: Path) -> None:
-    for number, (seed, factor) in enumerate(((1, 1), (2, 2))):
-        folder = job(f"{number}_mha", f"attention=mha seed={seed}", quality={}).parent / "curves"
-        folder.mkdir()
-        (folder / "metrics.csv").write_text(
-            f"step,epoch,loss,val_loss\n1,0,{5 * factor},\n2,0,{4 * factor},{6 * factor}\n"
-        )
-    job("2_mha", "attention=mha seed=3", quality={})  # without curves
-    names = [path.name for path in sweep.render(tmp_path / "runs")]
-    assert names[-2:] == ["comparison_curves.csv", "comparison_curves.png"]
-    lines = [tuple(row.values()) for row in rows(tmp_path / "runs", "comparison_curves")]
-    assert lines == [
-        ("training loss", "mha", "1", "1", "5.0"),
-        ("training loss", "mha", "1", "2", "4.0"),
-        ("training loss", "mha", "2", "1", "10.0"),
-        ("training loss", "mha", "2", "2", "8.0"),
-        ("validation loss", "mha", "1", "2", "6.0"),
-        ("validation loss", "mha", "2", "2", "12.0"),
-    ]
-    figure = draw_together(pd.read_csv(tmp_path / "runs" / "comparison_curves.csv"))
-    (training, validation) = figure.axes
-    assert [np.asarray(line.get_ydata()).tolist() for line in training.lines] == [[5.0, 4.0], [10.0, 8.0]]
-    assert training.lines[1].get_color() == validation.lines[1].get_color() == training.lines[0].get_color()
-    assert [text.get_text() for text in figure.legends[0].texts] == ["mha"]
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,7 @@ def is_one(saved: SavedRecord) -> bool:
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write bench.{md,csv}; where training was measured, also training.{csv,png}. Return their paths.
-
-    Raises:
-        DataError: there is no finished record of mode=bench.
-    """
+    """Write bench.{md,csv}; where training was measured, also training.{csv,png}. DataError without a record."""
     benches = finished(records, is_one, "of mode=bench")
     return bench_table(benches).write(directory / "bench", "md", "csv") + figure.write(
         directory / "training", curves(benches), plot

@@ -37,8 +37,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     method's ranks, ranks_<method> shows the heads' ranks where they differ, and fusion_<method> the fusion matrices
     where its run directory has the compressed model.
 
-    Raises:
-        DataError: no record has a compressed model.
+    Raises DataError if no record has a compressed model.
     """
     models = models_of(finished(records, layers_of, "of a compressed model"))
     paths = sweep_table(models).write(directory / "sweep", "md", "csv", "tex")
@@ -143,10 +142,7 @@ def means_table(models: pd.DataFrame) -> Grid:
 
 
 def sweep_points(models: pd.DataFrame) -> pd.DataFrame:
-    """The data of :func:`sweep_plot`: the mean over the seeds of each method and each share of multiply-adds.
-
-    With several seeds also the least and the most of them; with several value-output ranks these too.
-    """
+    """The data of :func:`sweep_plot`: means over the seeds of each method and share of multiply-adds."""
     columns = ["point", "method", X, Y, *["least", "most"] * (models["seed"].nunique() > 1)]
     keys = ["vo_rank", "method", "multiply_adds"]
     rows = [
@@ -163,10 +159,7 @@ def sweep_points(models: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweep_plot(points: pd.DataFrame) -> "Figure":
-    """Top-1 before and after fine-tuning over the share of multiply-adds, a line for each method.
-
-    Bars reach from the least to the most of the seeds; each value-output rank has a row of panels.
-    """
+    """Top-1 over the share of multiply-adds, a line for each method; a row of panels for each value-output rank."""
     (dense,) = points.loc[points["point"] == DENSE, Y].astype(float)
     points = points[points["point"] != DENSE]
     points = points.assign(**{VO_RANK: points[VO_RANK].astype(int) if VO_RANK in points else 0})
@@ -196,11 +189,7 @@ def head_ranks(saved: SavedRecord) -> pd.DataFrame:
 
 
 def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
-    """IrrAtt, figure 2: the ranks of each layer's heads, and over the layers the density of each head's rank.
-
-    As in the paper the heads of a layer are sorted by rank; the density is that of the smallest rank of each layer, of
-    the second smallest, and so on.
-    """
+    """IrrAtt, figure 2: the ranks of each layer's heads, sorted, and over the layers the density of each position."""
     import numpy as np
 
     layers, heads = (1 + int(data[column].max()) for column in ("layer", "head by rank"))
@@ -222,12 +211,7 @@ def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
 
 
 def density(ranks: Sequence[int], at: "Vector") -> "Vector":
-    """A Gaussian kernel density of integers, with Scott's width and at least that of the integers, 0.5.
-
-    Args:
-        ranks: of a head in each layer.
-        at: (n,) where; so is the density.
-    """
+    """A Gaussian kernel density (n,) of integers `at` (n,), with Scott's width and at least that of integers, 0.5."""
     import numpy as np
 
     deviation = stdev(ranks) if len(ranks) > 1 else 0.0
@@ -279,10 +263,8 @@ def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
 def reordered(weights: "Vector") -> "tuple[list[int], Vector]":
     """The heads in their new order, and a fusion matrix in blocks, its columns scaled to a largest weight of 1.
 
-    A column belongs to the head with its largest weight (IrrAtt, section 3.1). Heads with more columns come first.
-
-    Args:
-        weights: (heads, terms) absolute values.
+    A column of `weights` (heads, terms), absolute values, belongs to the head with its largest weight (IrrAtt, section
+    3.1). Heads with more columns come first.
     """
     import numpy as np
 

@@ -74,20 +74,12 @@ def is_asked(saved: SavedRecord) -> bool:
 
 
 def render_conversions(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write the table conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}; return their paths.
-
-    Raises:
-        DataError: no record has a converted decoder.
-    """
+    """Write the table conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}; DataError if there is none."""
     return _write_conversions(conversions(finished(records, is_converted, "of a converted decoder")), directory)
 
 
 def render_compressions(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} of runs with `compress.keep`; return the paths.
-
-    Raises:
-        DataError: no record has a compressed model.
-    """
+    """Write sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} of runs with `compress.keep`; DataError if none."""
     compressed = finished(records, lambda saved: is_asked(saved) and _rate(saved), "of a compressed language model")
     return _write_compressions(compressions(compressed), directory)
 

@@ -127,11 +127,9 @@ def plain(axes: Axes, **labels: Any) -> None:
 def lines(
     axes: Axes, data: pd.DataFrame, by: str, names: Sequence[str], x: str, y: str, ends: Sequence[str] = (), **more: Any
 ) -> None:
-    """Draw a line for each name, with a marker at each point.
+    """Draw a line for each name in the column `by`, with a marker at each point.
 
     Args:
-        data: of one panel.
-        by: the column of the names.
         names: of every panel: a name has the same colour in all of them.
         ends: the columns of the lower and upper ends of error bars.
     """
@@ -180,11 +178,7 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
 
 
 def frontier(points: pd.DataFrame, better: str) -> pd.DataFrame:
-    """The points (x, y) that no other surpasses at as small an x (Pareto), from the smallest x on.
-
-    Args:
-        better: "max" or "min": which y are better. Smaller x are better.
-    """
+    """The points (x, y) that no other surpasses at as small an x (Pareto); `better`: max or min, which y are better."""
     ordered = points.sort_values(["x", "y"], ascending=[True, better == "min"])
     y = ordered["y"] * (1 if better == "max" else -1)
     return ordered[y > y.cummax().shift(fill_value=-math.inf)]

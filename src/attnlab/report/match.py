@@ -55,10 +55,8 @@ def is_of(saved: SavedRecord, spec: Spec) -> bool:
 def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[tuple[SavedRecord, list[str]]]:
     """The newest record of each seed with what it differs in; only those of the row's recipe, if there are any.
 
-    Another pretrained model never stands for a row, nor does a trained one for a row with mode=test.
-
-    Args:
-        records: scored records that read the specification's corpus, the oldest first.
+    The records are scored, read the specification's corpus, and the oldest is first. Another pretrained model never
+    stands for a row, nor does a trained one for a row with mode=test.
     """
     if not records or not row.command or not spec.quality:
         return []
@@ -106,11 +104,7 @@ def _recipe(*overrides: str) -> dict[str, Any]:
 
 
 def differences(saved: SavedRecord, overrides: Sequence[str], start: str = "") -> list[str]:
-    """In what the recipe of a record differs from that of a command line; one text for each key.
-
-    Args:
-        start: the overrides of the run whose compressed model the row starts from; empty: it starts from none.
-    """
+    """In what the recipe of a record differs from that of a command line; `start`: the overrides of a run before it."""
     recipe, expected = dict(leaves(saved.canonical)), dict(_recipe(*overrides))
     ignored = ["task.model.weights"] if start else []
     if "task.weights" in expected:  # what a run has read from its model

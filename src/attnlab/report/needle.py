@@ -38,13 +38,7 @@ def is_one(saved: SavedRecord) -> bool:
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write needle.{md,tex,csv}, and heat maps of recall and gain with their numbers as CSV; return their paths.
-
-    Records without a needle are left out.
-
-    Raises:
-        DataError: no record has a needle.
-    """
+    """Write needle.{md,tex,csv}, and heat maps of recall and gain with their numbers as CSV; DataError without one."""
     haystacks = finished(records, _states, "with a needle in a haystack (task.score.needle.lengths=[...])")
     paths = table(haystacks).write(directory / STEM, "md", "tex", "csv")
     for name, (_, label, _) in WHAT.items():

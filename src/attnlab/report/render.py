@@ -75,11 +75,7 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
 
 
 class Filled:
-    """Our numbers of a table: by the label of a row the records that stand for it, with what their recipes differ in.
-
-    Args:
-        records: of any task, the oldest first.
-    """
+    """Our numbers of a table: for each row the records that stand for it, with what their recipes differ in."""
 
     def __init__(self, spec: Spec, records: Sequence[SavedRecord]) -> None:
         self.spec, self.records = spec, records

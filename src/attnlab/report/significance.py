@@ -44,13 +44,11 @@ COUNTED = {  # shares in percent, by their name in `quality`, and what they are 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two records in one metric, by paired bootstrap.
+    """The difference of two records in one metric, by paired bootstrap over the items of the test set.
 
     Args:
-        p: how probable a difference of at least this size is if there is none, see :func:`bootstrap`.
-        low, high: ends of the 95 % interval of second - first: zero lies outside where p < 0.05, and only there.
+        p, low, high: of :func:`bootstrap`: p of no difference, and ends of the 95 % interval of second - first.
         sacrebleu: the p of sacrebleu's `PairedTest(test_type="bs")`; None: not BLEU, or the scores are equal.
-        items: sentences, questions or images of the test set.
     """
 
     metric: str
@@ -150,8 +148,7 @@ def differences(
     """How sure the differences between two records are, in each metric that their predictions give.
 
     Raises:
-        DataError: predictions are missing or damaged, are fewer than FEWEST, are not of the same items, or do not give
-            the record's score; or the records are not scored by one metric.
+        DataError: predictions are missing, damaged, fewer than FEWEST, of other items, or do not give the score.
     """
     metrics = [name for name in _metrics(first) if name in _metrics(second)]
     if not metrics:
@@ -202,9 +199,7 @@ def bootstrap(
     The interval is d -+ q, with the largest q of the |d_b - m| that is not rejected at 5 %: p < 0.05 where q < |d|.
     sacrebleu counts #{|d_b| - mean |d_b| > |d|} instead; the draws are those of its `PairedTest(test_type="bs")`.
 
-    Args:
-        first, second: (items, statistics) of two systems, in the same order.
-        resamples: how often the items are drawn anew, at least 20 times.
+    `first` and `second` are (items, statistics) of two systems, whose items are drawn anew at least 20 times.
     """
     import numpy as np
 
@@ -229,9 +224,6 @@ def standard_error(saved: SavedRecord, key: str) -> float | None:
 
     lm-evaluation-harness' and the questions' are in the record (`KEY_stderr`). The share p of n images or sentences
     has sqrt(p (1 - p) / n). A value that is no share, or a count that is none, gives None.
-
-    Args:
-        key: the dotted key of the number.
     """
     recorded, value = saved.number(f"{key}_stderr"), saved.number(key)
     section, _, name = key.rpartition(".")

@@ -57,11 +57,7 @@ NOISE = (
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write SPEED.md; its links to the records begin in `directory`.
-
-    Raises:
-        DataError: there is no finished record of mode=bench with a ratio.
-    """
+    """Write SPEED.md, whose links to the records begin in `directory`; DataError without a ratio."""
     kinds: dict[str, Grid] = {}
     by_length: list[Grid] = []
     for saved in sorted(filter(is_one, records), key=lambda saved: saved.path.as_posix()):
@@ -86,11 +82,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
 
 
 def grids(saved: SavedRecord, place: str) -> list[Grid]:
-    """The tables by length: times, peak memory, caches, and shares outside of matrix products if it has these.
-
-    Args:
-        place: machine and link, for the note below each table.
-    """
+    """The tables by length: times, peak memory, caches, and shares outside of matrix products if it has these."""
     kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for row in saved.record["bench"]["rows"]:
         kinds.setdefault((row["what"], bool(row.get("reorder"))), []).append(row)

@@ -50,15 +50,11 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
     """Print the tables of a multirun's jobs to stderr; write comparison.{md,csv} and pictures with their data as CSV.
 
     Jobs that have not finished are in a second table and in comparison_unfinished.csv. comparison_points shows the
-    quality over what the sweep varies (:func:`drawn_over`), comparison_curves the losses. A picture needs two points,
-    or two runs with curves.
+    quality over what the sweep varies (:func:`drawn_over`).
 
     Args:
         planned: the configuration of each job, in order; jobs that were never started are listed. Empty: unknown.
         swept: the keys that the command line gives several values.
-
-    Raises:
-        WriteError: a file cannot be written.
     """
     begun = listed(directory)
     if not begun:
@@ -86,20 +82,14 @@ def render(directory: Path, planned: Sequence[DictConfig] = (), swept: Sequence[
         plot = figure.Plot("", "", OVER[x][1], quality_of(jobs))
         draw = partial(figure.seeds if x in LINES else figure.scatter, plot=plot)
         paths += figure.write(directory / f"{STEM}_points", points, draw)
-    runs = zip(labels(jobs, jobs.attrs["varied"]), jobs["Seed"], jobs["saved"], strict=True)
-    losses = figure.together([(label, int(seed), saved.path.parent) for label, seed, saved in runs])
-    if len(losses.drop_duplicates(["run", "seed"])) > 1:
-        paths += figure.write(directory / f"{STEM}_curves", losses, figure.draw_together)
     return paths
 
 
 def jobs_of(records: Sequence[SavedRecord], begun: Mapping[Path, SweepJob] = MappingProxyType({})) -> pd.DataFrame:
     """The jobs of a multirun: a row for each record; its attribute `varied` names the settings in which they differ.
 
-    Args:
-        records: in the order of the rows.
-        begun: what the multirun notes of its jobs, by the paths of their records. Another multirun may have finished
-            a job: its settings are then those of this one.
+    `begun` has what the multirun notes of its jobs, by the paths of their records: another multirun may have finished
+    a job, with other settings on its command line.
     """
 
     def settings_of(saved: SavedRecord) -> dict[str, str]:
@@ -165,9 +155,7 @@ def unfinished(
 ) -> Grid:
     """A row for each job that has not finished: how it ended, and its error.
 
-    Args:
-        without: jobs without a record that can be read.
-        never: the configurations of jobs that were never started, by their numbers; they may differ in `swept`.
+    Jobs `without` a record that can be read, and those that were `never` started, which may differ in `swept`, too.
     """
     grid = Grid("Not finished", ["Job", "Settings", "Status", "Error"])
     for _, job in jobs[jobs["Status"] != FINISHED].iterrows():

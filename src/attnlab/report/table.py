@@ -23,11 +23,7 @@ LATEX |= {"–": "--", "—": "---"} | {character: f"\\{character}" for characte
 
 
 def frame(records: Iterable[SavedRecord], **columns: str | Callable[[SavedRecord], Any]) -> pd.DataFrame:
-    """A row for each record, with the record in the column `saved`; values keep their types, a missing one is None.
-
-    Args:
-        columns: for each further column a dotted key of the record, or a function of the record.
-    """
+    """A row for each record: the record in the column `saved`, then values of a dotted key or function, or None."""
     rows = [
         {"saved": saved}
         | {name: get(saved) if callable(get) else at(saved.record, get) for name, get in columns.items()}
@@ -37,22 +33,14 @@ def frame(records: Iterable[SavedRecord], **columns: str | Callable[[SavedRecord
 
 
 def differing(names: Sequence[Any], settings: Sequence[Mapping[str, Any]], always: Collection[str] = ()) -> list[str]:
-    """For each run those of its settings, as words, in which runs of the same name differ.
-
-    Args:
-        names: of the runs.
-        always: keys that are shown of every run that sets them.
-    """
-    runs = list(zip(names, settings, strict=True))
-    shown = [
-        {key for name, other in runs if name == this for key in these if str(other.get(key)) != str(these[key])}
-        | {key for key in always if these.get(key) is not None}
-        for this, these in runs
-    ]
-    return [
-        " ".join(f"{key}={these[key]}" for key in these if key in keys)
-        for (_, these), keys in zip(runs, shown, strict=True)
-    ]
+    """For each run its settings, as words, in which runs of the same name differ, and `always` those of these keys."""
+    lines = []
+    for name, own in zip(names, settings, strict=True):
+        others = [other for key, other in zip(names, settings, strict=True) if key == name]
+        differ = {key for key in own if any(str(other.get(key)) != str(own[key]) for other in others)}
+        shown = [key for key in own if key in differ or (key in always and own[key] is not None)]
+        lines.append(" ".join(f"{key}={own[key]}" for key in shown))
+    return lines
 
 
 def known(values: Iterable[float | None]) -> list[float]:
@@ -61,11 +49,7 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 
 def finished(records: Iterable[SavedRecord], is_of: Callable[[SavedRecord], Any], what: str) -> list[SavedRecord]:
-    """The finished records for which `is_of` is true; `what` they are of, for the error.
-
-    Raises:
-        DataError: there is none.
-    """
+    """The finished records for which `is_of` is true; DataError if none is of `what`."""
     chosen = [saved for saved in records if saved.record["status"] == "finished" and is_of(saved)]
     if not chosen:
         raise DataError(f"no finished record {what} among these records")
@@ -73,12 +57,7 @@ def finished(records: Iterable[SavedRecord], is_of: Callable[[SavedRecord], Any]
 
 
 def spread(values: Iterable[float], form: str, error: float | None = None) -> str:
-    """Mean ± standard deviation; `not run` without values, or where one is missing.
-
-    Args:
-        form: the format of both: .2f.
-        error: stands in place of the standard deviation of a single value.
-    """
+    """Mean ± standard deviation (of a single value `error`); `not run` without values, or where one is missing."""
     values = list(values)
     if not values or any(map(pd.isna, values)):
         return NOT_RUN
@@ -87,11 +66,7 @@ def spread(values: Iterable[float], form: str, error: float | None = None) -> st
 
 
 def read_runs(path: Path, columns: Sequence[str], numbers: Iterable[str]) -> pd.DataFrame:
-    """A runs.csv, the numbers in a table of runs whose records are not committed.
-
-    Args:
-        columns: their names in the frame, which are unique.
-        numbers: those of `columns` that are numbers; `not run` and empty cells become NaN.
+    """A runs.csv, the numbers in a table of runs whose records are not committed; `not run` is NaN in `numbers`.
 
     Raises:
         DataError: the file is something else.
@@ -107,11 +82,7 @@ def read_runs(path: Path, columns: Sequence[str], numbers: Iterable[str]) -> pd.
 
 @dataclass
 class Grid:
-    """A table: a title, headers, one text for each column of a row, and notes below it with code in backquotes.
-
-    Args:
-        records: facts of each record behind the table by their headings; they go to a CSV file beside it.
-    """
+    """A table of texts with notes below it, which have code in backquotes, and facts of the records behind it."""
 
     title: str
     headers: list[str]
@@ -152,11 +123,7 @@ class Grid:
         return _csv([self.headers, *self.rows])
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
-        """Write the table as `stem` with the suffixes md, tex or csv, and facts of its records to `stem`_records.csv.
-
-        Raises:
-            WriteError: a file cannot be written.
-        """
+        """Write the table as `stem` with suffixes md, tex or csv, and facts of its records to `stem`_records.csv."""
         texts = {"md": self.markdown, "tex": self.latex, "csv": self.csv}
         files = {stem.with_name(f"{stem.name}.{kind}"): texts[kind]() for kind in kinds}
         if self.records:
@@ -168,12 +135,7 @@ class Grid:
 
 
 def facts(name: str, saved: SavedRecord, protocol: str = "") -> dict[str, str]:
-    """The facts of a record behind a table, by their headings.
-
-    Args:
-        name: what the table calls the record.
-        protocol: how it was measured. Default: its `inference.protocol`.
-    """
+    """The facts of a record behind a table, by their headings; `name`: what the table calls it."""
     record, environment = saved.record, saved.record["environment"]
     return {
         "Record": name,
