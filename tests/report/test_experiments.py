@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from attnlab.attention.multilinear.base import MultiLinear
 from attnlab.bench import Settings
@@ -121,50 +121,6 @@ def test_row_of_a_converted_model(path: Path, row: Row, monkeypatch: pytest.Monk
     assert share == pytest.approx(stated, abs=0.2)
 
 
-SPEECH = [row.command for path, row in ROWS if path.parent.name == "mtla" and path.stem in ("table1", "table5")]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [SPEECH[0], *(pytest.param(line, marks=pytest.mark.slow) for line in SPEECH[1:])]
-    + ["experiment=mtla/asr_pretraining", "experiment=mtla/asr_pretraining_cross"],
-)
-def test_the_recipe_of_speech_translation(line: str) -> None:
-    cfg = composed(*shlex.split(line))
-    task, asr = cfg.task, "asr" in line
-    assert (cfg.choices.task, cfg.scale, cfg.mode) == ("mustc", "paper", "train")
-    assert (task.target, task.data.vocab_size) == (("transcript", 5000) if asr else ("translation", 8000))
-    assert (task.optimizer.lr, task.schedule.warmup_steps) == (1e-3 if asr else 2e-3, 10_000)
-    batch = {"frames": 320_000, "bucket": 40_000, "split": True}
-    assert (task.train.max_steps, dict(task.train.batch)) == (100_000, batch)
-    assert (task.decode.beam, task.decode_max_frames, task.train.keep_best) == (50, 50_000, 10)
-    assert (task.train.label_smoothing, task.train.clip, task.train.ctc_weight) == (0.1, 10.0, 0.0)
-
-
-RECIPES = {  # spec 3.2: rate, warm-up, updates, clip, CTC, speeds, vocabulary, beam, decoding batch, dropout
-    "xsum": (2e-4, 15_000, 60_000, 0.0, 0.0, None, 30_000, 10, 70_000, 0.1),
-    "ami": (2e-4, 15_000, 100_000, 1.0, 1.0, [0.9, 1.0, 1.1], 100, 20, 120_000, 0.15),
-    "slurp": (2e-4, 50_000, 300_000, 10.0, 1.0, [0.9, 1.0, 1.1], 600, 10, 130_000, 0.3),
-}
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_recipes_of_the_other_tasks(name: str) -> None:
-    task = compose(f"task={name}", "scale=paper").task
-    recipe = (
-        task.optimizer.lr, task.schedule.warmup_steps, task.train.max_steps, task.train.clip, task.train.ctc_weight,
-        task.data.speeds, task.data.vocab_size, task.decode.beam, task.decode_max_frames, task.model.decoder.dropout,
-    )  # fmt: skip
-    assert recipe == RECIPES[name]
-    assert task.train.first_token_weight == (5.0 if name == "slurp" else 1.0)
-    assert (task.train.label_smoothing, task.train.keep_best, list(task.optimizer.betas)) == (0.1, 10, [0.9, 0.98])
-    assert (task.decode.temperature, task.optimizer.weight_decay) == ((0.9, 1e-4) if name == "xsum" else (1.0, 0.0))
-    if name == "xsum":  # released: checkpoints by the BLEU of the whole validation set
-        chosen = (task.train.monitor, task.train.validate_score, task.train.validate_decode)
-        assert chosen == ("val_bleu", "bleu", 11332)
-        assert dict(task.train.validate_search) == {"beam": 5, "max_len_a": 1.2, "max_len_b": 10, "temperature": 1.0}
-
-
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_specification(path: Path) -> None:
     spec: Spec = SPECS[path]
@@ -199,50 +155,6 @@ def test_the_evaluations_of_t6(number: int) -> None:
     evaluation = composed(*spec.overrides(spec.rows[0])).task.evaluation
     assert SHOTS[number] in evaluation.num_fewshot
     assert f"{', '.join(evaluation.tasks)}; trained on FineWeb-Edu" in spec.corpus["name"]
-
-
-def test_the_overlay_evaluates_as_the_recipe() -> None:
-    recipe = yaml.safe_load((CONF / "recipe" / "base" / "t6.yaml").read_text())
-    assert yaml.safe_load((CONF / "experiment" / "t6" / "evaluation.yaml").read_text())["task"] == {
-        "evaluation": recipe["task"]["evaluation"]
-    }
-
-
-RATES = {  # section 4.1 and appendix B.3: the highest rate and the last, by the size of the models
-    "small": (6e-4, 3e-5),
-    "medium": (3e-4, 3e-5),
-    "large": (2e-4, 1e-5),
-    "medium, learning rate 6e-4": (6e-4, 3e-5),
-}
-SIZES: dict[str, str | dict[str, str]] = {  # of all rows, or by the beginning of their labels
-    "table2": "medium", "table3": "medium", "table4": "large", "table5": "large", "table8": "small", "table9": "small",
-    "table10": "medium, learning rate 6e-4", "table11": "medium, learning rate 6e-4", "figure2": "large",
-    "figure3": "medium", "figure4": {"Medium": "medium", "Large": "large"}, "figure5": "medium, learning rate 6e-4",
-}  # fmt: skip
-
-
-def trained() -> dict[str, list[tuple[str, str]]]:
-    """By the command of a training: the tables and figures of its models, each with what they were trained with."""
-    commands: dict[str, list[tuple[str, str]]] = {}
-    for name, sizes in SIZES.items():
-        for row in SPECS[ROOT / "experiments" / "t6" / f"{name}.yaml"].rows:
-            size = sizes if isinstance(sizes, str) else sizes[row.label.partition(" ")[0]]
-            commands.setdefault(row.command, []).append((name, size))
-    return commands
-
-
-TRAINED = trained()
-
-
-@pytest.mark.parametrize(
-    "command", [pytest.param(c, marks=() if c.endswith("=tpa") else pytest.mark.slow) for c in TRAINED]
-)
-def test_the_learning_rate_of_each_row_of_t6(command: str) -> None:
-    """The command of every row of the tables and figures composes to the rates that its models were trained with."""
-    task = composed(*shlex.split(command)).task
-    rates = task.optimizer.lr, task.optimizer.lr * task.schedule.floor
-    for table, size in TRAINED[command]:
-        assert RATES[size] == pytest.approx(rates), table
 
 
 def test_the_formulas_of_t6() -> None:
@@ -284,37 +196,6 @@ def test_the_equations_20_and_21(table: str, eq21: list[float]) -> None:
         assert row.computed["counted"] == round(4 * d * d / sum(p.numel() for p in layer.parameters()), 4)
     assert [row.computed["eq21"] for row in rows] == eq21
     assert table == "table3" or (row.computed["eq20"], row.published) == (7.9585, {"eq20": "8"})
-
-
-LITERAL = {  # Tensorized Transformer, table 4: d_model, d_ff, R, window, and the warm-up's rate d^-0.5 4000^-0.5
-    "ptb": (512, 1024, 10, 30, 6.988e-4),
-    "wikitext103": (512, 1024, 18, 100, 6.988e-4),
-    "lm1b": (1024, 2000, 18, 30, 4.941e-4),
-}
-PRINTED = {  # sections 5.2 and E.2: of all three
-    "attention.num_cores": 2, "attention.core": "softmax", "task.model.num_layers": 6, "task.model.dropout": 0.3,
-    "task.train.label_smoothing": 0.1, "task.train.max_epochs": 30, "task.schedule.warmup_steps": 4000,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("corpus", LITERAL)
-def test_the_printed_settings_of_the_tensorized_transformer(corpus: str) -> None:
-    cfg = compose(f"experiment=tensorized/{corpus}_literal")
-    assert {key: OmegaConf.select(cfg, key) for key in PRINTED} == PRINTED
-    model, task = cfg.task.model, cfg.task
-    assert (model.d_model, model.ffn_dim, cfg.attention.rank, task.data.window, task.optimizer.lr) == LITERAL[corpus]
-    assert cfg.attention._target_.endswith("AbsoluteMultiLinear") and model.max_length == task.data.window
-    assert task.schedule._target_.endswith("InverseSquareRoot")
-    assert model.variational_dropout == (corpus == "ptb") == ("mean_weights" in cfg.callbacks)
-
-
-@pytest.mark.parametrize(
-    ("corpus", "sizes"), [("ptb", (512, 6, 2048)), ("wikitext103", (1024, 16, 4096)), ("lm1b", (1280, 16, 5120))]
-)
-def test_the_baselines_with_adaptive_input(corpus: str, sizes: tuple[int, ...]) -> None:
-    cfg = compose(f"experiment=tensorized/{corpus}_adaptive_input")
-    model = cfg.task.model
-    assert (model.d_model, model.num_layers, model.ffn_dim) == sizes and cfg.attention._target_.endswith("MHA")
 
 
 QUOTED = {i: SPECS[ROOT / "experiments" / "tensorllm" / f"table{i}.yaml"] for i in (2, 3, 4)}  # of TensorLLM

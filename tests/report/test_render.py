@@ -157,20 +157,6 @@ def test_broken_specifications(tmp_path: Path) -> None:
         main(["figure", str(tmp_path / "missing.yaml")])
 
 
-def test_broken_records_are_named_and_skipped(tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    text = run("good", f"{PAPER}=mha").read_text()
-    other = json.loads(text) | {"schema": 3}
-    for name, content in {
-        "cut": text[:200].encode(), "empty": b"", "list": b"[]", "bytes": b"\xff\xfe\x00",
-        "other": json.dumps(other).encode(),
-    }.items():  # fmt: skip
-        (tmp_path / "runs" / name).mkdir()
-        (tmp_path / "runs" / name / "record.json").write_bytes(content)
-    assert [saved.path.parent.name for saved in collect([tmp_path / "runs"])] == ["good"]
-    messages = [entry.getMessage() for entry in caplog.records]
-    assert len(messages) == 5 and all("skipped" in message and "\n" not in message for message in messages)
-
-
 def test_runs_of_other_data_in_outputs_do_not_change_a_table(
     tmp_path: Path, template: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from attnlab.errors import DataError
 from attnlab.metrics.text import text_scores, word_errors
 from attnlab.report import significance
 from attnlab.report.render import table
-from attnlab.report.runs import main
 from attnlab.report.spec import read_spec
 from attnlab.run.store import SavedRecord, collect
 from tests.report.conftest import Run
@@ -233,23 +232,6 @@ def test_standard_errors(scored: Scored) -> None:
         one.record["quality"] |= {"top1": value, "images": count}
         assert significance.standard_error(one, "quality.top1") is None
     assert significance.standard_error(one, "quality.images") is significance.standard_error(one, "seed") is None
-
-
-def test_the_command_that_compares_runs(scored: Scored, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scored("a", GOOD, bleu(GOOD))
-    scored("b", BAD, bleu(BAD))
-    scored("c", BAD[:-1], {"bleu": 1.0}, REFERENCES[:-1])
-    scored("d", None, {"bleu": 1.0})
-    main(["compare", *(str(tmp_path / "runs" / name) for name in "abcd")])
-    lines = capsys.readouterr().out.splitlines()
-    at = lines.index(f"SIGNIFICANCE, against {tmp_path}/runs/a")
-    assert re.fullmatch(
-        rf"{tmp_path}/runs/b: BLEU -\d+\.\d\d, 95 % interval -\S+ to -\S+, p = 0.0010 "
-        r"\(paired bootstrap of 40 items, 1000 resamples, seed 12345; sacrebleu's own p is 0.0010\)",
-        lines[at + 1],
-    )
-    assert lines[at + 2].startswith(f"{tmp_path}/runs/c: not run: ") and "not of one test set" in lines[at + 2]
-    assert lines[at + 3].startswith(f"{tmp_path}/runs/d: not run: {tmp_path}/runs/d/predictions.tsv: cannot be read")
 
 
 @pytest.mark.slow
