@@ -46,17 +46,17 @@ def bench_table(benches: Sequence[SavedRecord]) -> Grid:
     """
     grid = Grid("Benchmarks with random weights", HEADERS)
     grid.list_records([facts(f"R{i}", saved, _protocol(saved)) for i, saved in enumerate(benches, 1)])
-    for i, saved in enumerate(benches, 1):
-        for row in saved.record["bench"]["rows"]:
-            shape = " ".join(f"{k} {v}" for k, v in row.items() if k not in ("what", "variants", "ratios"))
-            pairs = {pair["against"]: pair for pair in row["ratios"]}
-            for name, values in row["variants"].items():
-                pair = pairs.get(name, {})
-                cells = [f"R{i}", saved.mechanism, row["what"], shape, name]
-                grid.rows.append(cells + _measured(values) + _compared(pair))
-                for what, reason in ((name, values.get(NOT_RUN)), (f"ratio against {name}", pair.get(NOT_RUN))):
-                    if reason:
-                        grid.notes.append(f"R{i} {row['what']} {shape}: {what} {NOT_RUN}: {reason}")
+    rows = [(f"R{i}", saved, row) for i, saved in enumerate(benches, 1) for row in saved.record["bench"]["rows"]]
+    for record, saved, row in rows:
+        shape = " ".join(f"{k} {v}" for k, v in row.items() if k not in ("what", "variants", "ratios"))
+        pairs = {pair["against"]: pair for pair in row["ratios"]}
+        for name, values in row["variants"].items():
+            pair = pairs.get(name, {})
+            cells = [record, saved.mechanism, row["what"], shape, name]
+            grid.rows.append(cells + _measured(values) + _compared(pair))
+            for what, reason in ((name, values.get(NOT_RUN)), (f"ratio against {name}", pair.get(NOT_RUN))):
+                if reason:
+                    grid.notes.append(f"{record} {row['what']} {shape}: {what} {NOT_RUN}: {reason}")
     return grid
 
 
@@ -153,11 +153,7 @@ def context_table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
             f"`{saved.name}`: {environment['device']}, {environment['threads']} threads{busy}; {about['rounds']} "
             f"rounds; git {environment['git']}"
         )
-    missing: dict[str, list[str]] = {}
-    for row in spec.rows:
-        if newest_of[row.label] is None:
-            missing.setdefault(spec.row_command(row), []).append(row.label)
-    grid.notes += [f"{NOT_RUN}: {', '.join(labels)}: `{command}`" for command, labels in missing.items()]
+    grid.notes += spec.commands([row for row in spec.rows if newest_of[row.label] is None])
     return grid
 
 

@@ -168,18 +168,11 @@ class Filled:
         return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]
 
     def commands(self) -> list[str]:
-        """The commands of the rows that have no record. Several rows may need the same run."""
-        spec = self.spec
-        measured = any(column.measured for column in spec.columns)
-        missing = [row for row in spec.rows if measured and row.command and not self.chosen[row.label]]
-        missing = [row for row in missing if not row.split or not statistics(row, self.records)]
-        labels: dict[str, list[str]] = {}
-        for row in missing:
-            labels.setdefault(spec.row_command(row), []).append(row.label)
-        lines = [f"first, for every row, `{spec.before}`"] * bool(missing and spec.before)
-        lines += [f"{', '.join(names)}: `{command}`" for command, names in labels.items()]
-        lines += [f"then, with the run directory of each row, `{spec.after}`"] * bool(missing and spec.after)
-        return [f"{NOT_RUN}: {line}" for line in lines]
+        """The commands of the rows that have no record."""
+        if not any(column.measured for column in self.spec.columns):
+            return []
+        missing = [row for row in self.spec.rows if row.command and not self.chosen[row.label]]
+        return self.spec.commands([row for row in missing if not row.split or not statistics(row, self.records)])
 
 
 def _numbers(key: str, records: Sequence[SavedRecord]) -> list[float]:

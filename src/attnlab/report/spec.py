@@ -11,6 +11,7 @@ import yaml
 from attnlab.config.nearest import nearest
 from attnlab.errors import ConfigError
 from attnlab.report.figure import Panel, Plot
+from attnlab.run.record import NOT_RUN
 
 OF_THE_COMMAND = ("mode=", "checkpoint=")  # in `after`; what else it sets is part of the row's configuration
 SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
@@ -138,6 +139,16 @@ class Spec:
     def row_command(self, row: Row) -> str:
         """The command that measures a row."""
         return self.command.format(row=row.command)
+
+    def commands(self, rows: Sequence[Row]) -> list[str]:
+        """Notes with the commands that measure these rows. Several rows may need the same run."""
+        labels: dict[str, list[str]] = {}
+        for row in rows:
+            labels.setdefault(self.row_command(row), []).append(row.label)
+        lines = [f"first, for every row, `{self.before}`"] * bool(rows and self.before)
+        lines += [f"{', '.join(names)}: `{command}`" for command, names in labels.items()]
+        lines += [f"then, with the run directory of each row, `{self.after}`"] * bool(rows and self.after)
+        return [f"{NOT_RUN}: {line}" for line in lines]
 
     def overrides(self, row: Row) -> list[str]:
         """The settings in a row's command, as :func:`attnlab.config.check.compose` takes them.

@@ -65,15 +65,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown:
-    """A run on the page.
+    """A run on the page, with its first score and those of :data:`attnlab.report.sweep.NUMBERS` that were measured.
 
-    Args:
-        name: its directory; of a record that lies elsewhere its file.
-        status: as in the record; "interrupted" where the run's process is gone.
-        error: why the run failed or was interrupted.
-        metric, quality: the first number of the quality and its name; empty and None: nothing was scored.
-        numbers: of :data:`attnlab.report.sweep.NUMBERS`, those that were measured.
-        curves: (update, value) pairs of the training and the validation loss, at most POINTS each.
+    The name is that of its directory, or of its file where that is no record.json. The status is the record's, or
+    "interrupted" where the run's process is gone. Curves are pairs of update and loss, at most POINTS each.
     """
 
     name: str
@@ -171,12 +166,10 @@ def _shown(saved: SavedRecord) -> Shown:
 
 
 class Column(NamedTuple):
-    """A column of the table.
+    """A column of the table: of each run the text, and what a column of numbers is sorted by, "" without a number.
 
-    Args:
-        cells: of each run the text, and what a column of numbers is sorted by, "" where there is no number.
-        filter: "list" for values to choose from, "search" for a text or a bound.
-        kind: the class of its cells, text or number; with "extra" where a phone has no room for it.
+    It is filtered by a "list" of its values or by a "search" for a text or a bound. The class of its cells is text or
+    number, with "extra" where a phone has no room for it.
     """
 
     name: str
@@ -249,11 +242,7 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
 
 
 def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
-    """The predictions, those of the same source and reference together.
-
-    Returns:
-        Of each source its first sample, and for each run its position and the parts of its hypothesis.
-    """
+    """Of each source and reference the first sample, and for each run its position and its hypothesis in parts."""
     sources: dict[tuple[Any, ...], tuple[Sample, Lines]] = {}
     for i, run in enumerate(runs):
         for sample in run.samples:
@@ -301,12 +290,7 @@ def colours(runs: Sequence[Shown]) -> dict[str, str]:
 
 
 def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
-    """The quality of the runs over one of their other numbers, as Bokeh's JSON.
-
-    Args:
-        first: the number at the beginning, which some run has.
-        target: the element that the plot stands in.
-    """
+    """The quality of the runs over one of their other numbers, at first `first`, for an element of the page."""
     columns: dict[str, Any] = _about(runs)
     columns["score"] = ["" if run.quality is None else f"{run.quality:g} {label(run.metric)}" for run in runs]
     columns |= {f"{name} as text": [sweep.cell(run.numbers.get(name), name) for run in runs] for name in NEAR}
