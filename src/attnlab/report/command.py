@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -100,10 +99,7 @@ def _page(places: Sequence[Path], out: Path) -> list[Path]:
         raise ConfigError(f"attnlab report needs Bokeh and itables: pip install 'attnlab[report]' ({error})") from error
     if out.is_dir():
         raise ConfigError(f"report: -o {out} is a folder; give a file, such as {out / PAGE}")
-    gathered = gather(places)
-    if not gathered:
-        print(f"no runs in {', '.join(map(str, places))}: the page says so", file=sys.stderr)
-    write_text(out, render(gathered, places))
+    write_text(out, render(gather(places), places))
     return [out]
 
 
@@ -185,7 +181,11 @@ def folders(root: Path) -> list[tuple[Path, Report]]:
 
     Of decoders no record is committed: they are reported from runs.csv, which has a line for each run.
     """
-    kinds = {"bench/bench.csv": bench.render, "*/top1.csv": compression.render, "needle/needle.csv": needle.render}
+    kinds: dict[str, Report] = {
+        "bench/bench.csv": bench.render,
+        "*/top1.csv": compression.render,
+        "needle/needle.csv": needle.render,
+    }
     reports = [(path.parent, kind) for pattern, kind in kinds.items() for path in sorted(root.glob(f"*/{pattern}"))]
     return reports + [(path.parent, partial(_again, path.parent)) for path in sorted(root.glob("*/*/runs.csv"))]
 

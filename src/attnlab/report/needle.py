@@ -81,8 +81,8 @@ def table(records: Sequence[SavedRecord]) -> Grid:
 def _rows(records: Sequence[SavedRecord]) -> list[dict[str, Any]]:
     """What each state of each run has, and what its needle has."""
     return [
-        {"run": run, "state": state, "perplexity": None, "cache_bytes_per_token": None}
-        | values | values["needle"] | {"seed": saved.record["seed"]}
+        {"run": run, "state": state, "perplexity": None, "cache_bytes_per_token": None,
+         **values, **values["needle"], "seed": saved.record["seed"]}
         for saved, run in zip(records, labels(records), strict=True)
         for state, values in _states(saved).items()
     ]  # fmt: skip

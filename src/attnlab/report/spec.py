@@ -190,9 +190,9 @@ def _problems(spec: Spec) -> Iterator[str]:
         yield f"picture {spec.picture!r}: expected ranks, fusion or context"
     if "{row}" not in spec.command:
         yield f"command {spec.command!r} has no {{row}} for the rows' own overrides"
-    for part in (*spec.columns, *spec.rows):
-        if part.note and part.note not in spec.notes:
-            yield f"note {part.note!r} is not among its notes{nearest(part.note, list(spec.notes))}"
+    for note in [column.note for column in spec.columns] + [row.note for row in spec.rows]:
+        if note and note not in spec.notes:
+            yield f"note {note!r} is not among its notes{nearest(note, list(spec.notes))}"
     rows = {row.label: row for row in spec.rows if row.command}
     compares = any(column.ratio or column.against for column in spec.columns)
     for row in rows.values():

@@ -173,7 +173,7 @@ class Column(NamedTuple):
     """
 
     name: str
-    cells: list[tuple[str, float | str | None]]
+    cells: Sequence[tuple[str, Any]]
     filter: str = "list"
     kind: str = "text extra"
 
