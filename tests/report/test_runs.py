@@ -41,7 +41,7 @@ def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     write(tmp_path / "outputs" / "b", attention="tpa", stride=None, tags=[], started="2026-02", seed=12)
     write(tmp_path / "outputs" / "c", status="failed", error="disk\nfull", started="2026-03", quality={})
     lines, errors = printed()
-    headings = "started status mode task mechanism scale seed quality cache directory"
+    headings = "started (UTC) status mode task mechanism scale seed quality cache directory"
     assert " ".join(lines[0].split()) == headings
     cells = "finished train mustc mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
     assert " ".join(lines[1].split()[2:]) == cells

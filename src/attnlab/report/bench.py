@@ -122,10 +122,7 @@ def plot(data: pd.DataFrame) -> "Figure":
 
 
 def over_the_context(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame:
-    """A row for each mechanism and each length of its command; `not run` where no record has it.
-
-    ms: wall time of one cached step of one layer, median, least and most over the rounds.
-    """
+    """A row for each mechanism and length: wall time in ms of a cached step of one layer, median, least and most."""
     rows = []
     for row in spec.rows:
         bench = composed(*spec.overrides(row)).bench

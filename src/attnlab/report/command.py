@@ -70,9 +70,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str]) -> int:
     """Write the reports that the words after `attnlab report` name, and print their paths; the exit code, 0.
 
-    Raises:
-        ConfigError: the words or a specification are wrong, or the packages that make the page are missing.
-        DataError: a record or a folder cannot be used.
+    ConfigError if the words or a specification are wrong, or packages are missing; DataError for a record or a folder.
     """
     words = list(arguments)
     if words[:1] == ["runs"]:
@@ -142,13 +140,8 @@ def _of_records(kind: str, places: Sequence[Path], out: Path | None) -> list[Pat
 def everything(root: Path, kind: str) -> list[Path]:
     """Every table with its plots and SPEED.md, or every figure, again from the records that are committed in a folder.
 
-    Args:
-        root: experiments/, which has a folder for each paper; a relative path keeps the names of records short.
-        kind: table or figure.
-
-    Raises:
-        ConfigError: a specification is wrong.
-        DataError: there is no such folder, or no specification in it.
+    The folder `root` has one for each paper; a relative path keeps the names of records short. ConfigError if a
+    specification is wrong, DataError if there is none.
     """
     records = collect([root])
     specs = {

@@ -40,7 +40,7 @@ FILTERS = (
     "status", "mode", "task", "attention", "compress", "scale", "experiment", "stride", "rank", "seed", "tags",
     "recipe", "commit",
 )  # fmt: skip
-HEADINGS = ("started", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
+HEADINGS = ("started (UTC)", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
 PRUNED = ("failed", "interrupted", BROKEN, UNRECORDED)
 NUMBERS = ("quality", "parameters", "kv_cache", "training", "inference")  # sections whose numbers are compared
 ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.device", "environment.git")
@@ -55,12 +55,7 @@ class Request(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the words after `attnlab runs` say; the exit code, 0.
-
-    Raises:
-        ConfigError: the words are wrong.
-        DataError: a folder or a record cannot be read.
-    """
+    """Do what the words after `attnlab runs` say; the exit code, 0. ConfigError if they are wrong."""
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", handlers=[StderrHandler()])
     if {"-h", "--help"} & set(arguments):
         print(HELP.format(keys=", ".join(FILTERS)))
@@ -87,11 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parsed(arguments: Sequence[str]) -> Request:
-    """The parts of a command line.
-
-    Raises:
-        ConfigError: an unknown flag or key.
-    """
+    """The parts of a command line; ConfigError for an unknown flag or key."""
     names, filters, yes = [], {}, False
     for text in arguments:
         key, equals, value = text.partition("=")
@@ -113,9 +104,6 @@ def compare(words: Request) -> None:
     if len(words.names) < 2 or words.filters:
         raise ConfigError("runs compare takes two or more run directories or records, and nothing else")
     files = [path / RECORD if (path := Path(name)).is_dir() else path for name in words.names]
-    for file in files:
-        if not file.is_file():
-            raise DataError(f"{file}: no such file; expected a run directory or its record")
     read = {saved.path: saved for saved in collect(files)}
     if unread := [file for file in files if file not in read]:
         raise DataError(f"{unread[0]}: not a record that can be read")
