@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlab.data.text import tokens
 from attnlab.data.text.tokens import HEADER, MAGIC, build, open_shard
 from attnlab.errors import DataError
 
@@ -48,20 +47,6 @@ def test_a_damaged_file_is_built_again(tmp_path: Path, damage: str, caplog: pyte
         index.write_text(json.dumps(json.loads(index.read_text()) | {"words": 9}))
     assert build(tmp_path / "a", BATCHES, 10).read(0, 6).tolist() == [1, 2, 3, 4, 5, 6]
     assert "computing it again" in caplog.text
-
-
-def test_damage_in_a_large_file_is_found_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "EAGER", 0)
-    monkeypatch.setattr(tokens, "BLOCK", 8)
-    build(tmp_path / "a", [([list(range(10))], 1)], 10)
-    data = tmp_path / "a" / "tokens.bin"
-    content = bytearray(data.read_bytes())
-    content[9] ^= 1  # id 4, in the second block of four
-    data.write_bytes(content)
-    file = build(tmp_path / "a", [], 10)
-    assert file.read(0, 4).tolist() == [0, 1, 2, 3] and file.read(8, 10).tolist() == [8, 9]
-    with pytest.raises(DataError, match=r"tokens.bin: damaged; delete .*/a and run again"):
-        file.read(3, 5)
 
 
 def write_shard(path: Path, ids: list[int], magic: int = MAGIC, version: int = 1, count: int | None = None) -> Path:

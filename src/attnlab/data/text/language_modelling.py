@@ -26,7 +26,7 @@ from attnlab.run.fingerprint import file_digests
 log = logging.getLogger(__name__)
 
 LAYOUT = "attnlab.data.text.corpora.check_layout"  # checks the files of data_root without torch
-VERSION = 1
+VERSION = 2  # to be raised when the same texts and vocabulary give other ids or another folder
 BATCH = 512  # texts encoded at a time
 
 

@@ -1,7 +1,7 @@
 """Token ids on disk: written once for each corpus and vocabulary, and read through memory maps.
 
 Built ids are a folder `<name>-<key>` with `tokens.bin`, the ids one after the other, and `index.json`: their number and
-type, the numbers of texts and words, the CRC-32 of each block.  The key is a hash of the corpus and the vocabulary.
+type, the numbers of texts and words, a checksum.  The key is a hash of the corpus and the vocabulary.
 A shard is a file of another program: uint16 ids, with or without the 1,024-byte header of the T6 system.
 """
 
@@ -23,9 +23,7 @@ log = logging.getLogger(__name__)
 
 Ids = npt.NDArray[np.int64]
 
-VERSION = 1  # increase it when the same texts and vocabulary give other ids
-BLOCK = 1 << 22  # bytes under one checksum
-EAGER = 1 << 28  # bytes; built files up to this size are verified when they are opened, larger ones block by block
+EAGER = 1 << 28  # bytes; the checksum of a larger file is not compared, only its size is
 
 MAGIC, HEADER = 20240520, 256  # int32 words: magic, version, number of ids, zeros
 
@@ -37,35 +35,23 @@ class TokenFile:
         ids: (n,) ids, a memory map.
         vocab_size: the number of ids that are allowed.
         words: the number of words that the ids encode; 0: not known.
-        checks: the CRC-32 of each block; None: no block is checked.
     """
 
-    def __init__(
-        self, path: Path, ids: npt.NDArray[Any], vocab_size: int, words: int = 0, checks: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, path: Path, ids: npt.NDArray[Any], vocab_size: int, words: int = 0) -> None:
         self.path, self.words = path, words
         self._ids, self._limit = ids, vocab_size
-        self._checks = checks
-        self._verified: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def read(self, start: int, stop: int) -> Ids:
-        """The ids from `start` to `stop` (exclusive), (n,) int64.
-
-        Raises:
-            DataError: the file is damaged, or an id is outside the vocabulary.
-        """
-        size = self._ids.dtype.itemsize
-        if not self.sound(range(start * size // BLOCK, -(-stop * size // BLOCK))):
-            raise DataError(f"{self.path}: damaged; delete {self.path.parent} and run again")
+        """The ids from `start` to `stop` (exclusive), (n,) int64.  DataError: an id is outside the vocabulary."""
         ids = self._ids[start:stop].astype(np.int64)
         if len(ids) and int(ids.max()) >= self._limit:
             at = int(ids.argmax())
-            place = f"id {ids[at]} at position {start + at}"
             raise DataError(
-                f"{self.path}: {place} is outside the vocabulary of {self._limit}; see task.data.vocab_size"
+                f"{self.path}: id {ids[at]} at position {start + at} is outside the vocabulary of {self._limit}; "
+                "see task.data.vocab_size"
             )
         return ids
 
@@ -73,17 +59,6 @@ class TokenFile:
         """The first half (`which` = 0) or the second one (1) of a shard."""
         middle = len(self._ids) // 2
         return TokenFile(self.path, self._ids[middle:] if which else self._ids[:middle], self._limit)
-
-    def sound(self, blocks: Iterable[int]) -> bool:
-        """Whether these blocks have their checksums; each is checked once."""
-        checks = self._checks
-        for block in blocks if checks else ():
-            if checks and block not in self._verified:
-                data = self._ids.view(np.uint8)[block * BLOCK : (block + 1) * BLOCK]
-                if zlib.crc32(data.tobytes()) != checks[block]:
-                    return False
-                self._verified.add(block)
-        return True
 
 
 def open_shard(path: Path, vocab_size: int) -> TokenFile:
@@ -119,38 +94,25 @@ def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], 
 
 
 def _open(folder: Path, vocab_size: int) -> TokenFile:
-    path = folder / "tokens.bin"
-    index = read_index(folder)
-    dtype = np.dtype(index["dtype"])
-    if path.stat().st_size != index["count"] * dtype.itemsize:
-        raise Damaged(f"expected {index['count']} ids")
-    ids = np.memmap(path, dtype=dtype, mode="r")
-    file = TokenFile(path, ids, vocab_size, index["words"], index["crc32"])
-    if path.stat().st_size <= EAGER and not file.sound(range(len(index["crc32"]))):
+    path, index = folder / "tokens.bin", read_index(folder)
+    ids = np.memmap(path, dtype=index["dtype"], mode="r")
+    if len(ids) != index["count"] or (ids.nbytes <= EAGER and zlib.crc32(ids.tobytes()) != index["crc32"]):
         raise Damaged("its ids are not those that were written")
-    return file
+    return TokenFile(path, ids, vocab_size, index["words"])
 
 
 def _write(
     partial: Path, folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], dtype: np.dtype[Any]
 ) -> None:
-    count = texts = words = 0
-    checks: list[int] = []
-    pending = b""
+    count = texts = words = check = 0
     with (partial / "tokens.bin").open("wb") as out, progress(f"encoding {folder.name}, texts", None) as advance:
         for batch, more_words in batches:
             ids = np.fromiter((i for text in batch for i in text), dtype=dtype)
             count, texts, words = count + len(ids), texts + len(batch), words + more_words
-            data = ids.tobytes()
-            out.write(data)
-            pending += data
-            while len(pending) >= BLOCK:
-                checks.append(zlib.crc32(pending[:BLOCK]))
-                pending = pending[BLOCK:]
+            check = zlib.crc32(ids.tobytes(), check)
+            out.write(ids.tobytes())
             advance(len(batch))
     if not count:
         raise DataError(f"{folder.name}: the texts give no tokens")
-    if pending:
-        checks.append(zlib.crc32(pending))
-    write_index(partial, {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": checks})
+    write_index(partial, {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": check})
     log.info("%s: %d ids of %d texts", folder.name, count, texts)
