@@ -9,13 +9,14 @@ import ctypes
 import json
 import re
 import shutil
-import tempfile
 import wave
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 from xml.sax.saxutils import escape
 
@@ -25,7 +26,7 @@ import soxr
 
 from attnlab.data.samples import draw_splits, sample_corpus, sample_texts, write_lines
 from attnlab.errors import DataError
-from attnlab.run.progress import each
+from attnlab.run.progress import each, waited
 
 # From espeak-ng's speak_lib.h, the same since 1.48.
 SYNCHRONOUS = 2  # the callback runs in the calling thread: about ten times faster than the threaded mode
@@ -74,94 +75,67 @@ def libraries() -> list[str]:
     return [version("espeakng-loader"), np.__version__, soxr.__version__]
 
 
-class Synthesizer:
-    """An instance of espeak-ng in its initial state, as a context manager.
+Speak = Callable[[str, Voice], np.ndarray]  # (n,) int16 samples of a text, mono
+
+
+@contextmanager
+def synthesizer() -> Iterator[tuple[Speak, int]]:
+    """espeak-ng in its initial state: what speaks, and its sample rate in Hz.
 
     espeak-ng keeps phases and flutter positions in static variables that no call resets, so its output depends on all
     calls before. Each synthesizer therefore loads another copy of the library: the same calls on a new synthesizer
     give the same samples, and synthesizers are independent. The copy also gives the voice data a short path
     (espeak-ng cuts paths at 160 bytes).
 
-    All calls of a copy run in one thread, in their order: Ctrl-C in the main thread neither gets lost in a callback nor
-    unloads a library that still speaks.
-
-    Attributes:
-        sample_rate: of the samples, in Hz.
-
     Raises:
-        DataError: espeak-ng cannot be loaded.
+        DataError: espeak-ng cannot be loaded; of `Speak`: there is no such voice, or espeak-ng fails.
     """
+    libraries()
+    import espeakng_loader
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="espeak")
-        self._samples = bytearray()
-        self._callback = CALLBACK(self._collect)  # a reference: the library has only its address
+    spoken = bytearray()
 
-    def __enter__(self) -> Synthesizer:
-        libraries()
-        self._directory = tempfile.TemporaryDirectory(prefix="espeak-")
+    @CALLBACK  # type: ignore[untyped-decorator]
+    def collect(samples: Any, count: int, _events: int | None) -> int:
+        if samples and count > 0:
+            spoken.extend(ctypes.string_at(samples, 2 * count))
+        return 0
+
+    def speak(text: str, voice: Voice) -> np.ndarray:
+        if library.espeak_SetVoiceByName(voice.name.encode()):
+            raise DataError(f"espeak-ng has no voice {voice.name!r}")
+        library.espeak_SetParameter(RATE, voice.rate, 0)
+        library.espeak_SetParameter(PITCH, voice.pitch, 0)
+        spoken.clear()
+        encoded = text.encode()
+        status = library.espeak_Synth(encoded, len(encoded) + 1, 0, POSITION_CHARACTER, 0, UTF8, None, None)
+        if status or not spoken:
+            raise DataError(f"espeak-ng could not speak {text!r} with voice {voice.name!r} (status {status})")
+        return np.frombuffer(bytes(spoken), np.int16)
+
+    with TemporaryDirectory(prefix="espeak-") as directory:
+        data = Path(directory, "espeak-ng-data")
         try:
-            self._thread.submit(self._load, Path(self._directory.name)).result()
-        except BaseException:
-            self._directory.cleanup()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Unload the library.  Samples remain valid."""
-        self._thread.submit(self._unload)
-        self._thread.shutdown()
-
-    def speak(self, text: str, voice: Voice) -> np.ndarray:
-        """(n,) int16 samples of a text at `self.sample_rate`, mono.
-
-        Raises:
-            DataError: there is no such voice, or espeak-ng fails.
-        """
-        return self._thread.submit(self._speak, text, voice).result()
-
-    def _load(self, directory: Path) -> None:
-        import espeakng_loader
-
-        data = directory / "espeak-ng-data"
-        try:
-            library = str(shutil.copy(espeakng_loader.get_library_path(), directory))
+            path = str(shutil.copy(espeakng_loader.get_library_path(), directory))
             data.symlink_to(espeakng_loader.get_data_path())
-            self._library = ctypes.CDLL(library)
+            library = ctypes.CDLL(path)
         except (OSError, RuntimeError) as error:
             advice = "reinstall espeakng-loader, set TMPDIR to a directory without noexec, or set data_root"
             raise DataError(f"{UNAVAILABLE} ({error}): {advice}") from error
-        self._library.espeak_Synth.argtypes = [
+        library.espeak_Synth.argtypes = [
             *(ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint, ctypes.c_int, ctypes.c_uint, ctypes.c_uint),
             *(ctypes.c_void_p, ctypes.c_void_p),
         ]
-        self.sample_rate: int = self._library.espeak_Initialize(SYNCHRONOUS, 0, bytes(data), DONT_EXIT)
-        if self.sample_rate <= 0:
+        rate: int = library.espeak_Initialize(SYNCHRONOUS, 0, bytes(data), DONT_EXIT)
+        if rate <= 0:
             raise DataError(f"espeak-ng cannot read its voice data in {data.resolve()}: reinstall espeakng-loader")
-        self._library.espeak_SetSynthCallback(self._callback)
-        self._library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # of the breath noise; by default from the clock
-
-    def _unload(self) -> None:
-        self._library.espeak_Terminate()
-        ctypes.CDLL(None).dlclose(ctypes.c_void_p(self._library._handle))
-        self._directory.cleanup()
-
-    def _collect(self, samples: ctypes._Pointer[ctypes.c_short] | None, count: int, _events: int | None) -> int:
-        if samples and count > 0:
-            self._samples += ctypes.string_at(samples, 2 * count)
-        return 0
-
-    def _speak(self, text: str, voice: Voice) -> np.ndarray:
-        if self._library.espeak_SetVoiceByName(voice.name.encode()):
-            raise DataError(f"espeak-ng has no voice {voice.name!r}")
-        self._library.espeak_SetParameter(RATE, voice.rate, 0)
-        self._library.espeak_SetParameter(PITCH, voice.pitch, 0)
-        self._samples.clear()
-        encoded = text.encode()
-        status = self._library.espeak_Synth(encoded, len(encoded) + 1, 0, POSITION_CHARACTER, 0, UTF8, None, None)
-        if status or not self._samples:
-            raise DataError(f"espeak-ng could not speak {text!r} with voice {voice.name!r} (status {status})")
-        return np.frombuffer(bytes(self._samples), np.int16)
+        library.espeak_SetSynthCallback(collect)
+        library.espeak_ng_SetRandSeed(ctypes.c_long(1))  # of the breath noise; by default from the clock
+        try:
+            yield speak, rate
+        finally:
+            library.espeak_Terminate()
+            ctypes.CDLL(None).dlclose(ctypes.c_void_p(library._handle))
 
 
 def speak_all(voice: Voice, sentences: Sequence[str], rng: np.random.Generator) -> Talk:
@@ -171,10 +145,9 @@ def speak_all(voice: Voice, sentences: Sequence[str], rng: np.random.Generator) 
         DataError: espeak-ng cannot be loaded or fails.
     """
     pieces, spans, position = [], [], 0
-    with Synthesizer() as synthesizer:
+    with synthesizer() as (speak, rate):
         for sentence in sentences:
-            spoken = synthesizer.speak(sentence, voice)
-            spoken = soxr.resample(np.trim_zeros(spoken), synthesizer.sample_rate, SAMPLE_RATE)
+            spoken = soxr.resample(np.trim_zeros(speak(sentence, voice)), rate, SAMPLE_RATE)
             pause = int(rng.integers(PAUSE[0], PAUSE[1] + 1))
             length = -(-len(spoken) // FRAME) + 2 * MARGIN
             piece = np.zeros((pause + length) * FRAME, np.int16)
@@ -230,7 +203,8 @@ def _spoken(groups: Sequence[tuple[Key, Sequence[str]]]) -> Iterator[tuple[int, 
         rng = np.random.default_rng([SEED, number])
         voice = VOICES[number % len(VOICES)]
         rate, pitch = voice.rate + int(rng.integers(-8, 9)), voice.pitch + int(rng.integers(-5, 6))
-        yield number, key, speak_all(Voice(voice.name, rate, pitch), texts, rng)
+        speak = partial(speak_all, Voice(voice.name, rate, pitch), texts, rng)
+        yield number, key, waited("speaking", speak)  # in a callback of the library, Ctrl-C would be lost
 
 
 def _blocks(items: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:
