@@ -113,14 +113,11 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def _decoded(data: bytes, path: Path, line: int) -> str:
     """The text of bytes that begin at a line."""
-    at, reason = data.find(b"\0"), "a zero byte, as in a binary file"
-    if at < 0:
-        try:
-            return data.decode("utf-8-sig" if line == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            at, reason = error.start, error.reason
-    line += data.count(b"\n", 0, at)
-    raise DataError(f"{path} line {line}: {reason}; expected UTF-8 text")
+    try:
+        return data.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        line += data.count(b"\n", 0, error.start)
+        raise DataError(f"{path} line {line}: {error.reason}; expected UTF-8 text") from error
 
 
 def read_json(path: Path) -> Any:

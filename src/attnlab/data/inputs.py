@@ -55,9 +55,10 @@ class Inputs:
 
     def __init__(self, source: str | Path, kind: InputKind) -> None:
         self.kind, self.source, self._path = kind, str(source), Path(source).expanduser()
+        self._expected = f"the path of a file ({kind.name})" if kind.suffixes else "a text"
         if not self.source.strip():
-            raise DataError(f"input= is empty; expected {_expected(kind)}")
-        if not kind.suffixes and not is_unicode(self.source):
+            raise DataError(f"input= is empty; expected {self._expected}")
+        if not is_unicode(self.source):
             raise DataError(f"input={self.source[:40]!r}: not UTF-8 text")
         try:
             self.form = self._form(isinstance(source, Path))
@@ -65,31 +66,28 @@ class Inputs:
             if kind.suffixes:
                 raise DataError(f"input={self.source[:80]}: cannot be read ({error.strerror})") from error
             self.form = "one"
-        if self.form == "lines":
-            _check_lines(self._path)
         self.count = 0
         for item in self:
             self.count += 1
             if kind.suffixes:
                 kind.check(Path(item.value))
+            elif not item.value.strip():  # results stand in the lines of their inputs
+                raise DataError(f"{self._path} line {self.count}: empty; expected a text in every line")
         if not self.count:
-            raise DataError(f"input={self.source}: empty; expected {_expected(kind)}")
+            raise DataError(f"input={self.source}: empty; expected {self._expected}")
 
     def _form(self, is_path: bool) -> Literal["one", "folder", "lines", "objects"]:
-        path, kind = self._path, self.kind
+        path, kind, suffix = self._path, self.kind, self._path.suffix.lower()
         if path.is_dir():
             if not kind.suffixes:
                 raise DataError(f"input={path}: a folder; expected a text, a {LINES[0]} file or a {OBJECTS[0]} file")
             if not self._files():
                 raise DataError(f"input={path}: no {kind.name} in this folder; expected {', '.join(kind.suffixes)}")
             return "folder"
-        looks_like_a_file = path.suffix.lower() in (*LINES, *OBJECTS) and not self.source.split()[1:]
-        if (kind.suffixes or is_path or looks_like_a_file) and not path.is_file():
+        if path.is_file():
+            return "objects" if suffix in OBJECTS else "one" if kind.suffixes else "lines"
+        if kind.suffixes or is_path or (suffix in (*LINES, *OBJECTS) and not self.source.split()[1:]):
             raise DataError(f"input={self.source}: no such file")
-        if path.is_file() and path.suffix.lower() in OBJECTS:
-            return "objects"
-        if path.is_file() and not kind.suffixes:
-            return "lines"
         return "one"
 
     def _files(self) -> list[Path]:
@@ -113,30 +111,12 @@ class Inputs:
         key = next((key for key in self.kind.keys if key in row.values), self.kind.keys[0])
         value = row.value(key, str)
         if not value.strip():
-            raise DataError(f"{row.where}: {key} is empty; expected {_expected(self.kind)}")
+            raise DataError(f"{row.where}: {key} is empty; expected {self._expected}")
         if self.kind.suffixes:
             value = str(self._path.parent / Path(value).expanduser())
             if not Path(value).is_file():
                 raise DataError(f"{row.where}: {value}: no such file")
         return Item(value, row.values)
-
-
-def _check_lines(path: Path) -> None:
-    """Refuse a file with an empty line: results would not stand in the lines of their inputs."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    raise DataError(f"{path} line {number}: empty; expected a text in every line")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def _expected(kind: InputKind) -> str:
-    """What is expected, for messages."""
-    return f"the path of a file ({kind.name})" if kind.suffixes else "a text"
 
 
 def chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
