@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,13 @@ def halves(samples: Array) -> Array:
 
 def test_a_corpus_is_stored_and_read_back(tmp_path: Path) -> None:
     root, out = corpus(tmp_path / "in", "a"), tmp_path / "out"
-    extract(Kaldi(), root, out, halves, speeds=(0.5, 1.0))
+    extract(Kaldi(), root, out, halves, (0.5, 1.0), {})
     train = Kaldi().read(out, "train", "stored", False)
     assert [(x.id, x.target) for x in train] == [("sp0.5-a", "ONE"), ("a", "ONE")]
     store = StoredFeatures(2).open(train)  # type: ignore[arg-type]
     assert store.lengths.tolist() == [100, 50] and store[0].shape == (100, 2)
     assert [x.id for x in Kaldi().read(out, "eval", "stored", False)] == ["a"]
-    extract(Kaldi(), root, out, lambda _: pytest.fail("computed again"), speeds=(0.5, 1.0))
+    extract(Kaldi(), root, out, lambda _: pytest.fail("computed again"), (0.5, 1.0), {})
 
 
 class Harmful:
@@ -94,8 +93,7 @@ def test_one_layer_the_mean_or_all_of_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--speeds 0", "different numbers above 0"),
-        ("--speeds 1 1", "different numbers above 0"),
+        ("--speeds 0", "expected numbers above 0"),
         ("", "no such directory"),
     ],
 )
@@ -134,22 +132,22 @@ def test_an_interrupted_extraction_goes_on_and_mixes_nothing(tmp_path: Path) -> 
         return halves(samples)
 
     with pytest.raises(KeyboardInterrupt):
-        extract(Kaldi(), root, out, interrupted, about=about)
+        extract(Kaldi(), root, out, interrupted, (1.0,), about)
     assert len(list(out.rglob("*.npy"))) == 3 and not list(out.rglob("*.part"))
     with pytest.raises(DataError, match=r"extraction.json: the features here are of .*'all'.*not of .*'mean'"):
-        extract(Kaldi(), root, out, halves, about=about | {"layer": "mean"})
+        extract(Kaldi(), root, out, halves, (1.0,), about | {"layer": "mean"})
     again: list[int] = []
-    extract(Kaldi(), root, out, lambda samples: again.append(1) or halves(samples), about=about)  # type: ignore[func-returns-value]
+    extract(Kaldi(), root, out, lambda samples: again.append(1) or halves(samples), (1.0,), about)  # type: ignore[func-returns-value]
     assert len(again) == 3 and len(list(out.rglob("*.npy"))) == 6
     assert all(len(Kaldi().read(out, split, "stored", False)) == 2 for split in Kaldi.splits)
 
 
-def test_what_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_stored(tmp_path: Path) -> None:
     root = corpus(tmp_path / "in", "a", "b")
 
     def refused(message: str, source: Path = root, output: Path = tmp_path / "out", scale: float = 1.0) -> None:
         with pytest.raises(DataError, match=message):
-            extract(Kaldi(), source, output, lambda samples: scale * np.ones((3, 2), np.float32))
+            extract(Kaldi(), source, output, lambda samples: scale * np.ones((3, 2), np.float32), (1.0,), {})
         assert not list(tmp_path.rglob("*.npy"))
 
     refused(r"a has features that are NaN or beyond float16", scale=1e6)
@@ -157,5 +155,3 @@ def test_what_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (root / "train" / "text").read_text() == "a ONE\nb ONE\n"
     outside = corpus(tmp_path / "other" / "x" / "y", "../../a")
     refused(r"'\.\./\.\./a' of train cannot be the name of a file", source=outside)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
-    refused(r"take about .* GB, and 1e-09 GB are free; use another")

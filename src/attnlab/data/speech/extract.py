@@ -16,8 +16,6 @@ import argparse
 import json
 import logging
 import math
-import shutil
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -36,22 +34,15 @@ from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.errors import AttnlabError, DataError
 from attnlab.pretrained.weights import first_line
 from attnlab.run.console import StderrHandler
-from attnlab.run.files import write_bytes
+from attnlab.run.files import write_bytes, write_text
 from attnlab.run.progress import each
-
-log = logging.getLogger(__name__)
 
 RATE = 16000  # what the pretrained models were trained on
 Model = Callable[[Array], Array]  # (samples,) at RATE -> (frames, width)
 
 
 def extract(
-    reader: Reader,
-    root: Path,
-    output: Path,
-    model: Model,
-    speeds: Sequence[float] = (1.0,),
-    about: Mapping[str, str] | None = None,
+    reader: Reader, root: Path, output: Path, model: Model, speeds: Sequence[float], about: Mapping[str, str]
 ) -> None:
     """Store the features of all splits.
 
@@ -61,12 +52,12 @@ def extract(
 
     Raises:
         DataError: the corpus cannot be read, an id cannot be the name of a file, `output` is the corpus itself or holds
-            features of another model or layer, there is no space for all of them, or values are beyond float16.
+            features of another model or layer, or values are beyond float16.
     """
     reader.check(root, reader.splits, "audio")
     if root.resolve() == output.resolve():
         raise DataError(f"--output={output}: the corpus itself, whose text files would be replaced; use another one")
-    about, mark = dict(about or {}), output / "extraction.json"
+    mark = output / "extraction.json"
     if mark.is_file() and (stored := read_json(mark)) != about:
         raise DataError(f"{mark}: the features here are of {stored}, not of {about}; use another --output")
     paths: dict[Path, Segment] = {}
@@ -76,22 +67,12 @@ def extract(
             segments = [at_speed(x, speed) for speed in speeds for x in segments]
         if odd := [x.id for x in segments if Path(x.id).name != x.id or " " in x.id]:
             raise DataError(f"{root}: {odd[0]!r} of {split} cannot be the name of a file")
-        write_bytes(output / split / "text", "".join(f"{x.id} {x.target}\n" for x in segments).encode())
-        names = "".join(f"{x.id} {split}/feats/{x.id}.npy\n" for x in segments)
-        write_bytes(output / split / "feats.scp", names.encode())
+        write_text(output / split / "text", "".join(f"{x.id} {x.target}\n" for x in segments))
+        write_text(output / split / "feats.scp", "".join(f"{x.id} {split}/feats/{x.id}.npy\n" for x in segments))
         paths |= {output / split / "feats" / f"{x.id}.npy": x for x in segments}
-    write_bytes(mark, json.dumps(about, indent=1).encode())
-    left = {path: x for path, x in paths.items() if not path.is_file()}
-    seconds = sum(x.seconds for x in left.values())
-    for number, (path, x) in enumerate(each("computing features", list(left.items()))):
-        data = _features(x, model)
-        if not number:
-            need, free = len(data) / x.seconds * seconds / 1e9, shutil.disk_usage(output).free / 1e9
-            text = f"features of {seconds / 3600:.2f} hours take about {need:.3g} GB"
-            log.info("%s: %s", output, text)
-            if need > free:
-                raise DataError(f"{output}: {text}, and {free:.3g} GB are free; use another --output, or one --layer")
-        write_bytes(path, data)
+    write_text(mark, json.dumps(about, indent=1))
+    for path, x in each("computing features", [(path, x) for path, x in paths.items() if not path.is_file()]):
+        write_bytes(path, _features(x, model))
 
 
 def _features(x: Segment, model: Model) -> bytes:
@@ -162,20 +143,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.layer not in ("mean", "all") and not options.layer.isdecimal():
         parser.error(f"--layer={options.layer}: expected mean, all or an int")
-    names = {f"{speed:g}" for speed in options.speeds}  # in the ids of utterances
-    if not all(0 < speed < math.inf for speed in options.speeds) or len(names) < len(options.speeds):
-        parser.error(f"--speeds={' '.join(map(str, options.speeds))}: expected different numbers above 0")
+    if not all(0 < speed < math.inf for speed in options.speeds):
+        parser.error(f"--speeds={' '.join(map(str, options.speeds))}: expected numbers above 0")
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[StderrHandler()])
     try:
         reader: Reader = getattr(readers, options.reader)()
         reader.check(options.root, reader.splits, "audio")  # before the model, which may be downloaded
         model = pretrained(options.model, options.layer, options.device)
         about = {"model": options.model, "layer": options.layer}
-        extract(reader, options.root, options.output, model, options.speeds, about)
+        extract(reader, options.root, options.output, model, sorted(set(options.speeds)), about)
     except AttnlabError as error:
         parser.exit(error.exit_code, f"error: {error}\n")
-    except KeyboardInterrupt:
-        parser.exit(128 + signal.SIGINT, "error: interrupted; the same command continues\n")
 
 
 if __name__ == "__main__":

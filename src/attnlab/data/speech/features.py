@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -180,12 +179,9 @@ def open_features(cache_dir: Path, split: str, segments: Sequence[Segment], bank
 
 
 def _write(folder: Path, split: str, key: str, segments: Sequence[Segment], bank: FilterBank) -> None:
-    seconds = sum(segment.seconds for segment in segments)
-    need, free = int(seconds * 100) * bank.num_mels * STORED.itemsize, shutil.disk_usage(folder).free
-    text = f"features of {split} need {need / 2**20:.1f} MiB"
-    if free < need:
-        raise DataError(f"{folder.parent}: {text}, {free / 2**20:.1f} MiB are free; set cache_dir")
-    log.info("%s: %d segments, %.2f hours", text, len(segments), seconds / 3600)
+    hours = sum(segment.seconds for segment in segments) / 3600
+    size = hours * 360_000 * bank.num_mels * STORED.itemsize / 2**20
+    log.info("features of %s: %d segments, %.2f hours, %.1f MiB", split, len(segments), hours, size)
 
     def compute(segment: Segment) -> bytes:
         waveform = read_waveform(segment.audio, segment.start, segment.num_samples)

@@ -1,4 +1,7 @@
-"""Features computed by other programs, one file for each utterance: .npy, or HTK's and Sphinx's .mfc."""
+"""Features computed by other programs, one file for each utterance: .npy, or Sphinx's .mfc.
+
+An .mfc file has the number of its values, int32, and the values, float32, all big-endian.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +17,6 @@ from attnlab.data.corpus import Kind, Stored
 from attnlab.data.files import reading
 from attnlab.data.speech.features import Array, utterance_cmvn
 from attnlab.errors import ConfigError, DataError
-
-HTK_HEADER = 12  # int32 frames, int32 period, int16 bytes of a frame, int16 kind; all big-endian
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class StoredFeatures:
         return len(self._array(path))
 
     def __call__(self, path: Path) -> Array:
-        """(T, F) or (T, L, F) float32 of a file: .npy, or .mfc of HTK or Sphinx.  DataError: see `frames`, or NaN."""
+        """(T, F) or (T, L, F) float32 of a file: .npy, or .mfc.  DataError: see `frames`, or NaN."""
         features = np.array(self._array(path), dtype=np.float32)
         if not np.isfinite(features).all():
             raise DataError(f"{path}: contains NaN or infinity; expected finite values")
@@ -80,8 +81,10 @@ class StoredFeatures:
             if path.suffix == ".npy":
                 array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
             else:
-                shape, kind, offset = _layout(path, self.columns)
-                array = np.memmap(path, dtype=kind, mode="r", offset=offset, shape=shape)
+                count = int(np.fromfile(path, ">i4", 1)[0])
+                if path.stat().st_size != 4 + 4 * count or count % self.columns:
+                    raise ValueError(f"its header says {count} values; expected all values, {self.columns} for a frame")
+                array = np.memmap(path, ">f4", "r", offset=4).reshape(-1, self.columns)
             if array.dtype.kind not in "fiu":
                 raise ValueError(f"expected an array of numbers, not {array.dtype}")
         wanted = (self.columns,) if self.layers is None else (self.layers, self.columns)
@@ -111,22 +114,3 @@ def slopes(x: Array) -> Array:
     """(T, F) to (T, F): regression slopes over frames t - 2 to t + 2, with the ends repeated (HTK book, eq. 5.16)."""
     p = np.pad(x, ((2, 2), (0, 0)), mode="edge")
     return ((p[3:-1] - p[1:-3] + 2 * (p[4:] - p[:-4])) / 10).astype(np.float32)
-
-
-def _layout(path: Path, columns: int) -> tuple[tuple[int, int], npt.DTypeLike, int]:
-    """Shape, dtype and offset of an .mfc file.  Its size distinguishes Sphinx's header (a count) from HTK's."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header = file.read(HTK_HEADER)
-    if len(header) >= 4:
-        for order in (">", "<"):
-            count = int(np.frombuffer(header, f"{order}i4", 1)[0])
-            if count > 0 and size == 4 + 4 * count:
-                if count % columns:
-                    raise ValueError(f"its {count} values are not a multiple of {columns}, the values of a frame")
-                return (count // columns, columns), f"{order}f4", 4
-    if len(header) == HTK_HEADER:
-        count, width = int(np.frombuffer(header, ">i4", 1)[0]), int(np.frombuffer(header, ">i2", 1, 8)[0])
-        if count > 0 and width > 0 and width % 4 == 0 and size == HTK_HEADER + count * width:
-            return (count, width // 4), ">f4", HTK_HEADER
-    raise ValueError("its size fits neither a Sphinx nor an uncompressed HTK header")
