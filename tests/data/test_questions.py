@@ -112,6 +112,7 @@ def test_first_fifth_is_validation_and_long_answers_are_left_out(place: Path, tm
     assert all(len(question_set(name).read(place)) >= 64 for name in ("hotpotqa", "fever", "bios", "wikidata"))
     data = Questions(str(place), str(tmp_path), "wikidata", limit=33, longest_answer=5)
     everything = question_set("wikidata").read(place)
+    data.read()
     data.setup(len)
     short = [question for question in everything if len(question.answers[0]) <= 5]
     assert 33 <= len(short) < len(everything)

@@ -50,13 +50,11 @@ class QuestionSet(ABC):
 
     Attributes:
         name: the value of `task.questions`.
-        title: for messages and tables.
         choices: the answers to choose from, whose next-token probabilities are compared; empty: free text, the answer
             must occur in the generated text.
         new_tokens: the largest number of generated tokens; of sets with choices 0.
         masks: masks that a masked language model fills at once; 1 with choices.
         layout: what the folder must hold, for messages.
-        folders: where the files may be below the root.
         splits: the names of each split's files, without suffix; the first split must exist.
         columns: of the files, those that are read.
     """
@@ -80,7 +78,7 @@ class QuestionSet(ABC):
     def files(self, root: Path, split: int) -> list[Path]:
         """The files of a split, of the first name that has any.  DataError: several, which are not its shards."""
         for name in (f"{folder}{name}" for folder in self.folders for name in self.splits[split]):
-            files = sorted(path for suffix in SUFFIXES for path in root.glob(f"{name}{suffix}") if path.is_file())
+            files = sorted(path for suffix in SUFFIXES for path in root.glob(f"{name}{suffix}"))
             if len(files) > 1 and not all(SHARD in path.name for path in files):
                 names = ", ".join(path.name for path in files)
                 raise DataError(f"{files[0].parent}: {names} are files of the same split; keep one of them")
@@ -229,12 +227,11 @@ class BiosProfession(QuestionSet):
     def questions(self, root: Path) -> Iterator[Question]:
         for row in self.rows(root, 0):
             value = row.value("profession", int, str)
-            name = (
-                PROFESSIONS[value] if value in range(len(PROFESSIONS)) else str(value).replace("_", " ").strip().lower()
-            )
+            name = str(value).replace("_", " ").strip().lower()
+            if value in range(len(PROFESSIONS)):
+                name = PROFESSIONS[value]
             if name not in PROFESSIONS:
-                known = f"0 to {len(PROFESSIONS) - 1}, or a name"
-                raise DataError(f"{row.where}: 'profession' is {value!r:.40}; expected {known}")
+                raise DataError(f"{row.where}: 'profession' is {value!r:.40}; expected 0 to 27, or a name")
             if name in self.choices:
                 yield self.question(row, row.value("hard_text", str), [name])
 
@@ -280,10 +277,9 @@ class WikidataQA(QuestionSet):
         for row in self.rows(root, 0):
             text, value = (next((key for key in keys if key in row.values), keys[0]) for keys in COLUMNS)
             targets = row.value(value, list, str)
-            if isinstance(targets, str) or len(targets) == 1:
-                yield self.question(
-                    row, row.value(text, str), [targets] if isinstance(targets, str) else [str(targets[0])]
-                )
+            targets = [targets] if isinstance(targets, str) else targets
+            if len(targets) == 1:
+                yield self.question(row, row.value(text, str), [str(targets[0])])
 
     def prompt(self, text: str) -> str:
         return text
@@ -333,7 +329,6 @@ class Questions:
         self.kind = question_set(questions)
         self.root, self.cache_dir, self.seed = root, Path(cache_dir).expanduser(), seed
         self.limit, self.longest_answer = limit, longest_answer
-        self._questions: list[Question] = []
         self.filtered: dict[str, int] = {}
         self.validation: list[Question] = []
         self.test: list[Question] = []
@@ -348,16 +343,14 @@ class Questions:
         self._questions = self.kind.read(self.location)
 
     def setup(self, tokens: Callable[[str], int]) -> None:
-        """Filter and split the questions, which are read first unless they are already.
+        """Filter and split the questions that :meth:`read` has read.
 
         Args:
             tokens: the number of tokens of a text, special tokens included.
 
         Raises:
-            DataError: as `read`, or there are too few questions.
+            DataError: there are too few questions.
         """
-        if not self._questions:
-            self.read()
         questions = self._questions
         if not self.kind.choices:
             questions = [question for question in questions if tokens(question.answers[0]) <= self.longest_answer]
