@@ -6,13 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pytest
-import soundfile
 from pyarrow import parquet
 
-from attnlab.data.corpus import inspect_audio
 from attnlab.data.files import read_json, read_lines, read_text, rows
 from attnlab.data.text.corpora import FineWebEdu, parquet_texts
 from attnlab.data.text.pairs import SPLIT_FILE
@@ -63,7 +60,7 @@ Change = None | str | bytes | tuple[str, str]
         *(("mustc", YAML, (old, new), TIMES) for old, new in (
             ("offset: 9.5", "offset: -9.5"), ("duration: 0.9", "duration: nan"), ("offset: 9.500000, ", ""))),
         ("mustc", YAML, ("wav: ted_1.wav", "wav: ted_9.wav"), "ted_9.wav: missing recording, named in .*line 1"),
-        ("mustc", YAML, ("offset: 9.500000", "offset: [9, 5]"), "train.yaml item 2: expected wav, offset and duration"),
+        ("mustc", YAML, ("offset: 9.500000", "offset: [9, 5]"), TIMES),
         ("mustc", GERMAN, ("zwei eins\n", "  \n"), "train.de line 3: empty text"),
         ("mustc", GERMAN, None, "train.de is missing"),
         ("mustc", GERMAN, b"eins\nzw\xe4i\n", "train.de line 2: invalid continuation byte; expected UTF-8"),
@@ -131,14 +128,6 @@ def test_a_directory_and_a_byte_order_mark(tmp_path: Path) -> None:
     refused(lambda: read_text(tmp_path), "a directory; expected a text file")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo \xef\xbb\xbf\n")
     assert list(read_lines(tmp_path / "a.txt")) == ["one", "two \ufeff"]
-
-
-def test_a_recording_of_an_impossible_rate(tmp_path: Path) -> None:
-    """At 1 Hz, a short file would be resampled for minutes."""
-    soundfile.write(tmp_path / "a.wav", np.zeros(8000), 1)
-    refused(
-        lambda: inspect_audio(tmp_path / "a.wav", "train.tsv line 2"), r"a\.wav: the header has a rate of 1 Hz; expec"
-    )
 
 
 def test_json_objects_of_several_lines(tmp_path: Path) -> None:

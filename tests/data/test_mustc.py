@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from attnlab.data.corpus import Segment
 from attnlab.data.speech.mustc import MustC
@@ -35,16 +34,6 @@ def test_reads_both_published_forms(tmp_path: Path, version: int) -> None:
     assert [s.audio.name for s in segments] == [s[0] for s in SEGMENTS]
     assert [(s.start, s.num_samples) for s in segments] == [(int(s[1] * RATE), int(s[2] * RATE)) for s in SEGMENTS]
     assert {s.rate for s in segments} == {RATE}
-
-
-def test_any_yaml_of_the_same_content_reads_the_same(corpus: Path) -> None:
-    plain = read(corpus)
-    path = corpus / "en-de/data/train/txt/train.yaml"
-    items = yaml.load(path.read_text(), yaml.BaseLoader)
-    path.write_text("# comment\n" + yaml.safe_dump(items, default_flow_style=False))
-    assert read(corpus) == plain
-    path.write_text(yaml.safe_dump(items, default_flow_style=True, width=10**9))  # one line, quoted strings
-    assert read(corpus) == plain
 
 
 def test_rounded_offsets_and_unusual_line_ends(corpus: Path, edit: Edit) -> None:

@@ -18,7 +18,6 @@ from attnlab.errors import DataError
 
 Item = TypeVar("Item")
 Kind = Literal["audio", "stored", "text"]  # what a front end reads
-LOWEST_RATE, HIGHEST_RATE = 1_000, 384_000  # Hz, of a recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +109,16 @@ class Reader(ABC):
     def find(self, root: Path, split: str, kind: Kind) -> None:  # noqa: B027
         """Check that the files of one split exist.  Raises DataError where one is missing."""
 
-    def need(self, *files: Path, folder: Path | None = None) -> None:
-        """Raise DataError where one of these files, or the folder, is missing."""
-        for path in files:
-            if not path.is_file():
+    def need(self, *files: Path, folders: Sequence[Path] = ()) -> None:
+        """Raise DataError where one of these files or folders is missing."""
+        for path in (*folders, *files):
+            if not (path.is_dir() if path in folders else path.is_file()):
                 self.missing(path)
-        if folder is not None and not folder.is_dir():
-            self.missing(folder)
 
     def missing(self, path: Path) -> NoReturn:
         """Raise the error of a file or folder that is missing, or that is the other of the two."""
         if path.exists():
-            kinds = ("a directory", "a file") if path.is_dir() else ("a file", "a directory")
-            raise DataError(f"{path}: {kinds[0]}; expected {kinds[1]}; {self.layout}")
+            raise DataError(f"{path}: {'a directory' if path.is_dir() else 'a file'}; {self.layout}")
         there = contents(path.parent) if path.parent.is_dir() else "no such folder"
         raise DataError(f"{path} is missing (found {there}); {self.layout}")
 
@@ -149,14 +145,7 @@ def inspect_audio(path: Path, where: str) -> tuple[int, int]:
         raise DataError(f"{path}: missing recording, named in {where}")
     with reading(path, f"a recording, named in {where}"):
         info = soundfile.info(path)
-    return checked_rate(path, info.samplerate), info.frames
-
-
-def checked_rate(path: Path, rate: int) -> int:
-    """The sample rate (Hz) of a recording. DataError: the header is damaged; resampling from 1 Hz takes minutes."""
-    if not LOWEST_RATE <= rate <= HIGHEST_RATE:
-        raise DataError(f"{path}: the header has a rate of {rate} Hz; expected {LOWEST_RATE} to {HIGHEST_RATE} Hz")
-    return rate
+    return info.samplerate, info.frames
 
 
 def excerpt(

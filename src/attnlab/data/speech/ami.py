@@ -70,7 +70,7 @@ class AMI(Reader):
             return
         if kind == "stored":
             raise DataError(f"data_root={root}: stored features need Kaldi directories with text and feats.scp")
-        self.need(root / "corpusResources" / "meetings.xml", folder=root / "segments")
+        self.need(root / "corpusResources" / "meetings.xml", folders=[root / "segments"])
         self.meetings(root, split)
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
@@ -89,15 +89,10 @@ class AMI(Reader):
         return segments
 
     def meetings(self, root: Path, split: str) -> list[str]:
-        """The meetings of splits/split_<split>.final or .orig; without these files, of the partition.
-
-        Raises:
-            DataError: the split has no meetings.
-        """
-        for suffix in ("final", "orig"):
-            path = root / "splits" / f"split_{split}.{suffix}"
-            if path.is_file():
-                return list(dict.fromkeys(name for line in read_lines(path) if (name := line.strip())))
+        """The meetings of splits/split_<split>.orig; without it, of the partition.  DataError: there are none."""
+        path = root / "splits" / f"split_{split}.orig"
+        if path.is_file():
+            return list(dict.fromkeys(name for line in read_lines(path) if (name := line.strip())))
         meetings = sorted({path.name.partition(".")[0] for path in (root / "words").glob("*.words.xml")})
         partition = {"dev": DEV.split(), "eval": EVAL.split()}
         if split in partition:

@@ -41,7 +41,7 @@ class AN4(Reader):
         return stem.with_name(stem.name + ".fileids"), stem.with_name(stem.name + ".transcription")
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        self.need(*self.files(root, split), folder=root / ("wav" if kind == "audio" else "feat"))
+        self.need(*self.files(root, split), folders=[root / ("wav" if kind == "audio" else "feat")])
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         ids_path, text_path = self.files(root, split)

@@ -1,7 +1,7 @@
 """Reader of MuST-C in its published layout (v1.0 and v2).
 
 <root>/en-de/data/<split>/wav/ted_<n>.wav      one recording per talk, any sample rate
-<root>/en-de/data/<split>/txt/<split>.yaml     one list item per segment: offset and duration in seconds, wav
+<root>/en-de/data/<split>/txt/<split>.yaml     one line per segment, `- {duration: 3.5, offset: 16.08, ..., wav: ...}`
 <root>/en-de/data/<split>/txt/<split>.en, .de  one line per segment, in the order of the YAML list
 """
 
@@ -11,19 +11,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, refuse_empty
-from attnlab.data.files import read_lines, read_text, squeeze
+from attnlab.data.files import read_lines
 from attnlab.errors import DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut at the end.
 END_TOLERANCE_SECONDS = 0.010
-
-# The published form, one plain flow mapping per line: PyYAML takes half a minute for MuST-C, this regex two seconds.
-_SCALAR = r"-?\w[\w.+-]*"
-_PLAIN_ITEM = re.compile(rf"- \{{(\w+: {_SCALAR}(?:, \w+: {_SCALAR})*)\}}[ \r]*")
-_Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 class MustC(Reader):
@@ -59,15 +52,12 @@ class MustC(Reader):
         return [text / f"{split}.{suffix}" for suffix in ("yaml", *self.languages)]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        if not (root / self.pair).is_dir():
-            self.missing(root / self.pair)
         files = self.files(root, split)
-        self.need(*files, folder=files[0].parents[1] / "wav")
+        self.need(*files, folders=[root / self.pair, files[0].parents[1] / "wav"])
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> list[Segment]:
         yaml_path, *paths = self.files(root, split)
-        items = read_items(yaml_path)
-        sources, targets = ([line.strip() for line in read_lines(path)] for path in paths)
+        items, sources, targets = ([line.strip() for line in read_lines(path)] for path in (yaml_path, *paths))
         if not len(items) == len(sources) == len(targets):
             lines = f"{len(sources)} lines of {paths[0].name}, {len(targets)} lines of {paths[1].name}"
             raise DataError(f"{yaml_path}: {len(items)} segments, but {lines}; expected equal numbers")
@@ -77,14 +67,15 @@ class MustC(Reader):
             refuse_empty(text, f"{paths[-1]} line {number}", drop_empty)
         headers: dict[Path, tuple[int, int]] = {}
         places: list[tuple[str, float, dict[str, Any]]] = []  # of each segment: stem, offset, samples
-        for where, item in items.items():
+        for number, line in enumerate(items, 1):
+            where, item = f"{yaml_path} line {number}", dict(re.findall(r"(\w+): ([^\s,}]+)", line))
             try:
                 audio = yaml_path.parents[1] / "wav" / item["wav"]
                 offset, duration = float(item["offset"]), float(item["duration"])
-            except (LookupError, TypeError, ValueError):
+            except (LookupError, ValueError):
                 offset = math.nan
             if not (0 <= offset < math.inf and 0 < duration < math.inf):
-                raise DataError(f"{where}: expected wav, offset and duration in seconds, not {item!r:.160}")
+                raise DataError(f"{where}: expected wav, offset and duration in seconds, not {line!r:.160}")
             if audio not in headers:
                 headers[audio] = inspect_audio(audio, where)
             rate, _ = headers[audio]
@@ -103,19 +94,3 @@ class MustC(Reader):
         from attnlab.data.samples.spoken import write_speech_translation
 
         return write_speech_translation(cache_dir)
-
-
-def read_items(path: Path) -> dict[str, Any]:
-    """The items of a list of segments by file and line; every scalar stays a string."""
-    text = read_text(path)
-    lines = text.removesuffix("\n").split("\n")
-    if all(map(_PLAIN_ITEM.fullmatch, lines)):
-        pairs = (line.strip()[3:-1].split(", ") for line in lines)
-        return {f"{path} line {i}": dict(pair.split(": ") for pair in item) for i, item in enumerate(pairs, 1)}
-    try:
-        items = yaml.load(text, Loader=_Loader) or []
-    except yaml.YAMLError as error:
-        raise DataError(f"{path}: malformed YAML ({squeeze(str(error))[:160]})") from error
-    if not isinstance(items, list):
-        raise DataError(f"{path}: expected a list of segments, '- {{duration: ...}}'")
-    return {f"{path} item {i}": item for i, item in enumerate(items, 1)}

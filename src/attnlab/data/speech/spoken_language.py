@@ -60,7 +60,7 @@ class SLURP(Reader):
         return [root / "dataset" / "slurp" / f"{name}.jsonl" for name in self.files[split]]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        self.need(*self.paths(root, split), folder=root / "audio" if kind == "audio" else None)
+        self.need(*self.paths(root, split), folders=[root / "audio"] * (kind == "audio"))
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         speakers = _speakers(root / "dataset" / "slurp" / "metadata.json") if kind == "audio" else {}
@@ -109,7 +109,7 @@ class Picovoice(Reader):
         self.slot, self.dev_every = slot, dev_every
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        self.need(root / "label.json", root / "selection.tsv", folder=root / "speech")
+        self.need(root / "label.json", root / "selection.tsv", folders=[root / "speech"])
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         path, table = root / "label.json", root / "selection.tsv"

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
 from attnlab.data.batching import Example, Ids, collate
-from attnlab.data.corpus import Reader, checked_rate
+from attnlab.data.corpus import Reader
 from attnlab.data.inputs import InputKind
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
 from attnlab.data.speech.stored import StoredFeatures
@@ -93,11 +93,11 @@ class TextPredictor(Predictor):
 
 
 def _length(path: Path) -> tuple[int, int]:
-    """Samples and rate of a recording. DataError: it is none, it is empty, or it has a rate that none has."""
+    """Samples and rate of a recording. DataError: it is none, or it is empty."""
     try:
         about = soundfile.info(path)
     except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
         raise DataError(f"{path}: not a readable audio file ({' '.join(str(error).split())[:80]})") from error
     if not about.frames:
         raise DataError(f"{path}: an audio file without samples")
-    return int(about.frames), checked_rate(path, int(about.samplerate))
+    return int(about.frames), int(about.samplerate)
