@@ -10,7 +10,7 @@ from timm.data.readers.img_extensions import get_img_extensions
 from attnlab.config.build import CONF, has_driver
 from attnlab.config.check import check, check_present
 from attnlab.config.rules import TIMM, check_model
-from attnlab.data.images.layout import IMAGES
+from attnlab.data.corpus import IMAGES
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load
 

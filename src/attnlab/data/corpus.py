@@ -207,3 +207,31 @@ def statistics(utterances: Sequence[Utterance]) -> dict[str, float]:
     sizes |= words | {f"mean_{key}": round(value / count, 2) for key, value in words.items()}
     classes = {x.label for x in utterances} - {""}
     return sizes | ({"classes": len(classes)} if classes else {})
+
+
+# --- folders of images ---
+
+IMAGE_SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
+IMAGES = (".png", ".jpg", ".jpeg")  # those that timm reads
+
+
+def check_images(root: Path, data: DictConfig) -> None:
+    """Raise DataError unless both splits have a folder of images for each class."""
+    for split in IMAGE_SPLITS:
+        image_folder(root, split)
+
+
+def image_folder(root: Path, split: str) -> Path:
+    """The folder of a split.  DataError: it is missing, or has not one folder of images for each class."""
+    expected = f"expected {split}/<class>/*.jpg"
+    check_folder(root, f"{expected} below it")
+    place = next((root / name for name in IMAGE_SPLITS[split] if (root / name).is_dir()), None)
+    if place is None:
+        raise DataError(f"{root}: there is no folder {split}; {expected} below it")
+    folders = sorted(path for path in place.iterdir() if path.is_dir())
+    if not folders:
+        raise DataError(f"{place}: no class folders; {expected} (ImageNet's val is shipped flat)")
+    for folder in folders:
+        if not any(path.suffix.lower() in IMAGES for path in folder.rglob("*")):
+            raise DataError(f"{folder}: a class folder without images; add images, or remove it from train and val")
+    return place

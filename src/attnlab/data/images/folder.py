@@ -12,7 +12,7 @@ import random
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
@@ -30,13 +30,13 @@ from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size, bounded
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import EpochBatches, ordered_batches
-from attnlab.data.images.layout import SPLITS, place_of
+from attnlab.data.corpus import IMAGE_SPLITS, image_folder
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-LAYOUT = "attnlab.data.images.layout.check_layout"  # checks the files of data_root without torch
+LAYOUT = "attnlab.data.corpus.check_images"  # checks the files of data_root without torch
 Batch = tuple[Tensor, ...]  # images and labels; of a test set, indices too
 
 
@@ -114,14 +114,12 @@ class ImageData(Data):
     def setup(self, stage: str | None = None) -> None:
         """List all images.  Raises DataError where the folder is not a folder of images for each class."""
         root = self.root or sample_images(self.cache_dir / "samples", self.seed, *self.sample_counts)
-        places = {split: place_of(root, split) for split in SPLITS}
+        places = {split: image_folder(root, split) for split in IMAGE_SPLITS}
         self.sets = {split: Images(place, self.seed) for split, place in places.items()}
-        train, val = (self.sets[split].classes for split in SPLITS)
-        if train != val:
-            missing = sorted(set(train) ^ set(val))[0]
-            has, lacks = ("train", "val") if missing in train else ("val", "train")
-            raise DataError(f"{places[lacks]}: there is no class folder {missing!r}, which {places[has]} has")
-        self.classes = list(train)
+        for here, there in (("train", "val"), ("val", "train")):
+            if missing := sorted(self.sets[there].classes.keys() - self.sets[here].classes):
+                raise DataError(f"{places[here]}: there is no class folder {missing[0]!r}, which {places[there]} has")
+        self.classes = list(self.sets["train"].classes)
         sizes = f"train {len(self.sets['train'])}, val {len(self.sets['val'])} images, {len(self.classes)} classes"
         self.corpus = "sample" if self.root is None else f"{root.name} at {root}: {sizes}"
         self.location = root
@@ -162,8 +160,7 @@ class ImageData(Data):
     def transform(self) -> Callable[[Any], Tensor]:
         """timm's transform of held-out images, from a PIL image in RGB to (3, H, W)."""
         names = ("input_size", "mean", "std", "interpolation", "crop_pct")
-        made: Callable[[Any], Tensor] = create_transform(**{name: self.common[name] for name in names})
-        return made
+        return cast(Callable[[Any], Tensor], create_transform(**{name: self.common[name] for name in names}))
 
     def _held_out(self, images: "Images") -> Loader[Batch]:
         """The images of this process; each image is in one batch of one process."""
@@ -237,5 +234,4 @@ class ImageUpdates(EpochBatches):
         chosen = self._order[update * images : (update + 1) * images]
         front, back = self._size - self._size // 2, self._size // 2
         first, last = part * front, images - part * back
-        batch: list[int] = torch.cat([chosen[first : first + front], chosen[last - back : last]]).tolist()
-        return batch
+        return cast(list[int], torch.cat([chosen[first : first + front], chosen[last - back : last]]).tolist())
