@@ -91,6 +91,11 @@ class Data(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     @property
+    def testing(self) -> bool:
+        """Whether `trainer.test` asks, so that the processes share the test set."""
+        return self.trainer is not None and bool(self.trainer.testing)
+
+    @property
     def on_cuda(self) -> bool:
         """Whether the trainer moves batches to a CUDA device."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

@@ -111,14 +111,15 @@ class Reader(ABC):
 
     def need(self, *files: Path, folders: Sequence[Path] = ()) -> None:
         """Raise DataError where one of these files or folders is missing."""
-        for path in (*folders, *files):
+        for path in (*files, *folders):
             if not (path.is_dir() if path in folders else path.is_file()):
                 self.missing(path)
 
     def missing(self, path: Path) -> NoReturn:
         """Raise the error of a file or folder that is missing, or that is the other of the two."""
         if path.exists():
-            raise DataError(f"{path}: {'a directory' if path.is_dir() else 'a file'}; {self.layout}")
+            kinds = ("a directory", "a file") if path.is_dir() else ("a file", "a directory")
+            raise DataError(f"{path}: {kinds[0]}; expected {kinds[1]}; {self.layout}")
         there = contents(path.parent) if path.parent.is_dir() else "no such folder"
         raise DataError(f"{path} is missing (found {there}); {self.layout}")
 

@@ -222,9 +222,8 @@ class SequenceToTextData(Data):
         Args:
             max_frames: of a batch; None: `test_max_frames`, or that of training.
         """
-        shared = self.trainer is not None and self.trainer.testing
         max_frames = max_frames or self.test_max_frames or self.max_frames
-        return self._held_out(split or self.reader.splits[2], max_frames, shared)
+        return self._held_out(split or self.reader.splits[2], max_frames, self.testing)
 
     def split(self, name: str) -> Examples:
         """The utterances of a split, read and prepared at the first call."""
@@ -341,15 +340,13 @@ class SequenceToTextData(Data):
                 return inputs
 
     def _filter(self, name: str, frames: Ids, tokens: Ids) -> Ids:
-        short, long, wordy = (
-            frames < self.min_input_frames,
-            frames > self.max_input_frames,
-            tokens > self.max_target_tokens,
-        )
-        self.filtered[f"fewer than {self.min_input_frames} frames"] = int(short.sum())
-        self.filtered[f"more than {self.max_input_frames} frames"] = int(long.sum())
-        self.filtered[f"more than {self.max_target_tokens} target tokens"] = int(wordy.sum())
-        chosen: Ids = np.flatnonzero(~(short | long | wordy))
+        reasons = {
+            f"fewer than {self.min_input_frames} frames": frames < self.min_input_frames,
+            f"more than {self.max_input_frames} frames": frames > self.max_input_frames,
+            f"more than {self.max_target_tokens} target tokens": tokens > self.max_target_tokens,
+        }
+        self.filtered |= {reason: int(found.sum()) for reason, found in reasons.items()}
+        chosen: Ids = np.flatnonzero(~np.any([*reasons.values()], axis=0))
         keys = "task.data.min_input_frames, max_input_frames, max_target_tokens"
         log.info("%s: %d of %d utterances left out by %s", name, len(frames) - len(chosen), len(frames), keys)
         if not len(chosen):

@@ -90,7 +90,6 @@ def test_held_out_batches_are_of_one_cell_and_cover_all(world: int) -> None:
         ({"test": [[16, 0, 10]]}, "expected int >= 1, the number of pairs"),
         ({"vocab_size": 8}, "a vocabulary of 8 has 3 keys: expected at least 4"),
         ({"train": [[16, 4]]}, r"task.data.train: \[16, 4\]: expected \[length, pairs, sequences\]"),
-        ({"train": [[16, float("nan"), 1]]}, r"\[16, nan, 1\]: expected \[length, pairs, sequences\]"),
         ({"train": [[16, 4, 10], [16, 4, 20]]}, "the cell 16x4 occurs twice"),
         ({"problem": "selective_copying", "test": [[16, 9, 1]]}, "9 tokens and their copies need a length of at least"),
         ({"problem": "needle", "train": [[16, 0.5, 1]], "test": [[16, 1.5, 1]]}, "expected a depth from 0 to 1, or -1"),

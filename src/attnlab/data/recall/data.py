@@ -1,7 +1,6 @@
 """Generated sequences with answers: a training set and held-out sets over a grid of cells."""
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -160,16 +159,9 @@ class RecallData(Data):
         cells = []
         for value in values:
             key = f"task.data.{split}: {value}"
-            try:
-                length, level, count = value
-                cell = Cell(int(length), float(level), int(count))
-                right = (
-                    (cell.length, cell.count) == (length, count) and min(length, count) >= 1 and math.isfinite(level)
-                )
-            except (TypeError, ValueError, OverflowError):
-                right = False
-            if not right:
+            if len(value) != 3 or not (value[0] % 1 == value[2] % 1 == 0 < min(value[0], value[2])):
                 raise ConfigError(f"{key}: expected [length, {self.problem.level}, sequences], such as [64, 8, 1000]")
+            cell = Cell(int(value[0]), float(value[1]), int(value[2]))
             if wrong := self.problem.complaint(cell.length, cell.level):
                 raise ConfigError(f"{key}: {wrong}")
             cells.append(cell)
@@ -227,7 +219,7 @@ class RecallData(Data):
 
     def test_dataloader(self) -> Loader[Window]:
         """Inside `trainer.test` the processes share them; elsewhere the loader has all sequences."""
-        return self._held_out("test", shared=self.trainer is not None and bool(self.trainer.testing))
+        return self._held_out("test", shared=self.testing)
 
     def _held_out(self, split: Split, shared: bool) -> Loader[Window]:
         rank, world_size = self._ranks() if shared else (0, 1)

@@ -74,7 +74,7 @@ class AssociativeRecall(Problem):
 
     def complaint(self, length: int, level: float) -> str | None:
         half = self.vocab_size // 2
-        if level != int(level) or level < 1:
+        if level % 1 or level < 1:
             return "expected int >= 1, the number of pairs"
         least = int(4 * level) + self.offset + self.offset % 2
         if length % 2 or length < least:
@@ -124,7 +124,7 @@ class SelectiveCopying(Problem):
     level = "tokens"
 
     def complaint(self, length: int, level: float) -> str | None:
-        if level != int(level) or level < 1:
+        if level % 1 or level < 1:
             return "expected int >= 1, the number of tokens"
         if length < 2 * level:
             return f"{int(level)} tokens and their copies need a length of at least {int(2 * level)}"

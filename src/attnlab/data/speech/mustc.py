@@ -52,8 +52,9 @@ class MustC(Reader):
         return [text / f"{split}.{suffix}" for suffix in ("yaml", *self.languages)]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
+        self.need(folders=[root / self.pair])
         files = self.files(root, split)
-        self.need(*files, folders=[root / self.pair, files[0].parents[1] / "wav"])
+        self.need(*files, folders=[files[0].parents[1] / "wav"])
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> list[Segment]:
         yaml_path, *paths = self.files(root, split)

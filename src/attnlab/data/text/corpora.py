@@ -229,14 +229,6 @@ def parquet_texts(path: Path) -> Iterator[str]:
         yield text
 
 
-def as_tokens(files: list[TokenFile]) -> TokenFile:
-    """Several files as one, in memory; for the few held-out shards."""
-    if len(files) == 1:
-        return files[0]
-    ids = np.concatenate([file.read(0, len(file)) for file in files])
-    return TokenFile(files[0].path, ids, int(ids.max()) + 1)
-
-
 class TextFiles(TextCorpus):
     """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; also `dev`, `val`.
 
@@ -261,18 +253,16 @@ class TextFiles(TextCorpus):
     def _place(self, root: Path, split: Split) -> Path | None:
         """The file of a split; None: there is none."""
         self.name = self.named or root.name
-        spellings = {"train": (*SPELLINGS["train"], *TOGETHER), "validation": SPELLINGS["dev"], "test": ("test",)}
-        return table_in(root, spellings[split], (".txt", *SUFFIXES))
+        names = {"train": (*SPELLINGS["train"], *TOGETHER), "validation": SPELLINGS["dev"], "test": ("test",)}[split]
+        return table_in(root, names, (".txt", *SUFFIXES))
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
-        texts = self._read(self.files(root, split)[0])
+        (path,) = self.files(root, split)
+        texts = read_lines(path) if path.suffix == ".txt" else (row.text(self.column) for row in rows(path))
         if split != "train" and self._place(root, split):
             return texts
         missing: list[Split] = ["test", "validation"]
         return held_out(texts, split, [name for name in missing if not self._place(root, name)], self.hold_out)
-
-    def _read(self, path: Path) -> Iterator[str]:
-        return read_lines(path) if path.suffix == ".txt" else (row.text(self.column) for row in rows(path))
 
     def write_sample(self, root: Path, source: Source) -> None:
         raise DataError("text files have no sample corpus: set data_root")

@@ -15,7 +15,7 @@ from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import ordered_batches
 from attnlab.data.samples import sample_corpus
 from attnlab.data.samples.markov import Source
-from attnlab.data.text.corpora import SPLITS, Split, TextCorpus, as_tokens
+from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
 from attnlab.data.text.tokens import Ids, TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
@@ -143,7 +143,11 @@ class LanguageModellingData(Data):
         """The ids of a split as one file; of one that `setup` has not read they are read now."""
         if split not in self._files:
             self._files[split] = self._read(split)
-        return as_tokens(self._files[split])
+        files = self._files[split]
+        if len(files) == 1:
+            return files[0]
+        ids = np.concatenate([file.read(0, len(file)) for file in files])  # the few held-out shards
+        return TokenFile(files[0].path, ids, int(ids.max()) + 1)
 
     def text(self, split: Split) -> str:
         """The texts of a held-out split, a line break between two; of token shards what their ids stand for."""
@@ -171,8 +175,7 @@ class LanguageModellingData(Data):
         return share_equally("tokens", self.update_tokens, self.batch_size, processes, self.window)
 
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
-        splits: Sequence[Split] = SPLITS[1:]
-        chosen = {"validate": splits[:1], "test": splits[1:]}.get(stage or "", splits)
+        chosen = {"validate": SPLITS[1:2], "test": SPLITS[2:]}.get(stage or "", SPLITS[1:])
         return {split: len(self._evaluation(split, None)) for split in chosen}
 
     def train_dataloader(self) -> Loader[Window]:
@@ -192,9 +195,8 @@ class LanguageModellingData(Data):
 
         Inside `trainer.test` the processes share them; elsewhere each loader has all windows.
         """
-        shared = self.trainer is not None and bool(self.trainer.testing)
         strides = [None, *([self.sliding_stride] if self.sliding_stride else [])]
-        return [self.held_out("test", stride, shared) for stride in strides]
+        return [self.held_out("test", stride, self.testing) for stride in strides]
 
     def test_windows(self, stride: int | None = None) -> int:
         """The number of windows of the test set, one every `stride` tokens (None: disjoint)."""
