@@ -106,7 +106,7 @@ def slurp(root: Path) -> None:
 
 def picovoice(root: Path) -> None:
     write(root / "label.json", json.dumps({"a.wav": {"slots": {"coffeeDrink": "iced coffee"}}}))
-    write(root / "selection.tsv", "file\tcoffeeDrink\tsplit", "a.wav\ticed coffee\ttrain")
+    write(root / "selection.tsv", "file\tcoffeeDrink\tsuggested_split", "a.wav\ticed coffee\ttrain")
     audio(root / "speech" / "a.wav", 0.5)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from attnlab.data.corpus import Kind, Reader, Segment, Utterance, recording, refuse_empty
-from attnlab.data.files import Row, read_json, read_lines, reading, rows
+from attnlab.data.files import Row, read_json, reading, rows
 from attnlab.errors import ConfigError, DataError
 
 
@@ -112,22 +112,17 @@ class Picovoice(Reader):
         self.need(root / "label.json", root / "selection.tsv", folders=[root / "speech"])
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
-        path, table = root / "label.json", root / "selection.tsv"
+        path = root / "label.json"
         labels = read_json(path)
         segments: list[Utterance] = []
-        for number, line in enumerate(read_lines(table), 1):
-            where = f"{table} line {number}"
-            file, _, part = (*line.strip().split("\t"), "", "")[:3]
-            if number == 1:  # the header
-                continue
-            if part not in ("train", "test"):
-                raise DataError(f"{where}: expected file, class, and train or test, separated by tabs, not {line!r}")
-            if (part == "test") != (split == "test"):
+        for row in rows(root / "selection.tsv"):
+            file = row.text("file")
+            if (row.text("suggested_split") == "test") != (split == "test"):
                 continue
             with reading(path, f"an object with the slot {self.slot} of {file}"):
-                label = str(labels[file]["slots"][self.slot])
-            audio = recording(root / "speech" / file, where)
-            segments.append(Segment(id=Path(file).stem, source="", target="", label=label.replace(" ", "_"), **audio))
+                label = str(labels[file]["slots"][self.slot]).replace(" ", "_")
+            audio = recording(root / "speech" / file, row.where)
+            segments.append(Segment(id=Path(file).stem, source="", target="", label=label, **audio))
         if split == "test":
             return segments
         return [x for i, x in enumerate(segments, 1) if (i % self.dev_every == 0) == (split == "dev")]

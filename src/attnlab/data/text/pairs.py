@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from attnlab.data.corpus import Kind, Reader, Utterance, held_out, refuse_empty
-from attnlab.data.files import read_json, read_lines, read_text, rows, squeeze
+from attnlab.data.files import read_lines, read_text, reading, rows, squeeze
 from attnlab.errors import DataError
 
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
@@ -120,19 +120,16 @@ class Parallel(Reader):
         files = self.files(root)
         if name := {"dev": files.dev, "test": files.test}.get(split):
             return self._pairs(root, name, split, drop_empty, files.subwords)
-        train = [
-            pair
-            for name in files.train
-            for pair in self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords)
-        ]
+        train: list[Utterance] = []
+        for name in files.train:
+            train += self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords)
         missing = [split for split, name in (("dev", files.dev), ("test", files.test)) if not name]
         return list(held_out(train, split, missing, self.hold_out))
 
     def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> list[Utterance]:
-        source, target = (root / self._fill(name, side) for side in (0, 1))
+        pairs = read_pairs(root / self._fill(name, 0), root / self._fill(name, 1), split, drop_empty)
         return [
-            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords))
-            for x in read_pairs(source, target, split, drop_empty)
+            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in pairs
         ]
 
     def plain(self, text: str) -> str:
@@ -199,24 +196,27 @@ class XSum(Reader):
         if source.name == SPLIT_FILE:
             return self._original(root, source, split, drop_empty)
         return [
-            pair(id, row.text("document"), row.text("summary"), row.where, row.where, drop_empty)
-            for number, row in enumerate(rows(source))
-            for id in [str(row.values.get("id", f"{split}_{number}"))]
+            pair(
+                str(row.values.get("id", f"{split}_{i}")),
+                row.text("document"),
+                row.text("summary"),
+                row.where,
+                drop_empty,
+            )
+            for i, row in enumerate(rows(source))
         ]
 
     def _original(self, root: Path, splits: Path, split: str, drop_empty: bool) -> list[Utterance]:
-        content = read_json(splits)
-        ids = content.get(split) if isinstance(content, dict) else None
-        if not isinstance(ids, list) or not all(isinstance(id, str | int) for id in ids):
-            raise DataError(f"{splits}: expected {{train: [id, ...], validation: ..., test: ...}}: no ids of {split!r}")
+        with reading(splits, "one JSON object with the ids of each split"):
+            (row,) = rows(splits)
         utterances = []
-        for id in ids:
+        for id in row.value(split, list):
             path = root / "bbc-summary-data" / f"{id}.summary"
             lines = [line for raw in read_lines(path) if (line := raw.strip()) and line not in SHARE_BAR]
             parts = "\n".join(lines).split("[SN]")
             if len(parts) < 9:
                 raise DataError(f"{path}: expected sections [SN]URL[SN], TITLE, FIRST-SENTENCE and RESTBODY")
-            utterances.append(pair(str(id), squeeze(parts[8]), squeeze(parts[6]), str(path), str(path), drop_empty))
+            utterances.append(pair(str(id), squeeze(parts[8]), squeeze(parts[6]), str(path), drop_empty))
         return utterances
 
     def sample(self, cache_dir: Path) -> Path:
@@ -242,7 +242,7 @@ class SciTLDR(Reader):
             source = squeeze(" ".join(map(str, row.value("source", list))))
             target, *others = [squeeze(str(text)) for text in row.value("target", list)] or [""]
             id = f"{split}_{row.number}_{row.values.get('paper_id', '')}"
-            utterances.append(pair(id, source, target, row.where, row.where, drop_empty, tuple(others)))
+            utterances.append(pair(id, source, target, row.where, drop_empty, tuple(others)))
         return utterances
 
 
@@ -261,7 +261,7 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[
     if len(sides[0]) != len(sides[1]):
         raise DataError(f"{source} has {len(sides[0])} {unit}s, {target.name} {len(sides[1])}; expected equal numbers")
     return [
-        pair(f"{name}_{i}", left, right, f"{source} {unit} {i}", f"{target} {unit} {i}", drop_empty)
+        pair(f"{name}_{i}", left, right, f"{source if not left else target} {unit} {i}", drop_empty)
         for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
     ]
 
@@ -271,13 +271,10 @@ def sgml_segments(path: Path) -> list[str]:
     return [html.unescape(text) for text in _SEGMENT.findall(read_text(path))]
 
 
-def pair(
-    id: str, source: str, target: str, at: str, target_at: str, drop_empty: bool, others: tuple[str, ...] = ()
-) -> Utterance:
-    """An example of two texts, which stand at the places `at` and `target_at`.
+def pair(id: str, source: str, target: str, where: str, drop_empty: bool, others: tuple[str, ...] = ()) -> Utterance:
+    """An example of two texts; `where` they stand, for errors.
 
     DataError: a text is empty; with `drop_empty` such an example has an empty target, to be left out.
     """
-    refuse_empty(source, at, drop_empty)
-    refuse_empty(target, target_at, drop_empty)
+    refuse_empty(source and target, where, drop_empty)
     return Utterance(id=id, source=source, target=target if source else "", others=others)

@@ -60,7 +60,6 @@ class Vocabulary(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of :meth:`plain`."""
         return digest(self.plain())
 
     def marked(self, texts: Sequence[str]) -> list[list[int]]:
@@ -114,14 +113,8 @@ class WordVocabulary(Vocabulary):
         return lines.replace(" \n ", "\n").replace("\n ", "\n").replace(" \n", "\n")
 
     def plain(self) -> dict[str, Any]:
-        return {
-            "kind": "words",
-            "words": self.words,
-            "end": self.words[self.end],
-            "unknown": self.unknown,
-            "ends": self.ends,
-            "lower": self.lower,
-        }
+        marks = {"end": self.words[self.end], "unknown": self.unknown, "ends": self.ends, "lower": self.lower}
+        return {"kind": "words", "words": self.words} | marks
 
 
 class BytePairVocabulary(Vocabulary):
