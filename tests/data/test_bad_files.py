@@ -1,7 +1,6 @@
 """Files of a corpus or of the cache that are not what they should be: one line that names the file and its line."""
 
 import gzip
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ from attnlab.data.files import read_json, read_lines, read_text, rows
 from attnlab.data.text.corpora import FineWebEdu, parquet_texts
 from attnlab.data.text.pairs import SPLIT_FILE
 from attnlab.errors import DataError
-from attnlab.run.cache import MANIFEST, stored_files
-from attnlab.run.fingerprint import file_digests
 from tests.data.layouts import LAYOUTS, prompt, read
 
 DEEP = "[" * 100_000
@@ -144,21 +141,3 @@ def test_json_objects_of_several_lines(tmp_path: Path) -> None:
         path.write_text(wrong)
         refused(lambda: list(rows(path)), f"x.json {message}")
     refused(lambda: read_json(path), "x.json line 1: malformed JSON")
-
-
-# --- the cache ---
-
-
-@pytest.mark.parametrize("wrong", ["[]", '{"check": 1}', DEEP])
-def test_a_cache_heals(tmp_path: Path, wrong: str) -> None:
-    def write_x(path: Path) -> None:
-        (path / "x").write_text("x")
-
-    files = stored_files(tmp_path / "b", write_x)
-    (files / MANIFEST).write_text(wrong)
-    assert (stored_files(files, write_x) / "x").read_text() == "x"
-    memo = tmp_path / "digests.json"
-    first = file_digests([files / "x"], memo)
-    for content in (wrong, json.dumps({str(files / "x"): [1]})):
-        memo.write_text(content)
-        assert file_digests([files / "x"], memo) == first

@@ -1,10 +1,7 @@
 """Features on disk: computed once, named by their content, checked whenever they are read."""
 
-import json
 import os
-import resource
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,57 +77,17 @@ def test_computed_once_by_content(tmp_path: Path, segments: list[Segment], compu
     assert len(computed) == 19  # the audio does
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed index", "another split"])
-def test_a_damaged_folder_is_rebuilt(
-    tmp_path: Path, segments: list[Segment], computed: list[Path], caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_a_shorter_file_is_computed_again(tmp_path: Path, segments: list[Segment], computed: list[Path]) -> None:
     open_features(tmp_path, "train", segments, BANK)
-    folder = folder_of(tmp_path)
-    if damage == "truncated":
-        os.truncate(folder / "features.f16", (folder / "features.f16").stat().st_size - 1)
-    elif damage == "changed index":
-        index = json.loads((folder / "index.json").read_text())
-        index["frames"][0], index["frames"][1] = index["frames"][1], index["frames"][0]
-        (folder / "index.json").write_text(json.dumps(index))
-    else:
-        open_features(tmp_path, "other", segments[::-1], BANK)
-        (other,) = (tmp_path / "features").glob("other-*")
-        shutil.rmtree(folder)
-        other.rename(folder)
-    before = len(computed)
+    path = folder_of(tmp_path) / "features.f16"
+    os.truncate(path, path.stat().st_size - 1)
     check(open_features(tmp_path, "train", segments, BANK), segments)
-    assert "computing it again" in caplog.text and len(computed) == before + 5
+    assert len(computed) == 10
 
 
-def test_what_cannot_be_computed_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
-    def fails(message: str) -> None:
-        with pytest.raises(DataError, match=message) as error:
-            open_features(tmp_path, "train", MustC().read(corpus, "train", "audio", False), BANK)
-        assert "\n" not in str(error.value)
-        assert not [p for p in (tmp_path / "features").iterdir() if p.suffix != ".lock" and p.name != "audio.json"]
-
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # the write fails as on a full disk
-    try:
-        fails(r"features/train-\w+: cannot be written \(File too large\)")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    wav = corpus / "en-de/data/train/wav/ted_2.wav"
+def test_samples_that_are_not_numbers_are_refused(tmp_path: Path, segments: list[Segment]) -> None:
+    wav = segments[2].audio
     samples, rate = soundfile.read(wav)
     soundfile.write(wav, np.where(np.arange(len(samples)) == 9, np.nan, samples), rate, "FLOAT")
-    fails(r"ted_2.wav: ted_2_0 has samples that are not finite")
-
-
-def test_several_at_once_compute_once(tmp_path: Path, segments: list[Segment], computed: list[Path]) -> None:
-    stores: list[FeatureStore] = []
-
-    def act() -> None:
-        stores.append(open_features(tmp_path, "train", segments, BANK))
-
-    threads = [threading.Thread(target=act) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(computed) == 5 and len(stores) == 4
-    check(stores[-1], segments)
+    with pytest.raises(DataError, match=r"ted_2.wav: ted_2_0 has samples that are not finite"):
+        open_features(tmp_path, "train", segments, BANK)

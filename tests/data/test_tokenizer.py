@@ -1,5 +1,4 @@
 import itertools
-import logging
 import re
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_cached_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cached_by_content(tmp_path: Path) -> None:
     first = Tokenizer.cached(LINES, tmp_path, 32)
     (model,) = tmp_path.glob("unigram*/vocabulary")
     written = model.stat().st_mtime_ns
@@ -76,10 +75,3 @@ def test_cached_by_content(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     Tokenizer.cached(LINES[1:], tmp_path, 32)
     Tokenizer.cached(LINES, tmp_path, 31)
     assert len(list(tmp_path.glob("unigram*/vocabulary"))) == 3
-    data = bytearray(model.read_bytes())
-    data[200] ^= 1
-    model.write_bytes(data)
-    with caplog.at_level(logging.WARNING):
-        assert Tokenizer.cached(LINES, tmp_path, 32).fingerprint == first.fingerprint
-    assert "computing it again" in caplog.text
-    assert Tokenizer.load(model).fingerprint == first.fingerprint

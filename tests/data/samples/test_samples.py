@@ -14,7 +14,6 @@ from attnlab.data.samples.markov import Source
 from attnlab.data.samples.spoken import sentences, write_commands, write_meetings, write_speech_translation
 from attnlab.data.samples.world import write_world
 from attnlab.data.samples.written import write_articles, write_translations
-from attnlab.errors import DataError
 
 CORPORA: dict[str, tuple[Callable[..., Path], Reader, Kind, int]] = {
     "translated speech": (write_speech_translation, MustC(), "audio", 40),
@@ -73,29 +72,6 @@ def test_the_reader_of_the_real_corpus_reads_it(name: str, tmp_path: Path) -> No
     examples = [(split, x) for split in reader.splits for x in reader.read(root, split, kind, False)]
     assert all(x.source and x.target for _, x in examples)
     assert len(examples) == len({(split, x.id) for split, x in examples}) == size
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", [pytest.param("meetings", marks=pytest.mark.slow), "articles"])
-def test_the_bytes_are_the_same_each_time_and_damage_is_repaired(name: str, tmp_path: Path) -> None:
-    write = CORPORA[name][0]
-    root = write(tmp_path / "first")
-    before = contents(root)
-    assert contents(write(tmp_path / "second")) == before
-    victim = next(path for path in sorted(root.rglob("*")) if path.is_file() and path.name[0] != ".")
-    victim.write_text("x\n")
-    assert write(tmp_path / "first") == root and contents(root) == before
-
-
-@pytest.mark.usefixtures("small")
-def test_failed_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(spoken, "write_wav", full_disk)
-    with pytest.raises(DataError, match=r"speech-translation-\w+: cannot be written \(No space left on device\)"):
-        write_speech_translation(tmp_path)
-    assert not list(tmp_path.glob("[!.]*")) and not list(tmp_path.glob("*.partial"))
 
 
 def test_splits_share_no_sentence_and_every_word_is_in_training() -> None:
