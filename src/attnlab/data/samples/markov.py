@@ -20,11 +20,7 @@ SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "a
 
 
 class Source:
-    """A source of lines of words.
-
-    Args:
-        stop: the probability that a line ends after a word.
-    """
+    """A source of lines of words.  `stop`: the probability that a line ends after a word."""
 
     def __init__(self, stop: float = 1 / 16) -> None:
         self.stop = stop
