@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from attnlab.config.batch import Share
 from attnlab.data.base import Data
-from attnlab.data.batching import Example, collate
 from attnlab.errors import DataError
 
 
@@ -70,26 +68,3 @@ def test_what_a_worker_cannot_read_is_one_line(workers: int, monkeypatch: pytest
         for batch in data.loader(data, [[1, 2], [3, 7]]):  # type: ignore[arg-type]
             assert isinstance(batch, Tensor) and batch.tolist() == [1, 2]
     assert str(caught.value) == "/corpus/7.wav: not a recording"
-
-
-class Moves(TorchFunctionMode):
-    """Records how tensors are moved, and leaves them where they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, bool]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.to:
-            self.calls.append((str(args[1]), (kwargs or {})["non_blocking"]))
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-def test_the_host_does_not_wait_until_a_batch_has_been_moved() -> None:
-    ids = torch.tensor([3, 4]).numpy()
-    batch = collate([Example("a", ids, ids, ids, "", "")])
-    with Moves() as moves:
-        batch.to("cuda")
-        batch.to(torch.device("cpu"))
-    assert moves.calls == [("cuda", True)] * 6 + [("cpu", False)] * 6

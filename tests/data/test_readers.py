@@ -1,12 +1,11 @@
 """Readers of AMI, Kaldi directories, AN4, SLURP, Picovoice, XSum, SciTLDR and parallel text: layouts and errors."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from attnlab.data import AMI, AN4, SLURP, Kaldi, Parallel, Picovoice, SciTLDR, XSum
-from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, statistics
+from attnlab.data.corpus import Kind, Reader, Segment, Stored
 from attnlab.data.speech.ami import DEV, EVAL, MAX_WORDS
 from attnlab.errors import DataError
 from tests.data.layouts import LAYOUTS, RATE, an4, prompt, read, texts, word, write
@@ -236,18 +235,3 @@ def test_real_parallel_text(corpora: Path) -> None:
     assert (len(train) + len(test), len(dev), len(test)) == (10_000, 50, 100)
     assert not any("&quot;" in x.source for x in train)
     assert dev[0].target == "Keine befreiende Novelle für Tymoshenko durch das Parlament"
-
-
-# --- statistics ----------------------------------------------------------------------------------------------------
-
-
-def test_sizes_of_a_split() -> None:
-    place: dict[str, Any] = {"label": "a_b", "audio": Path("x.wav"), "rate": 8000, "start": 0}
-    spoken = [
-        Segment(id="a", source="ONE TWO", target="one two", num_samples=8000 * 1800, **place),
-        Segment(id="b", source="", target="", num_samples=8000 * 3600, speed=2.0, **place),
-    ]
-    words = {"source_words": 2, "target_words": 2, "mean_source_words": 1.0, "mean_target_words": 1.0}
-    assert statistics(spoken) == {"utterances": 2, "hours": 1.0, "classes": 1, **words}
-    words = {"source_words": 3, "target_words": 1, "mean_source_words": 3.0, "mean_target_words": 1.0}
-    assert statistics([Utterance(id="a", source="three words here", target="one")]) == {"utterances": 1, **words}

@@ -4,14 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning
 import pytest
 import torch
 from torch import Tensor
 
-from attnlab.config.batch import share_frames
 from attnlab.data import FilterBank, MustC, SpecAugment
-from attnlab.data.batching import Batch, FrameUpdates
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError
 
@@ -130,54 +127,6 @@ def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
     assert len(dev_0) + len(dev_1) == len({*dev_0, *dev_1}) == 5
     assert len(test_0) == 5
     assert sorted(loaders(0, True)[2] + loaders(1, True)[2]) == sorted(test_0)
-
-
-class Recorder(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.seen: list[tuple[int, list[str]]] = []
-
-    def training_step(self, batch: Batch, index: int) -> Tensor:
-        assert isinstance(batch, Batch)
-        self.seen.append((self.current_epoch, batch.ids))
-        return self.weight
-
-    def validation_step(self, batch: Batch, index: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def test_under_a_trainer_each_epoch_has_its_own_order(make: Callable[..., SequenceToTextData]) -> None:
-    data = make(update_frames=200, augment=SpecAugment(), seed=5)
-    data.resume_at = (0, 2)
-    module = Recorder()
-    trainer = lightning.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-    )
-    trainer.fit(module, datamodule=data)
-    utterances = data.split("train")
-    for epoch in range(3):
-        order = FrameUpdates(
-            utterances.lengths,
-            200,
-            share_frames(200, 200, 200, 3000, 1),
-            seed=5,
-            epoch=epoch,
-            start=2 if epoch == 0 else 0,
-        )
-        expected = [[utterances[i].id for i in batch] for batch in order]
-        assert [seen for e, seen in module.seen if e == epoch] == expected
-    assert module.seen[: len(expected)] != module.seen[-len(expected) :]
 
 
 def test_sample_corpus_is_said_loudly(

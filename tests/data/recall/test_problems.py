@@ -109,11 +109,3 @@ def test_ordered_choices_are_equally_likely(size: int, below: int) -> None:
     seen = Counter(map(tuple, rows.tolist()))
     assert set(seen) == set(choices)
     assert max(abs(n / count * len(choices) - 1) for n in seen.values()) < 0.2  # about six standard deviations
-
-
-def test_texts_for_people() -> None:
-    row = np.array([3, 40, 5, 41, 5, 0, 0, 0, 3, 0])
-    wanted = np.array([-1, -1, -1, -1, 41, -1, -1, -1, 40, -1])
-    assert AssociativeRecall(VOCAB).text(row, wanted) == "3=40 5=41 ; 5? 3?"
-    assert SelectiveCopying(VOCAB).text(np.array([0, 7, 0, 9, 1, 1]), np.array([-1] * 4 + [7, 9])) == "7 9 ; copy"
-    assert NeedleInNoise(VOCAB).text(np.array([9, 3, 40, 8, 3]), wanted[:5]) == "1 others 3=40 1 others ; 3?"

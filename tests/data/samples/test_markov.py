@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 
 from attnlab.data.samples.markov import CHOICES, Source
 
@@ -25,10 +24,3 @@ def test_the_entropy_is_that_of_the_texts() -> None:
     sizes = np.array([len(line.split()) + 1 for line in lines])
     spread = (costs - source.entropy * sizes).std() / len(lines) ** 0.5 / sizes.mean()
     assert abs(costs.sum() / sizes.sum() - source.entropy) < 4 * spread < 0.03
-
-
-def test_the_closed_form() -> None:
-    source = Source(stop=0.5)
-    word = sum(-p * math.log(p) for p in CHOICES)
-    assert source.entropy == pytest.approx((word + math.log(2)) / 1.5)
-    assert CHOICES.sum() == pytest.approx(1)
