@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnlab.data import AN4, SourceText, StoredFeatures, Tokenizer
-from attnlab.data.corpus import Stored, Utterance
+from attnlab.data.corpus import Stored
 from attnlab.data.speech.stored import slopes
 from attnlab.errors import ConfigError, DataError
 
@@ -95,8 +95,7 @@ def test_real_stored_features(corpora: Path) -> None:
 
 def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(["a b c d e f g"] * 3, 12, "char")
-    texts = [Utterance(id=str(i), source=text, target="") for i, text in enumerate(("a b c d e", "a b"))]
-    inputs = SourceText(max_tokens=6).open(texts, tokenizer)
+    inputs = SourceText(max_tokens=6).texts(["a b c d e", "a b"], tokenizer)
     assert inputs.lengths.tolist() == [6, 5] and inputs.truncated == 1  # "▁a▁b▁" and </s>
     assert inputs[0][-1] == inputs[1][-1] == Tokenizer.eos
     assert tokenizer.decode(inputs[0].tolist()).split() == ["a", "b"]

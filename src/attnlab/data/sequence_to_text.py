@@ -334,7 +334,7 @@ class SequenceToTextData(Data):
             case StoredFeatures():
                 return self.front.open(cast(list[Stored], utterances))
             case SourceText():
-                inputs = self.front.open(utterances, self.tokenizer)
+                inputs = self.front.texts([x.source for x in utterances], self.tokenizer)
                 if inputs.truncated:
                     self.filtered[f"cut to {self.front.max_tokens} source tokens in {name}, kept"] = inputs.truncated
                 return inputs

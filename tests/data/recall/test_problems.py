@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from attnlab.data.recall.problems import (
+from attnlab.data.recall.data import (
     ANYWHERE,
     BLANK,
     MARK,

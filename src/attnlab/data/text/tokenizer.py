@@ -15,9 +15,8 @@ import sentencepiece
 from annotated_types import Ge, Le
 
 from attnlab.data.corpus import Kind as InputKind
-from attnlab.data.corpus import Utterance
 from attnlab.data.files import reading
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError
 from attnlab.run.cache import stored_files
 from attnlab.run.files import write_bytes
 from attnlab.run.progress import progress, waited
@@ -89,14 +88,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Read a model.  Raises DataError where `path` is not a SentencePiece model with these specials."""
+        """Read a model.  Raises DataError where `path` is not a SentencePiece model."""
         with reading(path, "a SentencePiece model"):
-            tokenizer = cls(Path(path).read_bytes())
-        processor = tokenizer._processor
-        specials = (processor.bos_id(), processor.pad_id(), processor.eos_id(), processor.unk_id())
-        if specials != (cls.bos, cls.pad, cls.eos, cls.unk):
-            raise DataError(f"{path}: <s>, <pad>, </s>, <unk> are {specials}, expected (0, 1, 2, 3)")
-        return tokenizer
+            return cls(path.read_bytes())
 
     @classmethod
     def train(
@@ -187,11 +181,7 @@ class SourceText:
 
     kind: ClassVar[InputKind] = "text"
 
-    def open(self, utterances: Sequence[Utterance], tokenizer: Tokenizer) -> "TextInputs":
-        return self.texts([x.source for x in utterances], tokenizer)
-
     def texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> "TextInputs":
-        """The ids of texts that are no utterances."""
         return TextInputs(tokenizer.encode_all(texts), self.max_tokens)
 
 
