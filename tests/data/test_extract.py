@@ -11,7 +11,7 @@ import torch
 from transformers import WavLMConfig, WavLMModel
 
 from attnlab.data import Kaldi, StoredFeatures
-from attnlab.data.speech.extract import extract, main, pretrained
+from attnlab.data.speech.extract import extract, pretrained
 from attnlab.data.speech.features import Array
 from attnlab.errors import DataError
 from tests.data.layouts import audio, write
@@ -45,7 +45,7 @@ class Harmful:
         return pytest.fail, ("the file ran code",)
 
 
-def test_weights_in_a_bin_file_are_read_and_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_a_bin_file_are_read_and_cannot_run_code(tmp_path: Path) -> None:
     """WavLM Large was published as pytorch_model.bin."""
     network = tiny(tmp_path)
     samples = np.random.default_rng(0).normal(size=4000).astype(np.float32)
@@ -58,9 +58,6 @@ def test_weights_in_a_bin_file_are_read_and_cannot_run_code(tmp_path: Path, monk
         pretrained(str(tmp_path), "all", "cpu")
     with pytest.raises(DataError, match=r"--model=.*: cannot be read .*config\.json and model\.safetensors"):
         pretrained(str(tmp_path / "none"), "all", "cpu")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(DataError, match=r"pip install 'attnlab\[hf\]'"):
-        pretrained("any", "mean", "cpu")
 
 
 def tiny(folder: Path) -> WavLMModel:
@@ -88,23 +85,6 @@ def test_one_layer_the_mean_or_all_of_a_model(tmp_path: Path) -> None:
         np.testing.assert_allclose(layers[2], network(normal).last_hidden_state[0].numpy(), atol=1e-5)
     with pytest.raises(DataError, match="--layer=3: .* has the layers 0 to 2"):
         pretrained(str(tmp_path), "3", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--speeds 0", "expected numbers above 0"),
-        ("", "no such directory"),
-    ],
-)
-def test_a_wrong_command_is_refused_before_the_model_is_read(
-    words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["extract", "--root", "none", "--output", "none", *words.split()])
-    monkeypatch.setattr("attnlab.data.speech.extract.pretrained", lambda *_: pytest.fail("the model was read"))
-    with pytest.raises(SystemExit):
-        main()
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -52,20 +52,6 @@ def test_the_target_s_texts_alone_must_not_be_empty(corpus: Path, edit: Edit) ->
     assert len(read(corpus, drop_empty=True)) == 5
 
 
-@pytest.mark.parametrize(
-    ("root", "expected"),
-    [
-        ("nowhere", ("nowhere: no such directory", "must be the directory that holds en-de")),
-        ("en-de/data/train/txt/train.de", ("is a file",)),
-        ("en-de", ("en-de is missing",)),
-    ],
-)
-def test_a_wrong_root_names_the_right_one(corpus: Path, root: str, expected: tuple[str, ...]) -> None:
-    reader = MustC()
-    texts = [text.format(corpus=corpus) for text in expected]
-    refused(lambda: reader.check(corpus / root, reader.splits, "audio"), *texts)
-
-
 def test_real_recorded_speech(corpora: Path) -> None:
     segments = read(corpora / "st_digits_en_de", "tst-COMMON")
     assert len(segments) == 240

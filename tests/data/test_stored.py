@@ -61,13 +61,6 @@ def test_a_file_without_features(name: str, content: bytes | np.ndarray | None, 
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_cut(tmp_path: Path) -> None:
-    path = npy(tmp_path / "x")
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"x\.npy: expected a feature file; delete a damaged one and write it again"):
-        PLAIN.frames(path)
-
-
 def test_slopes_are_the_regression(tmp_path: Path) -> None:
     line = np.stack([3.0 * np.arange(9), np.arange(9.0) ** 2], 1).astype(np.float32)
     slope = slopes(line)

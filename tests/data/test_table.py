@@ -45,14 +45,10 @@ def test_three_files_with_named_columns(suffix: str, tmp_path: Path) -> None:
     assert reader.name == tmp_path.name
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "tsv"))])
-def test_a_wrong_column_is_refused_before_torch_is_imported(suffix: str, tmp_path: Path) -> None:
-    write(tmp_path / f"train.{suffix}", pairs(3))
+def test_a_wrong_column_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", pairs(3))
     words = ("experiment=own/translation", f"data_root='{tmp_path}'", "task.data.reader.source=article")
-    message = (
-        rf"train.{suffix}: the column 'title' is missing \(found: article, headline, key\); task.data.reader.target"
-    )
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"train.csv: the column 'title' is missing .*task.data.reader.target"):
         check_present(compose(*words, "task.data.reader.target=title"))
     check_present(compose(*words, "task.data.reader.target=headline"))
 

@@ -42,12 +42,6 @@ def test_too_large_names_the_largest_that_works(tmp_path: Path, kind: Kind, capf
     assert capfd.readouterr().err == ""  # SentencePiece's own log stays silent
 
 
-@pytest.mark.parametrize(("lines", "size", "reason"), [(LINES, 6, "6 vs 23"), ([], 32, "no line|empty|sentences")])
-def test_what_cannot_be_learned(lines: list[str], size: int, reason: str) -> None:
-    with pytest.raises(ConfigError, match=rf"vocab_size={size}: "):
-        Tokenizer.train(lines, size)
-
-
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
 def test_without_a_hard_limit_a_small_text_gets_what_it_allows(tmp_path: Path, kind: Kind) -> None:
     soft = Tokenizer.train(LINES, 8000, kind, hard_limit=False)

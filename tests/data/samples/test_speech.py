@@ -59,15 +59,3 @@ def test_interrupt_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_commands(tmp_path)
     timer.join()
-
-
-def test_what_espeak_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no voice 'xx-nowhere'"):
-        speak("Hello.", Voice("xx-nowhere"))
-    monkeypatch.setattr("espeakng_loader.get_data_path", lambda: str(tmp_path))
-    with pytest.raises(DataError, match="voice data"):
-        speak("Hello.", VOICES[0])
-    (tmp_path / "libespeak-ng.so").write_bytes(b"no library")
-    monkeypatch.setattr("espeakng_loader.get_library_path", lambda: str(tmp_path / "libespeak-ng.so"))
-    with pytest.raises(DataError, match="cannot be loaded"):
-        speak("Hello.", VOICES[0])

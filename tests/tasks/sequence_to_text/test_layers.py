@@ -52,7 +52,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / "corpus" / split / "text", *(f"{id} {text}" for id, text in TEXTS.items()))
         files = [audio(folder / "corpus" / f"{id}.wav", 0.4 + 0.1 * i) for i, id in enumerate(TEXTS)]
         write(folder / "corpus" / split / "wav.scp", *(f"{id} {file}" for id, file in zip(TEXTS, files, strict=True)))
-    extract(Kaldi(), folder / "corpus", folder / "stored", pretrained(str(folder / "wavlm"), "all", "cpu"))
+    extract(Kaldi(), folder / "corpus", folder / "stored", pretrained(str(folder / "wavlm"), "all", "cpu"), (1.0,), {})
     return folder / "stored"
 
 

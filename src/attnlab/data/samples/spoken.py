@@ -95,7 +95,7 @@ def synthesizer() -> Iterator[tuple[Speak, int]]:
 
     spoken = bytearray()
 
-    @CALLBACK  # type: ignore[untyped-decorator]
+    @CALLBACK
     def collect(samples: Any, count: int, _events: int | None) -> int:
         if samples and count > 0:
             spoken.extend(ctypes.string_at(samples, 2 * count))
