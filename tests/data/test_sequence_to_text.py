@@ -153,8 +153,6 @@ def test_everything_is_checked_before_features_are_computed(
     with pytest.raises(ConfigError, match=r"task\.data\.vocab_size=500: .* 16"):
         make(vocab_size=500).prepare_data()
     assert not (tmp_path / "cache" / "features").exists()
-    with pytest.raises(DataError, match="tst-HE.yaml is missing"):
-        make().test_dataloader("tst-HE")
     shutil.rmtree(tmp_path / "cache")
     edit("tst-COMMON.yaml", "offset: 9.5", "offset: 995")
     with pytest.raises(DataError, match=r"tst-COMMON\.yaml line 2"):

@@ -214,23 +214,14 @@ class SequenceToTextData(Data):
     def val_dataloader(self) -> Loader[Example]:
         return self._held_out(self.reader.splits[1], self.max_frames)
 
-    def test_dataloader(self, split: str | None = None, max_frames: int | None = None) -> Loader[Example]:
-        """The test split, or another; the longest first.
-
-        The processes share the split inside `trainer.test`; elsewhere the caller gets all of it.
-
-        Args:
-            max_frames: of a batch; None: `test_max_frames`, or that of training.
-        """
-        max_frames = max_frames or self.test_max_frames or self.max_frames
-        return self._held_out(split or self.reader.splits[2], max_frames, self.testing)
+    def test_dataloader(self) -> Loader[Example]:
+        """The test split, the longest first; inside `trainer.test` the processes share it."""
+        return self._held_out(self.reader.splits[2], self.test_max_frames or self.max_frames, self.testing)
 
     def split(self, name: str) -> Examples:
         """The utterances of a split, read and prepared at the first call."""
         if name not in self._splits:
             self._read()
-            if name not in self._utterances:
-                self._utterances[name] = self._read_split(name)
             self._splits[name] = self._prepare(name, self._utterances[name])
         return self._splits[name]
 
@@ -264,6 +255,7 @@ class SequenceToTextData(Data):
                 raise ConfigError("data_root=null: the sample corpora have no stored features; set data_root")
             log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
             self.root = self.reader.sample(self.cache_dir)
+        self.reader.check(self.root, self.reader.splits, self.front.kind)
         utterances = {name: self._read_split(name) for name in self.reader.splits}
         sizes = ", ".join(f"{name} {len(utterances[name])}" for name in self.reader.splits)
         text = f"{self.reader.name} at {self.root}: {sizes} {self.reader.unit}"
@@ -298,7 +290,6 @@ class SequenceToTextData(Data):
 
     def _read_split(self, name: str) -> list[Utterance]:
         assert self.root is not None
-        self.reader.check(self.root, self.reader.splits if name in self.reader.splits else (name,), self.front.kind)
         utterances = self.reader.read(self.root, name, self.front.kind, self.drop_empty)
         usable = [x for x in utterances if x.target or x.label]
         if count := len(utterances) - len(usable):
