@@ -1,6 +1,7 @@
 """Files of corpora. Each error is one line with the file, the line, and what was expected there. Imports no torch."""
 
 import csv
+import gzip
 import io
 import json
 import re
@@ -42,8 +43,8 @@ def contents(folder: Path) -> str:
 
 
 def first_of(root: Path, names: Iterable[str], what: str) -> Path:
-    """The first of the files `names` that exists under `root`; `what` they hold, for the error."""
-    paths = [root / name for name in names]
+    """The first of the files `names` that exists under `root`, plain or gzipped; `what` they hold, for the error."""
+    paths = [root / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
     for path in paths:
         if path.is_dir():
             raise DataError(f"{path}: a directory; expected a file ({what})")
@@ -94,12 +95,12 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file without their ends. An empty file is an error.
+    """The lines of a UTF-8 file without their ends; a `.gz` file is decompressed. An empty file is an error.
 
     Only a line feed ends a line: published lines hold U+2028, U+0085 and others, at which str.splitlines breaks.
     """
     number = 0
-    with reading(path, "a text file"), path.open("rb") as file:
+    with reading(path, "a text file"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield _decoded(line, path, number).rstrip("\r\n")
     if not number:
