@@ -1,5 +1,6 @@
 """Published layouts, what is wrong with them, and vocabularies."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,9 +34,9 @@ def test_the_sample_is_read_back(
         assert corpus.files(root, split) and not corpus.shards(root, split, 300)
 
 
-def test_files_may_be_named_as_in_other_copies(tmp_path: Path) -> None:
+def test_wikitext_may_be_packed_or_be_named_as_in_other_copies(tmp_path: Path) -> None:
     (tmp_path / "wikitext-2").mkdir()
-    (tmp_path / "wikitext-2" / "wiki.train.tokens").write_text(" = A = \n\n a \u2028 b\n", encoding="utf-8")
+    (tmp_path / "wikitext-2" / "wiki.train.tokens.gz").write_bytes(gzip.compress(" = A = \n\n a \u2028 b\n".encode()))
     (tmp_path / "valid.txt").write_text("c\n")
     (tmp_path / "test.txt").write_text("d")
     assert list(WikiText().texts(tmp_path, "train")) == [" = A = ", "", " a \u2028 b"]
