@@ -2,30 +2,27 @@
 
 import copy
 import itertools
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from attnlab.attention import MHA, MLA
-from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers
+from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers, texts
 from attnlab.conversion.budget import Survey, distribute, near
 from attnlab.conversion.layers import convert, refit
 from attnlab.conversion.split import Rotary
 from attnlab.conversion.statistics import collect
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
-from attnlab.run.cache import TENSORS
 from tests.attention.mechanisms import error
 from tests.conversion.models import exact, tokens
 
 TEXTS = tokens(8, 12)
 
 
-def converted(target: ToMLA, folder: Path | None = None, name: str = "llama") -> Decoder:
+def converted(target: ToMLA, name: str = "llama") -> Decoder:
     result = copy.deepcopy(exact(name))
-    convert(result, target, TEXTS, folder)
+    convert(result, target, TEXTS)
     return result
 
 
@@ -103,35 +100,6 @@ def test_deepseek_holds_what_layers_share() -> None:
     assert "one latent_dim for all layers; convert with convert.layers=same" in str(deepseek.refusal(result))
 
 
-def test_an_interrupted_survey_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers that were surveyed or converted are read again; a damaged file is made again."""
-    complete = converted(ToMLA(keep=0.4))
-    calls: list[int] = []
-    last = [2]  # at which the conversion is interrupted
-
-    def counted(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) in last:
-            raise KeyboardInterrupt
-        return collect(*arguments)
-
-    monkeypatch.setattr(layers, "collect", counted)
-    for last[0] in (2, 3):  # in the survey of the second layer, and in its conversion
-        calls.clear()
-        with pytest.raises(KeyboardInterrupt):
-            converted(ToMLA(keep=0.4), tmp_path)
-    (next(tmp_path.glob("survey-000-*")) / TENSORS).write_bytes(b"damaged")
-    calls.clear()
-    last.clear()
-    again = converted(ToMLA(keep=0.4), tmp_path)
-    assert len(calls) == 2  # the damaged survey, and the layer that was not finished
-    assert sizes(again) == sizes(complete) and error(again(TEXTS), complete(TEXTS)) < 1e-12
-    for file in tmp_path.rglob(TENSORS):
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    calls.clear()
-    assert torch.equal(converted(ToMLA(keep=0.4), tmp_path)(TEXTS), again(TEXTS)) and len(calls) == 4
-
-
 @pytest.mark.parametrize(
     ("target", "name", "message"),
     [
@@ -177,3 +145,24 @@ def test_a_refitted_output_is_nearer_and_values_are_finite() -> None:
     torch.nn.init.constant_(damaged.attentions[1].out.weight, torch.nan)  # type: ignore[arg-type, union-attr]
     with pytest.raises(DataError, match="not finite in layer 1"):
         convert(damaged, ToMLA(keep=0.5), tokens(2, 8))
+
+
+@pytest.mark.parametrize(
+    "target", [pytest.param(ToMLA(keep=0.4), marks=pytest.mark.slow), ToMTLA(keep=0.4)], ids=lambda target: target.name
+)
+@torch.no_grad()
+def test_neither_pieces_nor_what_is_known_change_a_conversion(
+    target: Conversion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
+    monkeypatch.setattr(layers, "BATCH", 2)
+    for known, piece in ((True, 2), (True, 1), (False, 2)):
+        monkeypatch.setattr(layers, "PIECE", piece)
+        if not known:
+            monkeypatch.setattr(texts, "output_of", lambda attention, x, number, known: attention(x))
+        decoder = copy.deepcopy(exact("llama"))
+        about = [layer.about["output_error"] for layer in convert(decoder, target, tokens(9, 12))]
+        results.append((decoder(tokens(2, 12, seed=2)), torch.tensor(about)))
+    for logits, errors in results[1:]:
+        torch.testing.assert_close(logits, results[0][0], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(errors, results[0][1], rtol=1e-8, atol=1e-12)

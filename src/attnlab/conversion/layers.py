@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
-from attnlab.conversion.base import Conversion, Layer, attention_of
+from attnlab.conversion.base import Conversion, Layer
 from attnlab.conversion.budget import LayerPlan, Survey
-from attnlab.conversion.healing import Healing
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
-from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
 from attnlab.run.progress import progress
-from attnlab.run.record import first_process
 
-T = TypeVar("T")
-log = logging.getLogger(__name__)
-STORED = "conversions"  # in the cache: finished layers of conversions, until what comes after them is saved
 BATCH = 4  # windows that are chosen together
 PIECE = 2  # windows computed at a time: twice as many take twice the memory, and no less time
 SURVEYED = 8  # of so many windows one passes through the original first
@@ -42,11 +33,10 @@ POSITIONS, FOR_EACH = 16384, 16  # enough for that regression, and for each colu
 
 def converted_copy(
     cfg: DictConfig, target: Conversion, decoder: Decoder, tokens: Tensor, text: str
-) -> tuple[Decoder, list[Layer], dict[str, Any], Path]:
-    """A converted copy of a decoder, its layers, the record's section `conversion`, and the cache folder of the layers.
+) -> tuple[Decoder, list[Layer], dict[str, Any]]:
+    """A converted copy of a decoder, its layers, and the record's section `conversion`.
 
     The copy shares the decoder's weights where no training changes them.
-    Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
 
     Args:
         tokens: calibration texts, (windows, positions).
@@ -56,11 +46,8 @@ def converted_copy(
     shared = [attention.parameters() for attention in decoder.attentions] if trained else [decoder.parameters()]
     memo: dict[int, Any] = {id(parameter): parameter for parameters in shared for parameter in parameters}
     copied = copy.deepcopy(decoder, memo).eval()
-    texts = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
-    key = digest([target.name, _settings(target), str(cfg.task.weights), cfg.seed, texts])
-    folder = Path(cfg.cache_dir).expanduser() / STORED / key[:24]
     began = time.perf_counter()
-    layers = convert(copied, target, tokens, folder if first_process() else None)
+    layers = convert(copied, target, tokens)
     about = {
         "target": target.name,
         "settings": {key: value for key, value in asdict(target).items() if key not in ("calibration", "healing")},
@@ -68,23 +55,20 @@ def converted_copy(
         "seconds": round(time.perf_counter() - began, 2),
         "layers": [layer.about for layer in layers],
     }
-    return copied, layers, about, folder
+    return copied, layers, about
 
 
 @torch.no_grad()
-def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None = None) -> list[Layer]:
+def convert(decoder: Decoder, target: Conversion, tokens: Tensor) -> list[Layer]:
     """Replace the attention of every layer.
 
     The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
-    make up for their errors. The inputs of one layer are in a file; memory has the weights, one batch and the sums of
-    one layer. Where layers share a budget, a part of the texts passes through the original first, and a table of
-    errors is made for each layer.
+    make up for their errors. Where layers share a budget, a part of the texts passes through the original first, and a
+    table of errors is made for each layer.
 
     Args:
         decoder: in eval mode; it is changed.
         tokens: calibration texts, (windows, positions).
-        folder: for finished layers, so that an interrupted conversion continues; None: nothing is stored, and the
-            layers' inputs are in the system's folder for temporary files.
 
     Returns:
         The converted layers, with their errors in `about`.
@@ -92,59 +76,38 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     Raises:
         ConfigError: a layer cannot be converted; nothing is changed if the settings alone tell.
         DataError: the texts give values that are not finite.
-        WriteError: the disk is full, for example.
     """
     for attention in decoder.attentions:
         target.planned_for(attention)
-    key = _key(decoder, target, tokens)[:16] if folder is not None else ""
-    plans = _plans(decoder, target, tokens, folder, key)
+    plans = _plans(decoder, target, tokens)
     layers, last = [], len(decoder.blocks) - 1
-    with Texts(decoder, tokens, folder, BATCH, PIECE) as texts, progress("converting layers", last + 1) as advance:
+    texts = Texts(decoder, tokens, BATCH, PIECE)
+    with progress("converting layers", last + 1) as advance:
         for number, block in enumerate(decoder.blocks):
             attention = block.attention
             assert isinstance(attention, MHA)
-            path = None if folder is None else folder / f"layer-{number:03}-{key}"
-            layer = _read(path, _layer_of)
-            new = layer is None
-            if layer is None:
-                layer = _layer(block, attention, target, texts, plans[number], number)
-            else:
-                log.info("layer %d was converted before", number)
+            layer = _layer(block, attention, target, texts, plans[number], number)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
             measured = OutputError(texts, attention)
-            if number < last or new:  # of the last layer, only what is measured
-                texts.enter(block, texts.first(MEASURED) if number == last else None, measured if new else None)
-            if new:
-                layer = replace(layer, about=layer.about | {"output_error": measured.share})
-                _write(path, layer.attention.state_dict(), {"node": layer.node, "about": layer.about})
-            layers.append(layer)
+            texts.enter(block, texts.first(MEASURED) if number == last else None, measured)
+            layers.append(replace(layer, about=layer.about | {"output_error": measured.share}))
             advance(1)
     return layers
 
 
-def _plans(
-    decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None, key: str
-) -> Sequence[LayerPlan | None]:
+def _plans(decoder: Decoder, target: Conversion, tokens: Tensor) -> Sequence[LayerPlan | None]:
     """The plan of each layer, from a pass of a part of the texts through the original."""
     attentions = [attention for attention in decoder.attentions if isinstance(attention, MHA)]
     if not target.looks_ahead(attentions[0]):
         return [None] * len(attentions)
-    surveys, last = [], len(attentions) - 1
-    with (
-        Texts(decoder, tokens[::SURVEYED], folder, BATCH, PIECE) as texts,
-        progress("surveying layers", last + 1) as advance,
-    ):
+    surveys, last = list[Survey](), len(attentions) - 1
+    texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE)
+    with progress("surveying layers", last + 1) as advance:
         for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
-            path = None if folder is None else folder / f"survey-{number:03}-{key}"
-            survey = _read(path, lambda tensors, weight: Survey(**tensors, weight=weight))
-            if survey is None:
-                statistics = _collected(attention, block, texts, number)
-                energy = sum(float(texts.hidden[i].double().square().sum()) for i in texts.some())
-                weight = 1 / max(energy / statistics.tokens, TINY)
-                survey = replace(target.survey(attention, statistics), weight=weight)
-                tensors = {name: value for name, value in vars(survey).items() if isinstance(value, Tensor)}
-                _write(path, tensors, survey.weight)
-            surveys.append(survey)
+            statistics = _collected(attention, block, texts, number)
+            energy = sum(float(texts.hidden[i].double().square().sum()) for i in texts.some())
+            weight = 1 / max(energy / statistics.tokens, TINY)
+            surveys.append(replace(target.survey(attention, statistics), weight=weight))
             if number < last:
                 texts.enter(block)
             advance(1)
@@ -272,39 +235,3 @@ def refit(
     added = torch.linalg.solve(gram, cross).mT
     out.weight.add_(added)
     out.bias.add_(of_error - added @ of_z)
-
-
-# --- finished layers and surveys in the cache ---------------------------------------------------------------------
-
-
-def _settings(target: Conversion) -> str:
-    return repr(replace(target, healing=Healing()))  # which does not change what is converted
-
-
-def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
-    """Of what makes converted layers what they are: weights, settings and texts."""
-    content = hashlib.sha256()
-    for name, value in decoder.state_dict().items():
-        content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
-        content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    content.update(tokens.contiguous().numpy().data)
-    return digest([2, content.hexdigest(), type(target).__name__, _settings(target)])
-
-
-def _write(path: Path | None, tensors: dict[str, Tensor], about: Any) -> None:
-    if path is not None:
-        stored(path, read_tensors, lambda folder: write_tensors(folder, tensors, about))
-
-
-def _read(path: Path | None, make: Callable[[dict[str, Tensor], Any], T]) -> T | None:
-    """What an interrupted conversion has finished; None: nothing, or it is damaged."""
-    try:
-        return None if path is None else opened(path, lambda folder: make(*read_tensors(folder)))
-    except Damaged:
-        return None
-
-
-def _layer_of(state: dict[str, Tensor], about: Any) -> Layer:
-    attention = attention_of(about["node"])
-    attention.to(state["out.weight"].dtype).load_state_dict(state)
-    return Layer(about["node"], attention, about["about"])

@@ -149,14 +149,6 @@ class LanguageModellingData(Data):
         ids = np.concatenate([file.read(0, len(file)) for file in files])  # the few held-out shards
         return TokenFile(files[0].path, ids, int(ids.max()) + 1)
 
-    def text(self, split: Split) -> str:
-        """The texts of a held-out split, a line break between two; of token shards what their ids stand for."""
-        assert self.root is not None
-        if self.source.shards(self.root, split, self.vocabulary.num_ids):
-            file = self.tokens(split)
-            return self.vocabulary.text(file.read(0, len(file)).tolist())
-        return "\n".join(self.source.texts(self.root, split))
-
     def beginning(self, split: Split, count: int) -> Ids:
         """The first `count` ids of a split, int64; all of them where there are less."""
         ids = np.empty(0, dtype=np.int64)
