@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnlab.attention import MTLA, Attention
 from attnlab.bench import baselines, compare, workloads
-from attnlab.bench.compare import failures
+from attnlab.bench.compare import failures, unchecked
 from attnlab.bench.exactness import check
 from attnlab.bench.memory import peak_mib
 from attnlab.bench.settings import Shape, summary
@@ -330,3 +330,11 @@ def test_measured_steps_come_after_the_first_ones(what: str, device: str, monkey
         work.run()
         assert {cache.length for cache in work.caches} == {9 + WARM_UP + 2 + 20}
     assert work.cache_bytes()["measured"] == work.cache_bytes()["predicted"]
+
+
+def test_a_kernel_that_was_timed_and_not_checked_gives_no_ratio() -> None:
+    check = {"output": 0.0, "kernels": {"merged": ["FUSED_CUDA"], "step": ["TRITON"]}}
+    assert unchecked(check, {"kernels": {"merged": ["FUSED_CUDA"], "dense": ["SDPA flash"]}}) == []
+    result = {"kernels": {"merged": ["FLASH_CUDA", "FUSED_CUDA"], "window": ["FLEX", "SDPA"]}}
+    assert unchecked(check, result) == ["FLASH_CUDA (merged)", "FLEX (window)"]
+    assert unchecked({}, result) == []  # of a published algorithm, which is the reference

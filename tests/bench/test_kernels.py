@@ -30,7 +30,7 @@ def test_on_a_cpu_the_kernel_is_checked_and_not_timed(tmp_path: Path, capsys: py
         if name.endswith("triton"):
             assert "timed on CUDA" in result[NOT_RUN]
         else:
-            assert result["bytes"] > 0 and result["share_of_copy"] == result["bytes_per_second"] == NOT_RUN
+            assert result["bytes"] > 0 and result["bytes_per_second"] == NOT_RUN
     assert all("timed on CUDA" in pair[NOT_RUN] for pair in row["ratios"])
     assert "mtla triton" in capsys.readouterr().out
 
@@ -76,9 +76,9 @@ def test_what_does_not_fit_is_left_out_and_the_others_are_measured(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("attention", "prefix"), [("mtla", 0), ("tpa", 7)])
-def test_on_a_gpu_bytes_per_second_stand_beside_a_copy(attention: str, prefix: int, tmp_path: Path) -> None:
+def test_on_a_gpu_kernels_are_timed(attention: str, prefix: int, tmp_path: Path) -> None:
     words = "hardware=gpu", "bench.dtype=bfloat16", f"bench.prefix={prefix}", "bench.batch=16", "bench.context=[4096]"
     record = measured(config(*SMALL, *words, "bench.references=[mha]", attention=attention), tmp_path)
     for result in record["bench"]["rows"][0]["variants"].values():
-        assert 0 < result["share_of_copy"] < 1.5
+        assert 0 < result["bytes_per_second"] < 2e13
     assert all(NOT_RUN not in pair for pair in record["bench"]["rows"][0]["ratios"])

@@ -3,16 +3,16 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 
 from attnlab.attention.ops.backends import noting, used
-from attnlab.bench import utilisation
 from attnlab.bench.memory import peak_mib, shortage
 from attnlab.bench.settings import Settings, Shape, rounded, summary
-from attnlab.bench.workloads import Variant, Workload, workload_type
+from attnlab.bench.workloads import AttentionWorkload, Variant, Workload, workload_type
 from attnlab.run.progress import progress
 from attnlab.run.record import NOT_RUN
 
@@ -29,9 +29,12 @@ def compare(
     with progress("checking", None) as advance:
         for kind, variants in zip(kinds, lineups.values(), strict=True):
             for variant in variants:
-                if NOT_RUN in checks.get(variant.name, {NOT_RUN: ""}):
+                missing = NOT_RUN in checks.get(variant.name, {NOT_RUN: ""})
+                if missing or not issubclass(kind, AttentionWorkload):  # mechanisms have one check for all workloads
                     advance(0, what=f"checking {variant.name}")
-                    checks[variant.name] = _checked(variant, kind, settings, dtype, device)
+                    check = _checked(variant, kind, settings, dtype, device)
+                    if missing or failures(check, kind.what):
+                        checks[variant.name] = check
         shapes = [shape for kind in kinds for shape in kind.shapes(cfg, settings)]
         runs = settings.warmup + settings.rounds + settings.memory
         advance(0, total=runs * sum(len(lineups[shape.what]) for shape in shapes))
@@ -90,7 +93,7 @@ def measure(
         if by := used(kernels[name]):
             results[name]["kernels"] = by
         if device.type == "cuda":
-            results[name] |= _used_of(device, work, settings.dtype, results[name])
+            results[name]["launched"] = "replayed CUDA graph" if work.captured else "no CUDA graph"
     works.clear()  # before other processes need the memory
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -123,10 +126,13 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
         _wait(device)
         ready, cpu = time.perf_counter(), time.process_time()
         if device.type == "cuda":
-            utilisation.flush(device)
-            with utilisation.events(device) as seconds:
-                work.run()
-            return {"prepare_seconds": ready - began, "seconds": seconds[0]}
+            _other(device).zero_()  # the L2 cache then has nothing of the run before
+            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun.record(torch.cuda.current_stream(device))
+            work.run()
+            ended.record(torch.cuda.current_stream(device))
+            ended.synchronize()
+            return {"prepare_seconds": ready - began, "seconds": begun.elapsed_time(ended) / 1000}
         work.run()
         _wait(device)
         times = {"prepare_seconds": ready - began, "seconds": time.perf_counter() - ready}
@@ -141,6 +147,13 @@ def failures(result: dict[str, Any], what: str) -> list[str]:
     """The errors of `Workload.check` that invalidate a time of this workload: above the tolerance, or NaN."""
     names = [name for name in workload_type(what).checked if name in result]
     return [f"{name} off by {result[name]:g}" for name in names if not result[name] <= result["tolerance"]]
+
+
+@cache
+def _other(device: torch.device) -> torch.Tensor:
+    """A tensor of twice the size of a CUDA device's L2 cache."""
+    size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _wait(device: torch.device) -> None:
@@ -190,14 +203,6 @@ def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict
     if (cache := work.cache_bytes()) is not None:
         result["cache_bytes"] = cache
     return result
-
-
-def _used_of(device: torch.device, work: Workload, dtype: str, result: dict[str, Any]) -> dict[str, Any]:
-    """How the host launches a run, and how much of a CUDA device it uses."""
-    operations = None if work.captured else utilisation.operations_of(work, result.get("kernels", {}))
-    name, seconds = torch.cuda.get_device_name(device), result["seconds"]["median"]
-    launched = "replayed CUDA graph" if work.captured else "no CUDA graph"
-    return {"launched": launched, **utilisation.utilisation(name, dtype, seconds, operations, work.bytes_read())}
 
 
 def unchecked(check: dict[str, Any], result: dict[str, Any]) -> list[str]:

@@ -21,12 +21,6 @@ from attnlab.run.device import busy_cores, device_of
 from attnlab.run.record import NOT_RUN
 from attnlab.tasks.base import Task, task_of
 
-UTILISATION = (
-    "flops: multiplications and additions a second of matrix products and of the pairs that attention sees, counted in "
-    "one more run; bytes_per_second: weights and cache read once a step; shares of the peaks that the maker states, "
-    "without sparsity"
-)
-
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """Fill `bench` (protocol, checks, a row per shape) and, from its rows, the record's sections."""
@@ -78,7 +72,6 @@ def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
         "and most over the rounds, in which the variants take turns; a graph is replayed where `launched` says so",
         "computed_by": "`kernels` of a result: what computed each operation of attention, in the check and in the "
         "runs; no ratio where a fused kernel was timed and not checked on this device",
-        **({"utilisation": UTILISATION} if device.type == "cuda" else {}),
         "ratio": "the reference's number by that of the first variant, pair by pair of the same round",
         "memory": PROTOCOL[device.type] if settings.memory else NOT_RUN,
         **{what: workload_type(what).about for what in settings.kinds},
@@ -130,11 +123,9 @@ def show(record: dict[str, Any], directory: Path) -> None:
     console.print(table)
     for row in bench["rows"]:
         for name, result in row["variants"].items():
-            if isinstance(share := result.get("share_of_copy"), float):
-                speed = f"{result['bytes_per_second'] / 1e9:.4g} GB/s"
-                console.print(f"{row['what']} context {row['context']}: {name} reads {speed}, {share:.0%} of a copy")
-            if line := _utilisation(result):
-                console.print(f"{row['what']}: {name}: {line}")
+            kernels = [f"{operation} by {' and '.join(by)}" for operation, by in result.get("kernels", {}).items()]
+            if parts := kernels + [result[key] for key in ("launched",) if key in result]:
+                console.print(f"{row['what']}: {name}: {', '.join(parts)}")
             if isinstance(share := result.get("share_outside_products"), float):
                 where = f"context {row['context']}" + (" reordered" if row["reorder"] else "")
                 spends = f"spends {share:.0%} outside matrix products" if share >= 0 else "share of products: disturbed"
@@ -149,17 +140,6 @@ def show(record: dict[str, Any], directory: Path) -> None:
             errors = _words({key: value for key, value in result.items() if key not in ("kernels", "reference")})
             console.print(f"check of {name} against its {result.get('reference', 'reference')}: {errors}")
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
-
-
-def _utilisation(result: dict[str, Any]) -> str:
-    """Kernels, launching, and shares of the device's peaks; empty where a result has none of these."""
-    parts = [f"{operation} by {' and '.join(names)}" for operation, names in result.get("kernels", {}).items()]
-    parts += [result["launched"]] if "launched" in result else []
-    for key, words in (("flops", "of the FLOP peak"), ("bandwidth", "of the memory bandwidth")):
-        share = result.get(f"share_of_peak_{key}")
-        if share is not None:
-            parts.append(f"{share:.0%} {words}" if isinstance(share, float) else f"share {words} {share}")
-    return ", ".join(parts)
 
 
 def _cells(result: dict[str, Any], pair: dict[str, Any] | None) -> list[str]:

@@ -93,10 +93,6 @@ class Workload(ABC):
         """Bytes `measured` after a run and `predicted` from the shape; None where nothing is cached."""
         return None
 
-    def bytes_read(self) -> int | None:
-        """Bytes of memory that a run reads at least once; None: unknown."""
-        return None
-
     def rates(self, seconds: float) -> dict[str, Any]:
         """Further numbers of a result, from the median of its seconds."""
         return {}

@@ -105,11 +105,6 @@ class Decoding(AttentionWorkload):
                     cache.reorder(self.rows)
             self.step(self.inputs[:, t : t + 1])
 
-    def bytes_read(self) -> int | None:
-        """Of each step the weights and all of the cache: a lower bound, slots that fill up meanwhile apart."""
-        weights = sum(p.numel() * p.element_size() for p in self.attentions[0].parameters())
-        return self.shape.text * (weights + self.caches[0].nbytes)
-
     def rates(self, seconds: float) -> dict[str, Any]:
         """On a CPU: seconds of matrix products, and the share of the time outside of them.
 
@@ -158,9 +153,6 @@ class Generation(Decoding):
 
     def _start(self) -> list[Cache]:
         return self.language.start(*self.size[:2])
-
-    def bytes_read(self) -> None:
-        """Unknown: a step reads few rows of the embedding."""
 
 
 class Prefill(AttentionWorkload):

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,13 +19,11 @@ from attnlab.attention.positional import PositionalCache
 from attnlab.attention.tpa import FactorCache, Factors
 from attnlab.bench.exactness import TOLERANCE
 from attnlab.bench.settings import Settings, Shape, rounded
-from attnlab.bench.utilisation import events
 from attnlab.bench.variants import AttentionVariant, lineup
 from attnlab.bench.workloads import Workload
 from attnlab.run.record import NOT_RUN
 
 CHECKED = {"cpu": (2, 5, 20), "cuda": (4, 130, 1000)}  # rows, prefix and context of the check
-COPIED = 2**30  # bytes of the copy that a device's bandwidth is measured with
 
 
 @dataclass(frozen=True)
@@ -151,15 +149,15 @@ class Kernels(Workload):
     what = "kernels"
     about = (
         "the attention of one step of one layer, without projections, over `context` positions of text and a prefix of "
-        "each row, at random. CUDA: a replayed CUDA graph of it; share_of_copy: bytes of the cache per second by those "
-        "of a device copy (read and written) in the same run. Triton's interpreter is not timed"
+        "each row, at random. CUDA: a replayed CUDA graph of it; bytes_per_second: of the cache. Triton's interpreter "
+        "is not timed"
     )
     checked = ("output",)
     keys = {"prefix": "prefix", "context": "context"}
 
     def __init__(self, variant: Reading, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         attention = variant.attention(dtype, device)
-        backend, self.device = variant.backend(attention, shape.prefix, device), device
+        backend = variant.backend(attention, shape.prefix, device)
         if backend is Backend.TRITON and device.type != "cuda":
             raise LookupError("a kernel is timed on CUDA: its time in Triton's interpreter says nothing about it")
         self.step = step_of(attention, shape, dtype, device)
@@ -199,15 +197,9 @@ class Kernels(Workload):
     def run(self) -> None:
         self.call()
 
-    def bytes_read(self) -> int:
-        return self.step.cache.nbytes
-
     def rates(self, seconds: float) -> dict[str, Any]:
-        read = {"bytes": self.bytes_read()}
-        if not self.captured:
-            return read | {"bytes_per_second": NOT_RUN, "share_of_copy": NOT_RUN}
-        speed = self.bytes_read() / seconds
-        return read | {"bytes_per_second": rounded(speed), "share_of_copy": rounded(speed / copy_speed(self.device))}
+        read = self.step.cache.nbytes
+        return {"bytes": read, "bytes_per_second": rounded(read / seconds) if self.captured else NOT_RUN}
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:
@@ -222,15 +214,3 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
     with torch.inference_mode(), torch.cuda.graph(graph):
         call()
     return graph.replay
-
-
-@cache
-def copy_speed(device: torch.device) -> float:
-    """Bytes per second, read and written, of the fastest of ten copies within a CUDA device."""
-    source, target = (torch.empty(COPIED, dtype=torch.uint8, device=device) for _ in range(2))
-    fastest = float("inf")
-    for _ in range(10):
-        with events(device) as seconds:
-            target.copy_(source)
-        fastest = min(fastest, seconds[0])
-    return 2 * COPIED / fastest
