@@ -132,7 +132,7 @@ def test_the_mechanism_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """It computes its formula, in parallel, in steps and after a prefix, and its YAML file fits its signature."""
     package = shutil.copytree(ROOT / "src" / "attnlab" / "attention", tmp_path / "lifted")
     (package / "sharp.py").write_text(python("class SharpMHA"))
-    naive = package / "ops" / "naive" / "heads.py"
+    naive = package / "ops" / "naive.py"
     naive.write_text(naive.read_text() + python("@formula(SharpMHA)"))
     monkeypatch.syspath_prepend(tmp_path)
     module: ModuleType = importlib.import_module("lifted.sharp")

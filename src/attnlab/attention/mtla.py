@@ -141,7 +141,7 @@ class MTLA(MLA):
         return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).cumsum(2).to(chunks.dtype)
 
     def _merge_chunks(self, chunks: Tensor, gates: Tensor, exists: Tensor | None = None) -> Tensor:
-        """Slots (B, A, r) of chunks (B, A, s, r), zero where nothing exists; gates (A, g) or (B, A, g)."""
+        """Slots (B, A, r) of chunks (B, A, s, r) that hold zeros where nothing exists, which a mean must not count."""
         return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).sum(2).to(chunks.dtype)
 
     def _gate(self, latent: Tensor, gates: Tensor) -> Tensor:

@@ -163,7 +163,12 @@ class Texts:
 
 
 def output_of(attention: Attention, x: Tensor, number: int, known: dict[int, Tensor]) -> Tensor:
-    """attention(x), where possible from what its output projection reads."""
+    """attention(x), where possible from what its output projection reads.
+
+    Args:
+        x: (B, T, d).
+        known: what the projection reads, (B, T, H D), by the number of the piece.
+    """
     if number not in known:
         out: Tensor = attention(x)
         return out

@@ -19,11 +19,9 @@ is cached of a prefix. The tied form needs no W_P: its pairs are of this kind, a
 Shapes: B rows, N prefixes, T positions, S prefix positions, R rank, V value width, C read-outs, d model width.
 """
 
-from .absolute import AbsoluteMultiLinear
 from .base import MultiLinear
-from .relative import RelativeMultiLinear
-from .summed import SummedMultiLinear
-from .tied import TiedMultiLinear
+from .sums import SummedMultiLinear, TiedMultiLinear
+from .windowed import AbsoluteMultiLinear, RelativeMultiLinear
 
 __all__ = [
     "AbsoluteMultiLinear",

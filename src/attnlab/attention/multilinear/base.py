@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ..base import Attention, Cache, length_mask, rows_of, rows_per_prefix
-from ..bounds import Size
 
 Core = Literal["free", "softmax"]
 
@@ -238,38 +237,6 @@ class WithPrefixReadout(MultiLinear):
     def _slice_multiply_adds(self) -> int:
         """Of the slices A_i.. of one position."""
         return 0
-
-
-class Windowed(WithPrefixReadout):
-    """The forms with weights for each pair in a window of n places, of which keys and values are cached.
-
-    Args:
-        window: n, places of the window, at least 1.
-        Others are those of `MultiLinear`, with values as wide as keys.
-    """
-
-    def __init__(
-        self,
-        d_model: Size,
-        rank: Size = 40,
-        window: Size = 32,
-        num_cores: Size = 1,
-        *,
-        shared_readout: bool = True,
-        core: Core = "free",
-        reads_prefix: bool = False,
-    ) -> None:
-        if window < 1:
-            raise ValueError(f"window must be at least 1, not {window}")
-        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, window**2, 1 / window, core)
-        self.window = window
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        return self.window, 2 * self.rank
-
-    def _slice_multiply_adds(self) -> int:
-        return self.num_readouts * self.window**2 * self.rank
 
 
 def projection(d_model: int, rank: int, value_dim: int) -> nn.Linear:

@@ -1,13 +1,47 @@
-"""Multi-linear attention with weights for each pair of places in a window."""
+"""Multi-linear attention with weights for each pair in a window: of places of the text, or of lags."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
+from ..bounds import Size
 from ..ops.tables import transformed
-from .base import StateCache, Windowed
+from .base import Core, StateCache, WithPrefixReadout
+
+
+class Windowed(WithPrefixReadout):
+    """The forms with weights for each pair in a window of n places, of which keys and values are cached.
+
+    Args:
+        window: n, places of the window, at least 1.
+        Others are those of `MultiLinear`, with values as wide as keys.
+    """
+
+    def __init__(
+        self,
+        d_model: Size,
+        rank: Size = 40,
+        window: Size = 32,
+        num_cores: Size = 1,
+        *,
+        shared_readout: bool = True,
+        core: Core = "free",
+        reads_prefix: bool = False,
+    ) -> None:
+        if window < 1:
+            raise ValueError(f"window must be at least 1, not {window}")
+        super().__init__(d_model, rank, num_cores, shared_readout, reads_prefix, window**2, 1 / window, core)
+        self.window = window
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        return self.window, 2 * self.rank
+
+    def _slice_multiply_adds(self) -> int:
+        return self.num_readouts * self.window**2 * self.rank
 
 
 class SlotCache(StateCache):
@@ -152,3 +186,54 @@ class _Strips(torch.autograd.Function):
             for place, part in zip(places, grad.split([p[0, 0].numel() for p in places], 2), strict=True):
                 place.copy_(part.unflatten(2, place.shape[2:]) if part.numel() else place)
         return gradient, None, None
+
+
+class LagCache(StateCache):
+    """[key | value] of the newest n positions, the newest last; zero before the first position."""
+
+    def crop(self, length: int) -> None:
+        self._check_crop(length)
+        window, dropped = self.text.shape[1], self.length - length
+        if dropped and length and self.length > window:
+            raise ValueError(
+                f"cannot crop to {length} positions: of {self.length} the newest {window} are cached, and older ones "
+                "would be seen again; crop to 0 and feed the rest again"
+            )
+        if dropped:
+            self.text.copy_(torch.cat((torch.zeros_like(self.text[:, :dropped]), self.text[:, :-dropped]), 1))
+        self.length = length
+
+
+class RelativeMultiLinear(Windowed):
+    """Each pair of lags (a, b), a, b < window, has weights: y_i = sum_ab W[:,a,b] A_{i,i-a,i-b}.
+
+    Stationary, of any length; position is in W. Parameters 3dR + hR + C n^2 d; T n^2 (R + d) multiply-adds, in memory
+    linear in T. W's last slot is lag 0: slot s is lag n - 1 - s. Row scale: none, all rows i >= n - 1 have n^2 terms.
+
+    Args:
+        window: n, lags that are read; a position sees the newest n positions.
+        Others are those of `MultiLinear`.
+
+    ValueError: a size is below 1, or a prefix is passed without `reads_prefix`.
+    """
+
+    cache_type = LagCache
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
+        return self._slide(q, F.pad(torch.cat((k, v), -1), (0, 0, self.window - 1, 0)), prefix)
+
+    def _slide(self, q: Tensor, keys_values: Tensor, prefix: Tensor | None) -> Tensor:
+        """keys_values (B, T + n - 1, 2R): the window of position i is i ... i + n - 1."""
+        windows = keys_values.unfold(1, self.window, 1).unsqueeze(2)  # (B, T, 1, 2R, n)
+        k, v = windows.split(self.rank, 3)
+        slices = (q.unsqueeze(-1) * k).mT @ v  # (B, T, C, n, n)
+        return self.out(slices.flatten(2)) + self._read_prefix(q, prefix)
+
+    def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
+        keys_values = torch.cat((cache.text[:, 1:].to(k.dtype), torch.cat((k, v), -1)), 1)
+        newest = torch.cat((cache.text, keys_values[:, self.window - 1 :].to(cache.text.dtype)), 1)
+        cache.text.copy_(newest[:, -self.window :])
+        return self._slide(q, keys_values, cache.prefix)
+
+    def visible(self, position: int) -> range:
+        return range(max(0, position - self.window + 1), position + 1)
