@@ -188,8 +188,8 @@ def test_chosen_blocks_fit() -> None:
     ("change", "message"),
     [
         ({"used": torch.tensor([1.0])}, "used: torch.float32"),
-        ({"key_head": torch.zeros(1, 2, 4, 20)}, r"key_head \(1, 2, 4, 20\) .*: expected \(1, 2, 3, 20\)"),
-        ({"value_token": torch.zeros(1, 2, 40, 16)[:, :, ::2]}, "value_token is not contiguous"),
+        ({"key_head": torch.zeros(1, 2, 4, 20)}, r"factors \(1, 2, 4, 20\) .*: expected \(1, 2, 3, 20\)"),
+        ({"value_token": torch.zeros(1, 2, 40, 16)[:, :, ::2]}, "of torch.float32 on cpu, contiguous"),
         ({"key_token": torch.zeros(1, 9, 20, 16)}, "1 rows of 9 ranks: expected a divisor of 1, and 1 to 8"),
     ],
 )

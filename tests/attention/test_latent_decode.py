@@ -171,21 +171,21 @@ def test_chosen_blocks_fit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"key": torch.zeros(3, 1, 4, 24)}, "do not fit queries"),
-        ({"key": torch.zeros(2, 1, 4, 25)}, "do not fit queries"),
-        ({"key": torch.zeros(2, 1, 4, 24).half()}, "keys and values of torch.float16"),
-        ({"end": torch.tensor([1, 2, 3])}, r"end: torch.int64 of shape \(3,\)"),
-        ({"end": torch.tensor([1.0, 2.0])}, "end: torch.float32"),
-        ({"mask": torch.zeros(2, 4)}, "expected bool"),
-        ({"value": torch.zeros(2, 1, 5, 16)}, "values"),
-        ({"key": torch.zeros(2, 1, 24, 4).mT}, "dense last axis"),
+        {"key": torch.zeros(3, 1, 4, 24)},
+        {"key": torch.zeros(2, 1, 4, 25)},
+        {"key": torch.zeros(2, 1, 4, 24).half()},
+        {"end": torch.tensor([1, 2, 3])},
+        {"end": torch.tensor([1.0, 2.0])},
+        {"mask": torch.zeros(2, 4)},
+        {"value": torch.zeros(2, 1, 5, 16)},
+        {"key": torch.zeros(2, 1, 24, 4).mT},
     ],
 )
-def test_what_does_not_fit_is_oneerror(change: dict[str, Tensor], message: str) -> None:
+def test_what_does_not_fit_is_an_error(change: dict[str, Tensor]) -> None:
     segment = CacheSegment(**{"key": torch.zeros(2, 1, 4, 24)} | change)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"do not fit|^end: |^a mask"):
         latent_decode(torch.zeros(2, 3, 24), [segment], value_dim=None if segment.value is not None else 16)
 
 

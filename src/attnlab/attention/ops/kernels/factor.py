@@ -251,14 +251,11 @@ def _check(query: Tensor, query_head: Tensor | None, parts: Sequence[FactorPart]
         if ranks * positions * max(stored, heads) >= 2**31:
             raise ValueError(f"{positions} positions: a row's factors have 2^31 numbers or more")
         head = (1, ranks, heads, 1) if part.fixed else (rows, ranks, heads, positions)
-        token = (rows, ranks, positions, stored)
-        for name, shape in (("key_head", head), ("key_token", token), ("value_head", head), ("value_token", token)):
-            tensor: Tensor = getattr(part, name)
-            if tuple(tensor.shape) != shape or tensor.dtype != query.dtype or tensor.device != query.device:
+        for tensor, shape in zip(part[:4], (head, (rows, ranks, positions, stored)) * 2, strict=True):
+            alike = tensor.dtype == query.dtype and tensor.device == query.device and tensor.is_contiguous()
+            if tuple(tensor.shape) != shape or not alike:
                 raise ValueError(
-                    f"{name} {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}: expected {shape} of "
-                    f"{query.dtype} on {query.device}"
+                    f"factors {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}: expected {shape} of "
+                    f"{query.dtype} on {query.device}, contiguous"
                 )
-            if not tensor.is_contiguous():
-                raise ValueError(f"{name} is not contiguous: pass the full buffer, and what is used")
     return heads

@@ -4,15 +4,7 @@ from .split import number, span, tl, triton
 
 
 @triton.jit
-def _tokens(
-    base: tl.tensor,
-    at: tl.tensor,
-    column: tl.tensor,
-    there: tl.tensor,
-    WIDTH: tl.constexpr,
-    THIRD: tl.constexpr,
-    WIDE: tl.constexpr,
-) -> tl.tensor:
+def _tokens(base, at, column, there, WIDTH: tl.constexpr, THIRD: tl.constexpr, WIDE: tl.constexpr):
     """Token factors (positions, D) of one rank from `base`, at the rows `at`; of third order: vec(b' (x) c).
 
     `column`: 0 to D - 1; `there`: which numbers exist; `WIDTH`, `THIRD`, `WIDE`: as in `attend`.
@@ -30,15 +22,7 @@ def _tokens(
 
 
 @triton.jit
-def _heads(
-    base: tl.tensor,
-    at: tl.tensor,
-    position: tl.tensor,
-    room: tl.tensor,
-    asked: tl.tensor,
-    there: tl.tensor,
-    FIXED: tl.constexpr,
-) -> tl.tensor:
+def _heads(base, at, position, room, asked, there, FIXED: tl.constexpr):
     """Head factors (lines, positions) of one rank, float32, 0 where none exists.
 
     The mask of the load is that of the buffer, which is a multiple of 16 positions long: loads of 16 bytes.
@@ -54,37 +38,12 @@ def _heads(
 
 @triton.jit(do_not_specialize=["count", "first_split"])
 def attend(
-    query_head: tl.tensor,
-    query: tl.tensor,
-    key_head: tl.tensor,
-    key_token: tl.tensor,
-    value_head: tl.tensor,
-    value_token: tl.tensor,
-    counts: tl.tensor,
-    partial: tl.tensor,
-    sums: tl.tensor,
-    scale: tl.tensor,
-    count: tl.tensor,
-    room: tl.tensor,
-    beam: tl.tensor,
-    count_step: tl.tensor,
-    all_splits: tl.tensor,
-    first_split: tl.tensor,
-    HEADS: tl.constexpr,
-    RANKS: tl.constexpr,
-    QUERY_RANKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    THIRD: tl.constexpr,
-    COUNTED: tl.constexpr,
-    FIXED: tl.constexpr,
-    WIDE: tl.constexpr,
-    LINES: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    WIDTH_BLOCK: tl.constexpr,
-    QUERY_BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    query_head, query, key_head, key_token, value_head, value_token, counts, partial, sums, scale, count, room, beam,
+    count_step, all_splits, first_split, HEADS: tl.constexpr, RANKS: tl.constexpr, QUERY_RANKS: tl.constexpr,
+    WIDTH: tl.constexpr, THIRD: tl.constexpr, COUNTED: tl.constexpr, FIXED: tl.constexpr, WIDE: tl.constexpr,
+    LINES: tl.constexpr, POSITIONS: tl.constexpr, WIDTH_BLOCK: tl.constexpr, QUERY_BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Programs: (tiles of lines x rows of the part, splits). Writes outputs divided by R, and base-2 log-sum-exps.
 
     Args:

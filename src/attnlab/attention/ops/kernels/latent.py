@@ -229,31 +229,21 @@ def _check(q: Tensor, segments: Sequence[CacheSegment], value_dim: int | None) -
     batch, heads, width = q.shape
     if q.dtype not in DTYPES:
         raise ValueError(f"queries of {q.dtype}: expected {', '.join(str(dtype) for dtype in DTYPES)}")
-    widths = {value_dim} - {None}
-    for segment in segments:
-        rows, groups, slots, wide = segment.key.shape
-        if rows < 1 or batch % rows or heads % groups or wide != width:
-            raise ValueError(
-                f"keys {tuple(segment.key.shape)} do not fit queries {tuple(q.shape)}: expected (N, G, K, {width}) "
-                f"with N a divisor of {batch} and G of {heads}"
-            )
-        if segment.value is None and not (value_dim and value_dim <= width):
-            raise ValueError(f"value_dim={value_dim}: expected 1 to {width}, columns of the key that are its value")
-        if segment.value is not None:
-            if segment.value.shape[:3] != segment.key.shape[:3]:
-                raise ValueError(f"values {tuple(segment.value.shape)} of keys {tuple(segment.key.shape)}")
-            widths.add(segment.value.shape[3])
-        mask = segment.mask
+    widths = set[int]()
+    for key, value, _, mask in segments:
+        rows, groups, slots, wide = key.shape
+        read = (value_dim or 0) if value is None else value.shape[3]
+        fits = rows > 0 and batch % rows == heads % groups == 0 and wide == width and read >= 1
+        fits &= read <= width if value is None else value.shape[:3] == key.shape[:3]
+        tensors = [q, key] if value is None else [q, key, value]
+        fits &= all(t.dtype == q.dtype and t.device == q.device for t in tensors)
+        fits &= all(t.stride(-1) == 1 or t.shape[-1] == 1 for t in tensors)
+        if not fits:
+            kinds = ", ".join(f"{tuple(t.shape)} of {t.dtype} on {t.device}" for t in tensors)
+            raise ValueError(f"queries, keys and values do not fit each other, or have no dense last axis: {kinds}")
         if mask is not None and (mask.dtype != torch.bool or mask.dim() != 2 or mask.shape[0] not in (1, rows)):
             raise ValueError(f"a mask {tuple(mask.shape)} of {mask.dtype}: expected bool, ({rows} or 1, up to {slots})")
-        tensors = [t for t in (segment.key, segment.value) if t is not None]
-        for tensor in (*tensors, *([] if mask is None else [mask])):
-            if tensor.stride(-1) != 1 and tensor.shape[-1] > 1 or tensor.device != q.device:
-                raise ValueError(f"a tensor {tuple(tensor.shape)}: expected a dense last axis, on {q.device}")
-        if any(tensor.dtype != q.dtype for tensor in tensors):
-            raise ValueError(f"keys and values of {segment.key.dtype}, expected {q.dtype} as the queries")
+        widths.add(read)
     if len(widths) > 1:
-        raise ValueError(f"values of several widths: {sorted(w for w in widths if w)}")
-    if q.stride(-1) != 1 and width > 1:
-        raise ValueError("the last axis of the queries must be dense")
-    return next((w for w in widths if w), 0)
+        raise ValueError(f"values of several widths: {sorted(widths)}")
+    return widths.pop() if widths else (value_dim or 0)

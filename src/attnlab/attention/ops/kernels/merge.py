@@ -101,36 +101,11 @@ def _counts_of(slots: Tensor, *more: object) -> Tensor:
 
 @triton.jit(do_not_specialize=["at", "first", "place_step", "first_step", "capacity", "table"])
 def merge_kernel(
-    slots: tl.tensor,
-    latent: tl.tensor,
-    rotary: tl.tensor,
-    hidden: tl.tensor,
-    gates: tl.tensor,
-    places: tl.tensor,
-    firsts: tl.tensor,
-    counts: tl.tensor,
-    at: tl.tensor,
-    first: tl.tensor,
-    slots_row: tl.tensor,  # strides
-    slots_slot: tl.tensor,
-    latent_row: tl.tensor,
-    rotary_row: tl.tensor,
-    hidden_row: tl.tensor,
-    gates_row: tl.tensor,
-    place_step: tl.tensor,
-    first_step: tl.tensor,
-    capacity: tl.tensor,
-    table: tl.tensor,  # rows of `gates`
-    PLACED: tl.constexpr,
-    NUMBERED: tl.constexpr,
-    STRIDE: tl.constexpr,
-    LATENT: tl.constexpr,
-    ROTARY: tl.constexpr,
-    GATES: tl.constexpr,
-    LATENT_BLOCK: tl.constexpr,
-    ROTARY_BLOCK: tl.constexpr,
-    GATES_BLOCK: tl.constexpr,
-) -> None:
+    slots, latent, rotary, hidden, gates, places, firsts, counts, at, first, slots_row, slots_slot, latent_row,
+    rotary_row, hidden_row, gates_row, place_step, first_step, capacity, table, PLACED: tl.constexpr,
+    NUMBERED: tl.constexpr, STRIDE: tl.constexpr, LATENT: tl.constexpr, ROTARY: tl.constexpr, GATES: tl.constexpr,
+    LATENT_BLOCK: tl.constexpr, ROTARY_BLOCK: tl.constexpr, GATES_BLOCK: tl.constexpr,
+):  # fmt: skip
     """The arguments of `merge_slot` (`latent`, `rotary`, `hidden`, `gates`) and strides; writes `slots` and `counts`.
 
     `places`, `firsts`: as `split.numbers` prepares `at` and `first`.

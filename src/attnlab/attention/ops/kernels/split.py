@@ -90,7 +90,7 @@ def _num_splits(programs: int, limit: int, processors: int) -> int:
 
 
 @triton.jit
-def span(high: tl.tensor, split: tl.tensor, splits: tl.tensor, BLOCK: tl.constexpr) -> tuple:
+def span(high, split, splits, BLOCK: tl.constexpr):
     """First and end of the slots that a split reads; all splits share what exists, in full blocks.
 
     `high`: slots that exist; `split`: of `splits`; `BLOCK`: slots of one block.
@@ -123,7 +123,7 @@ def numbers(value: int | Tensor | None, rows: int, otherwise: int, name: str, li
 
 
 @triton.jit
-def number(pointer: tl.tensor, row: tl.tensor, step: tl.tensor, otherwise: tl.tensor, READ: tl.constexpr) -> tl.tensor:
+def number(pointer, row, step, otherwise, READ: tl.constexpr):
     """The number of a `row`, as `numbers` prepares it; int32.
 
     `pointer`: to read from; `step`: from row to row; `otherwise`: the number if not `READ`.
@@ -149,16 +149,7 @@ def reduce(partial: Tensor, sums: Tensor, out: Tensor) -> Tensor:
 
 
 @triton.jit
-def reduce_kernel(
-    partial: tl.tensor,
-    sums: tl.tensor,
-    out: tl.tensor,
-    splits: tl.tensor,
-    width: tl.tensor,
-    SPLITS: tl.constexpr,
-    PART: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def reduce_kernel(partial, sums, out, splits, width, SPLITS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr):
     """The arguments of `reduce`: `partial`, `sums`, `out`; SPLITS, PART: powers of two, splits at a time."""
     line = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
