@@ -18,7 +18,7 @@ Operations, and the backends that each has:
     FUSED_CUDA  torch's memory-efficient kernel for CUDA, in the same way: also float32, and parts with a mask
     FLEX        FlexAttention (`flex`), compiled: blocks of keys that no query of a block sees are skipped
     PLAIN       matrix products and one softmax: any device, dtype and dropout, and all transforms of torch.func
-    TRITON      a kernel of `kernels`: CUDA, half precision or float32, no gradient
+    TRITON      a kernel of `kernels`: CUDA, half precision or float32, no gradient, not in compiled code
 
 On CUDA, `merged` takes the class of kernel that SDPA takes for causal attention of the same device, dtype and widths:
 torch itself is asked. MHA, which is dense, is therefore never compared with ours through a faster class of kernel, and
@@ -245,6 +245,8 @@ def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim
             return f"the dtype is {q.dtype}, expected torch.float16 or torch.bfloat16"
         double = backend is Backend.FUSED_CUDA and q.dtype == torch.float64
         return "the dtype is torch.float64, expected float32 or half precision" if double else None
+    if torch.compiler.is_compiling():
+        return "torch.compile does not see into it"
     if q.dtype not in DTYPES:
         return f"the dtype is {q.dtype}, expected {', '.join(str(dtype) for dtype in DTYPES)}"
     if dropout or torch.is_grad_enabled() and q.requires_grad:

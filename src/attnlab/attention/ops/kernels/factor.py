@@ -117,11 +117,6 @@ def factor_decode(
     Raises:
         ValueError: shapes, dtypes or devices do not fit each other.
     """
-    if torch.compiler.is_compiling() and blocks is None and splits is None:
-        factors = [t for part in parts for t in part[:4]]
-        used = [part.used if isinstance(part.used, Tensor) else None for part in parts]
-        known = [part.used if isinstance(part.used, int) else -1 for part in parts]
-        return _compiled(query, factors, used, known, scale, query_head, third_dim)
     heads = _check(query, query_head, parts, third_dim)
     batch, _, width = query.shape
     out = query.new_empty(batch, heads, width)
@@ -141,38 +136,6 @@ def factor_decode(
         _launch(*queries[factored], part, plan, scale, third_dim, partial, sums, first)
         first += plan.splits
     return reduce(partial, sums, out)
-
-
-def _eager(
-    query: Tensor,
-    factors: Sequence[Tensor],
-    used: Sequence[Tensor | None],
-    known: Sequence[int],
-    scale: float,
-    query_head: Tensor | None,
-    third_dim: int | None,
-) -> Tensor:
-    """The step as torch.compile calls it, which sees no triton in it."""
-    parts = []
-    for i, (count, number) in enumerate(zip(used, known, strict=True)):
-        on_host = None if number < 0 else number
-        key_head, key_token, value_head, value_token = factors[4 * i : 4 * i + 4]
-        parts.append(FactorPart(key_head, key_token, value_head, value_token, on_host if count is None else count))
-    return factor_decode(query, parts, scale, query_head=query_head, third_dim=third_dim)
-
-
-_compiled = torch.library.custom_op(
-    f"{__name__.replace('.', '_')}::factor_decode",
-    _eager,
-    mutates_args=(),
-    schema="(Tensor query, Tensor[] factors, Tensor?[] used, SymInt[] known, float scale, "
-    "Tensor? query_head, SymInt? third_dim) -> Tensor",
-)
-
-
-@_compiled.register_fake
-def _shape_of(query: Tensor, factors: Sequence[Tensor], *more: object) -> Tensor:
-    return query.new_empty(query.shape[0], factors[0].shape[2], query.shape[2])
 
 
 class _Plan(NamedTuple):

@@ -10,7 +10,7 @@ and a step can be captured in a CUDA graph and replayed with other counts.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,12 +119,6 @@ def latent_decode(
 
     ValueError: shapes, dtypes or devices do not fit each other.
     """
-    if torch.compiler.is_compiling():
-        keys, values, ends, masks = zip(*segments, strict=True)
-        counts = [end if isinstance(end, Tensor) else None for end in ends]
-        known = [-1 if end is None or isinstance(end, Tensor) else end for end in ends]
-        compiled: Tensor = _compiled(q, keys, values, counts, known, masks, scale, value_dim)
-        return compiled
     batch, heads, _ = q.shape
     segments = [segment for segment in segments if segment.key.shape[2]]
     width = _check(q, segments, value_dim)
@@ -140,39 +134,6 @@ def latent_decode(
         _launch(q, segment, plan, scale, partial, sums, first)
         first += plan.splits
     return reduce(partial, sums, out)
-
-
-def _eager(
-    q: Tensor,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor | None],
-    counts: Sequence[Tensor | None],
-    known: Sequence[int],
-    masks: Sequence[Tensor | None],
-    scale: float,
-    value_dim: int | None,
-) -> Tensor:
-    """The step as torch.compile calls it, which sees no triton in it."""
-    segments = [
-        CacheSegment(key, value, (None if number < 0 else number) if count is None else count, mask)
-        for key, value, count, number, mask in zip(keys, values, counts, known, masks, strict=True)
-    ]
-    return latent_decode(q, segments, scale, value_dim=value_dim)
-
-
-_compiled = torch.library.custom_op(
-    f"{__name__.replace('.', '_')}::latent_decode",
-    _eager,
-    mutates_args=(),
-    schema="(Tensor q, Tensor[] keys, Tensor?[] values, Tensor?[] counts, SymInt[] known, Tensor?[] masks, "
-    "float scale, SymInt? value_dim) -> Tensor",
-)
-
-
-@_compiled.register_fake
-def _shape_of(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor | None], *more: Any) -> Tensor:
-    width: int = more[-1] if values[0] is None else values[0].shape[3]
-    return q.new_empty(*q.shape[:2], width)
 
 
 class _Plan(NamedTuple):

@@ -40,10 +40,6 @@ def merge_slot(
 
     ValueError: shapes do not fit each other.
     """
-    if torch.compiler.is_compiling():
-        where, begun = [(x, 0) if isinstance(x, Tensor) else (None, x) for x in (at, first)]
-        compiled: Tensor = _compiled(slots, latent, rotary, hidden, gates, *where, stride, *begun)
-        return compiled
     rows, _, width = slots.shape
     if latent.shape[0] != rows or rotary.shape[0] != rows or latent.shape[1] + rotary.shape[1] != width:
         raise ValueError(f"latents {tuple(latent.shape)}, rotary keys {tuple(rotary.shape)}: slots {rows, width}")
@@ -66,37 +62,6 @@ def merge_slot(
         num_warps=4,
     )  # fmt: skip
     return counts
-
-
-def _eager(
-    slots: Tensor,
-    latent: Tensor,
-    rotary: Tensor,
-    hidden: Tensor,
-    gates: Tensor,
-    places: Tensor | None,
-    at: int,
-    stride: int,
-    firsts: Tensor | None,
-    first: int,
-) -> Tensor:
-    """The merge as torch.compile calls it, which sees no triton in it."""
-    where, begun = at if places is None else places, first if firsts is None else firsts
-    return merge_slot(slots, latent, rotary, hidden, gates, where, stride, begun)
-
-
-_compiled = torch.library.custom_op(
-    f"{__name__.replace('.', '_')}::merge_slot",
-    _eager,
-    mutates_args={"slots"},
-    schema="(Tensor(a!) slots, Tensor latent, Tensor rotary, Tensor hidden, Tensor gates, Tensor? places, SymInt at, "
-    "int stride, Tensor? firsts, SymInt first) -> Tensor",
-)
-
-
-@_compiled.register_fake
-def _counts_of(slots: Tensor, *more: object) -> Tensor:
-    return slots.new_empty(slots.shape[0], dtype=torch.int32)
 
 
 @triton.jit(do_not_specialize=["at", "first", "place_step", "first_step", "capacity", "table"])
