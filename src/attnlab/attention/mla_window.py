@@ -8,8 +8,6 @@ from torch import Tensor
 from .base import Cache, length_mask
 from .bounds import Size
 from .mla import MLA, LatentCache, LatentOptions
-from .ops.backends import Backend, choose
-from .ops.flex import windowed
 from .sliding_window import BLOCK, WindowCache, Windowed
 
 WIDEST = 256  # queries of one kernel call, at most: kernels without values as wide as keys make all of their logits
@@ -59,29 +57,20 @@ class MLAWindow(Windowed, MLA):
         if x.shape[1] <= self.window:
             return super()._forward(x, prefix, lengths, prefix_lengths)
         angles, before = self._angles(x, prefix, prefix_lengths)
-        past = None if prefix is None else self._expand(*self._latents(prefix, before))
         mask = None if prefix is None or prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-        dropout = self.dropout if self.training else 0.0
-        return self._read(self._queries(x, angles), self._expand(*self._latents(x, angles)), past, mask, dropout)
+        past = None if prefix is None else (*self._halves(self._expand(*self._latents(prefix, before))), mask)
+        text = self._halves(self._expand(*self._latents(x, angles)))
+        return self._joined(self._queries(x, angles), text, past, self.dropout if self.training else 0.0)
 
-    def _read(
-        self, q: Tensor, text: Tensor, prefix: Tensor | None, prefix_mask: Tensor | None, dropout: float = 0.0
+    def _joined(
+        self,
+        q: Tensor,
+        text: tuple[Tensor, Tensor],
+        prefix: tuple[Tensor, Tensor, Tensor | None] | None,
+        dropout: float = 0.0,
     ) -> Tensor:
-        """Queries (B, n, H, D), the last n of the K positions of `text`, block by block -> (B, n, d).
-
-        `text` and `prefix` are packed as by `_expand`, (B, K, H, d_v + D) and (B, S, H, d_v + D); `prefix_mask`: which
-        of the prefix's positions exist, (B, S) bool.
-        """
-        size, block = 0 if prefix is None else prefix.shape[1], self.block
-        if choose("window", q, dropout=dropout, window=self.window, block=block) is Backend.FLEX:
-            past = None if prefix is None else (*self._halves(prefix.to(q.dtype)), prefix_mask)
-            out = windowed(q.transpose(1, 2), *self._halves(text.to(q.dtype)), self.window, self.scale, past)
-            return self.out(out.transpose(1, 2).flatten(2))
-        outs = []
-        for queries, keys, mask in self._blocks(q.shape[1], text.shape[1], block, size, prefix_mask, q.device):
-            packed = text[:, keys] if prefix is None else torch.cat((prefix, text[:, keys]), 1)
-            outs.append(self._dense(q[:, queries], packed.to(q.dtype), mask, dropout))
-        return self.out(torch.cat(outs, 1).flatten(2))
+        """Queries (B, n, H, D) -> outputs (B, n, d); the others as in `_read`."""
+        return self.out(self._read(q.transpose(1, 2), *text, prefix, dropout).transpose(1, 2).flatten(2))
 
     def _halves(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         """Packed (B, K, H, d_v + D) -> keys (B, H, K, D) and values (B, H, K, d_v)."""
@@ -110,12 +99,13 @@ class MLAWindow(Windowed, MLA):
         if new == 1:
             cache.write(cache.text, start % cache.size, entries)
             return self._step(q, cache, cache.used_after(start))
-        text = self._stored(torch.cat((cache.before()["slots"].to(q.dtype), entries["slots"]), 1), q.dtype).packed
-        past = mask = None
+        slots = torch.cat((cache.before()["slots"].to(q.dtype), entries["slots"]), 1)
+        past = None
         if size:
-            past = self._stored(cache.prefix["slots"][:, :size], q.dtype).packed.repeat_interleave(cache.beam, 0)
+            packed = self._stored(cache.prefix["slots"][:, :size], q.dtype).packed.repeat_interleave(cache.beam, 0)
             mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
-        out = self._read(q, text, past, mask)
+            past = *self._halves(packed), mask
+        out = self._joined(q, self._halves(self._stored(slots, q.dtype).packed), past)
         cache.keep(entries)
         return out
 

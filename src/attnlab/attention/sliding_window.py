@@ -1,6 +1,6 @@
 """Multi-head attention over a sliding window of the newest positions, and what every such window has in common."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .mha import MHA, Projection
 from .ops.backends import Backend, choose, dense_attention
 from .ops.flex import windowed
 from .ops.rope import Llama3Scaling
-from .positional import PositionalAttention, PositionalCache
+from .positional import Angles, PositionalAttention, PositionalCache
 
 BLOCK = 64  # queries of one kernel call, at least; a wider window takes as many as it is wide
 
@@ -85,9 +85,11 @@ class Windowed(PositionalAttention):
 
     Attributes:
         window: text positions that a position sees, itself included.
+        scale: of the logits.
     """
 
     window: int
+    scale: float
 
     def _slide(self, window: int) -> None:
         """Set the window. ValueError: it is below 1."""
@@ -111,25 +113,35 @@ class Windowed(PositionalAttention):
         """Zero: the cache does not grow beyond the window."""
         return 0.0
 
-    def _blocks(
-        self, new: int, total: int, block: int, prefix: int, prefix_mask: Tensor | None, device: torch.device
-    ) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The last `new` of `total` text positions as queries, `block` at a time, with the keys that they read.
+    def _read(
+        self, q: Tensor, key: Tensor, value: Tensor, prefix: tuple[Tensor, Tensor, Tensor | None] | None, dropout: float
+    ) -> Tensor:
+        """Queries (B, H, n, D), the last n of K text positions -> (B, H, n, Dv), block by block.
 
-        Each is: which of the new positions; which text positions they read; and which of the prefix's and then of
-        these each of them sees, (n, S + k), or (B, 1, n, S + k) where prefixes differ in length.
+        Keys and values of the text, (B, G, K, .), and of prefixes, (B, G, S, .), with which of these exist, (B, S).
         """
-        for start in range(total - new, total, block):
-            end = min(start + block, total)
-            first = max(0, start - self.window + 1)
-            i, j = (torch.arange(begin, end, device=device) for begin in (start, first))
+        key, value = key.to(q.dtype), value.to(q.dtype)
+        if prefix is not None:
+            prefix = prefix[0].to(q.dtype), prefix[1].to(q.dtype), prefix[2]
+        if choose("window", q, dropout=dropout, window=self.window, block=self.block) is Backend.FLEX:
+            return windowed(q, key, value, self.window, self.scale, prefix)
+        outs, total = [], key.shape[2]
+        for start in range(total - q.shape[2], total, self.block):
+            end, first = min(start + self.block, total), max(0, start - self.window + 1)
+            i, j = (torch.arange(begin, end, device=q.device) for begin in (start, first))
             seen = (j <= i[:, None]) & (j > i[:, None] - self.window)
-            if prefix_mask is not None:
-                rows = prefix_mask[:, None, None].expand(-1, -1, len(i), -1)
-                seen = torch.cat((rows, seen.expand(len(rows), 1, -1, -1)), -1)
-            elif prefix:
-                seen = F.pad(seen, (prefix, 0), value=True)
-            yield slice(start - total + new, end - total + new), slice(first, end), seen
+            k, v = key[:, :, first:end], value[:, :, first:end]
+            if prefix is not None:
+                before, values, exists = prefix
+                k, v = torch.cat((before, k), 2), torch.cat((values, v), 2)
+                if exists is None:
+                    seen = F.pad(seen, (before.shape[2], 0), value=True)
+                else:
+                    rows = exists[:, None, None].expand(-1, -1, len(i), -1)
+                    seen = torch.cat((rows, seen.expand(len(rows), 1, -1, -1)), -1)
+            queries = q[:, :, start - total + q.shape[2] : end - total + q.shape[2]]
+            outs.append(dense_attention(queries, k, v, seen, dropout=dropout, scale=self.scale))
+        return torch.cat(outs, 2)
 
     def _near(self, lengths: Tensor, size: int) -> Tensor:
         """For `encode`: positions less than `window` apart, on both sides, (B, 1, size, size)."""
@@ -184,38 +196,14 @@ class SlidingWindow(Windowed, MHA):
         if prefix is None and x.shape[1] <= self.window:
             return super()._forward(x, None, lengths, None)
         angles, before = self._angles(x, prefix, prefix_lengths)
-        past = None if prefix is None else self._entries(prefix, before)
         mask = None if prefix is None or prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-        return self._read(self._queries(x, angles), self._entries(x, angles), past, mask, self._dropout)
+        past = None if prefix is None else (*self._pair(prefix, before), mask)
+        return self._join(self._read(self._queries(x, angles), *self._pair(x, angles), past, self._dropout))
 
-    def _read(
-        self,
-        q: Tensor,
-        text: dict[str, Tensor],
-        prefix: dict[str, Tensor] | None,
-        prefix_mask: Tensor | None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Queries (B, H, n, D), the last n of the K positions of `text` (B, G, K, D), block by block -> (B, n, d).
-
-        Prefixes (B, G, S, D), and which of their positions exist, (B, S) bool.
-        """
-        new, total, size = q.shape[2], text["key"].shape[2], 0 if prefix is None else prefix["key"].shape[2]
-        block = self.block
-        if choose("window", q, dropout=dropout, window=self.window, block=block) is Backend.FLEX:
-            key, value = (text[name].to(q.dtype) for name in ("key", "value"))
-            past = None
-            if prefix is not None:
-                past = (prefix["key"].to(q.dtype), prefix["value"].to(q.dtype), prefix_mask)
-            return self._join(windowed(q, key, value, self.window, self.scale, past))
-        outs = []
-        for queries, keys, mask in self._blocks(new, total, block, size, prefix_mask, q.device):
-            seen = {name: values[:, :, keys].to(q.dtype) for name, values in text.items()}
-            if prefix is not None:
-                seen = {name: torch.cat((prefix[name].to(q.dtype), values), 2) for name, values in seen.items()}
-            key, value = seen["key"], seen["value"]
-            outs.append(dense_attention(q[:, :, queries], key, value, mask, dropout=dropout, scale=self.scale))
-        return self._join(torch.cat(outs, 2))
+    def _pair(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values of x (B, T, d), (B, G, T, D) each."""
+        entries = self._entries(x, angles)
+        return entries["key"], entries["value"]
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Every position sees those less than `window` away from it, on both sides."""
@@ -235,11 +223,13 @@ class SlidingWindow(Windowed, MHA):
         if new == 1:
             cache.write(cache.text, start % cache.size, entries)
             return self._step(q, cache, cache.used_after(start))
-        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
-        text = {name: torch.cat((stored.to(q.dtype), entries[name]), 2) for name, stored in cache.before().items()}
-        past = {name: buffer.repeat_interleave(cache.beam, 0) for name, buffer in prefix.items()} if size else None
-        mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
-        out = self._read(q, text, past, mask)
+        key, value = (torch.cat((old.to(q.dtype), entries[name]), 2) for name, old in cache.before().items())
+        past = None
+        if size:
+            before, values = (t[:, :, :size].repeat_interleave(cache.beam, 0) for t in cache.prefix.values())
+            mask = None if cache.prefix_mask is None else cache.prefix_mask.repeat_interleave(cache.beam, 0)
+            past = before, values, mask
+        out = self._join(self._read(q, key, value, past, 0.0))
         cache.keep(entries)
         return out
 
