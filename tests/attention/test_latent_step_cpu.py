@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import MLA, MTLA
+from attnlab.attention import MLA
 from attnlab.attention.latent_step_cpu import applied
 from attnlab.attention.mla import LatentCache
 from tests.attention.mechanisms import error
@@ -23,25 +23,6 @@ def plain(cache: LatentCache) -> LatentCache:
     """The cache, whose steps are computed as on other devices."""
     cache.lean_dtype = None
     return cache
-
-
-@pytest.mark.parametrize("ragged", [False, True], ids=["uniform", "ragged"])
-@pytest.mark.parametrize("rope_dim", [0, 4])
-@pytest.mark.parametrize("kind", [MLA, MTLA])
-def test_few_kernels_compute_what_many_do(kind: type[MLA], rope_dim: int, ragged: bool) -> None:
-    """While rows are put into a new order and prefixes are dropped, which gives the cache new buffers."""
-    torch.manual_seed(0)
-    attention = kind(32, 4, rope_dim=rope_dim, bias=["query", "down", "out"]).double().eval()
-    few, many = filled(attention, ragged), plain(filled(attention, ragged))
-    for t in range(8):
-        x = torch.randn(len(few.text["slots"]), 1, 32, dtype=torch.float64)
-        assert few.step(attention, x) is not None and many.step(attention, x) is None
-        assert error(attention.extend(x, few), attention.extend(x, many)) < 1e-13
-        for cache in (few, many):
-            if t == 2:
-                cache.reorder(torch.tensor([1, 1, 3, 2]))
-            if t == 4:
-                cache.select(torch.tensor([1]))
 
 
 def test_a_step_follows_weights_that_change_in_place_and_hooks() -> None:

@@ -27,10 +27,6 @@ def imported(statement: str, directory: Path) -> list[str]:
     return run.stdout.split()
 
 
-def test_importing_the_attention_package_loads_torch_alone() -> None:
-    assert imported("from attnlab.attention import MTLA", PACKAGE.parents[1]) == ["attnlab"]
-
-
 def test_the_folder_works_under_another_name(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "borrowed", ignore=shutil.ignore_patterns("__pycache__"))
     assert imported("from borrowed import MTLA", tmp_path) == ["borrowed"]

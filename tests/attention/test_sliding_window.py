@@ -91,15 +91,6 @@ def test_a_window_as_long_as_the_text_is_mha(window: int) -> None:
     assert windowed.multiply_adds(11, 4) == mha.multiply_adds(11)
 
 
-def test_the_cache_holds_the_window_and_the_whole_prefix() -> None:
-    attention = SlidingWindow(32, 4, window=5)
-    for text, stored in ((3, 3), (5, 5), (6, 5), (1000, 5)):
-        assert attention.cache_elements(2, text, 20) == 2 * (stored + 20) * 2 * 32
-    assert attention.multiply_adds(1000) == attention.multiply_adds(5)
-    with_prefix = attention.multiply_adds(1000, 900) - attention.multiply_adds(100)
-    assert with_prefix == 900 * 2 * 32
-
-
 def test_a_second_crop_accounts_for_what_was_overwritten_before_the_first() -> None:
     attention, x = SlidingWindow(32, 4, window=3).double(), draw(2, 8, 32)
     cache = attention.new_cache(2, 8)

@@ -187,3 +187,27 @@ def test_frequencies_of_another_model_turn_as_in_the_equations(kind: type[TPA]) 
     attention.frequencies = torch.tensor([0.7, 0.1, 0.03, 1e-4], dtype=torch.float64)
     x = torch.randn(1, 7, 32, dtype=torch.float64)
     assert error(attention(x)[0], naive.attend(attention, x[0])) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, ("attention.third_dim=2",) if third else ()) for name in NAMES for third in (False, True)
+     if name != "tpa_noncontextual_b" or not third],
+)  # fmt: skip
+def test_a_layer_whose_positions_begin_later(
+    name: str, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits depend on differences of positions alone (theorem 1), in parallel and step by step, with a prefix."""
+    assert isinstance(attention := Mechanism(name).build(*options), TPA)
+    x, prefix, lengths = random(2, 5, 32), random(2, 3, 32), torch.tensor([3, 2])
+    want, table = attention(x, prefix, prefix_lengths=lengths), attention.rotary_table
+
+    def later(length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = table(length + 1000, like)
+        return cos[1000:], sin[1000:]
+
+    monkeypatch.setattr(attention, "rotary_table", later)
+    assert error(attention(x, prefix, prefix_lengths=lengths), want) < 1e-12
+    cache = attention.new_cache(2, 5, 3)
+    attention.read_prefix(prefix, lengths, cache)
+    assert error(extend_by(attention, x, cache, [1, 3, 1]), want) < 1e-12

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.models import ConformerEncoder, LayerMix, SpeechEncoder
+from attnlab.models import LayerMix
 from tests.attention.mechanisms import error
 
 LENGTHS = torch.tensor([9, 4, 1])
@@ -36,23 +36,3 @@ def test_it_begins_as_the_mean_and_computes_in_float32() -> None:
     torch.testing.assert_close(mix(x, LENGTHS)[:1], mean - mean.mean(1, keepdim=True))
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(mix(x, LENGTHS)[:1], mean - mean.mean(1, keepdim=True))
-
-
-@pytest.mark.parametrize("kind", [SpeechEncoder, ConformerEncoder])
-def test_encoders_mix_before_they_project(kind: type[SpeechEncoder] | type[ConformerEncoder]) -> None:
-    """Every weight of the mix learns, and one layer repeated is that layer."""
-    torch.manual_seed(1)
-    sizes = {"num_mels": 6, "num_layers": 1, "num_heads": 2, "ffn_dim": 8, "conv_channels": 8, "conv_kernels": [5]}
-    encoder = kind(16, **sizes, projection_dim=4, mix_layers=5).double().eval()  # type: ignore[arg-type]
-    assert encoder.mix is not None and encoder.subsample.convs[0].in_channels == 4
-    torch.nn.init.normal_(encoder.mix.weights)
-    x = layers()
-    out, _ = encoder(x, LENGTHS)
-    out.square().sum().backward()
-    assert encoder.mix.weights.grad is not None and encoder.mix.weights.grad.abs().min() > 1e-12
-    plain = kind(16, **sizes, projection_dim=4).double().eval()  # type: ignore[arg-type]
-    plain.load_state_dict({k: v for k, v in encoder.state_dict().items() if k != "mix.weights"})
-    layer = x[:1, :, :1]
-    centred = layer[:, :, 0] - layer[:, :, 0].mean(1, keepdim=True)
-    same, _ = encoder(layer.expand(-1, -1, 5, -1), LENGTHS[:1])
-    assert error(same, plain(centred, LENGTHS[:1])[0]) < 1e-11

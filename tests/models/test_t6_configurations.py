@@ -83,22 +83,3 @@ def test_row(line: str) -> None:
 def test_a_mechanism_that_was_not_published_has_the_heads_of_mha() -> None:
     cfg = compose("task=fineweb_edu", "scale=paper_xl", "attention=tpa_shared_b")
     assert cfg.attention.num_heads == cfg.task.attention_heads == HEADS["xl mha"]
-
-
-@pytest.mark.parametrize(
-    ("line", "batch", "lr", "least"),
-    [
-        ("task=fineweb_edu scale=paper_small", 24, 6e-4, 3e-5),
-        ("experiment=t6/medium_6e-4", 20, 6e-4, 3e-5),
-        ("task=fineweb_edu scale=paper_large", 15, 2e-4, 1e-5),
-        ("task=fineweb_edu scale=paper_xl", 6, 1e-4, 1e-5),
-    ],
-)
-def test_the_recipe_of_the_released_configurations(line: str, batch: int, lr: float, least: float) -> None:
-    cfg = compose(*line.split(), "attention=mha")
-    task = cfg.task
-    assert (task.data.window, task.data.batch_size, task.train.batch.tokens) == (1024, batch, 480 * 1024)
-    assert (task.train.max_steps, task.schedule.warmup_steps, task.train.clip) == (100_000, 2000, 1.0)
-    assert (list(task.optimizer.betas), task.optimizer.weight_decay, task.optimizer.eps) == ([0.9, 0.95], 0.1, 1e-8)
-    assert task.optimizer.lr == lr and task.optimizer.lr * task.schedule.floor == pytest.approx(least)
-    assert (task.attention_head_dim, task.attention_bias, task.data.vocab_size) == (64, False, 50304)

@@ -16,7 +16,7 @@ from attnlab.models import AdaptiveSoftmax, TensorizedTransformer, TiedSoftmax
 from attnlab.models.adaptive_softmax import Cluster
 from attnlab.modes import describe
 from attnlab.tasks.base import Trains, task_of
-from tests.attention.mechanisms import EVERY, Mechanism, error, random_chunks
+from tests.attention.mechanisms import EVERY, Mechanism, error
 
 some = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in ("mha", "mtla", "multilinear")], ids=str)
 VOCAB = 23
@@ -88,18 +88,6 @@ def test_equals_the_formula(softmax: str) -> None:
     inputs = list(model.parameters())
     grads = [torch.autograd.grad(f, inputs) for f in (nll.sum(), -got.gather(-1, targets[..., None]).sum())]
     assert max(error(a, b) for a, b in zip(*grads, strict=True)) < 1e-11
-
-
-@some
-def test_steps_equal_the_parallel_form(mechanism: Mechanism) -> None:
-    model, steps = build(mechanism, **SOFTMAXES["narrow"]), 2 * mechanism.grid + 5
-    tokens = torch.randint(VOCAB, (3, steps))
-    want = model(tokens)
-    for chunks in ([1] * steps, [steps], random_chunks(steps, torch.Generator().manual_seed(0))):
-        caches = model.start(3, steps)
-        got = torch.cat([model.step(piece, caches) for piece in tokens.split(chunks, 1)], 1)
-        assert error(got, want) < 1e-11 and not got.requires_grad
-    assert sum(cache.nbytes for cache in caches) == 8 * sum(a.cache_elements(3, steps) for a in model.attentions)
 
 
 @every_softmax

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import MHA, MLA, MTLA, Attention
 from attnlab.attention.base import length_mask
+from attnlab.attention.ops import naive
 from attnlab.models import CrossDecoder, EncoderDecoder, TextEncoder, TextToText
 from attnlab.models.build import build_model
 from tests.attention.mechanisms import EVERY, Mechanism, composed, error
@@ -20,58 +21,17 @@ def inputs(seed: int = 0) -> Tensor:
     return torch.randn(len(LENGTHS), int(LENGTHS.max()), WIDTH, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def rotated(x: Tensor, place: int, theta: float = 10000.0) -> Tensor:
-    half = x.shape[-1] // 2
-    angle = place * theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
-
-
-def naive_mha(m: MHA, x: Tensor) -> Tensor:
-    """One row (T, d), every query over every key."""
-    group = m.num_heads // m.num_kv_heads
-    q, k, v = (f(x).unflatten(-1, (-1, m.head_dim)) for f in (m.query, m.key, m.value))
-    out = []
-    for i in range(len(x)):
-        heads = []
-        for h in range(m.num_heads):
-            g = h // group
-            logits = torch.stack([rotated(q[i, h], i) @ rotated(k[j, g], j) for j in range(len(x))]) * m.scale
-            heads.append(logits.softmax(0) @ v[:, g])
-        out.append(m.out(torch.cat(heads)))
-    return torch.stack(out)
-
-
-def naive_latent(m: MLA, x: Tensor) -> Tensor:
-    """One row (T, d): every query over every slot, a slot being a parallel chunk or what there is of the last."""
-    stride = m.stride if isinstance(m, MTLA) else 1
-    down = m.down(x)
-    latent, keys = m.norm(down[:, : m.latent_dim]), down[:, m.latent_dim :]
-    slots, last = [], []
-    for first in range(0, len(x), stride):
-        chunk = range(first, min(first + stride, len(x)))
-        if isinstance(m, MTLA):
-            k = first // stride
-            angle = k * 10000.0 ** (-torch.arange(0, m.latent_dim, 2, dtype=torch.float64) / m.latent_dim)
-            pe = torch.stack((angle.sin(), angle.cos()), -1).flatten()
-            gates = [torch.sigmoid(m.gate_slot(pe) @ m.gate_latent(latent[i])) for i in chunk]
-            slots.append(sum((w * latent[i] for w, i in zip(gates, chunk, strict=True)), torch.zeros(m.latent_dim)))
-        else:
-            slots.append(latent[first])
-        last.append(rotated(keys[chunk[-1]], chunk[-1]))
-    up_key, up_value = m.up_matrices()
-    out = []
-    for i in range(len(x)):
-        q = m.query(x[i]).unflatten(-1, (m.num_heads, -1))
-        heads = []
-        for h in range(m.num_heads):
-            content, rotary = q[h, : m.head_dim], rotated(q[h, m.head_dim :], i)
-            logits = (
-                torch.stack([content @ up_key[h] @ c + rotary @ r for c, r in zip(slots, last, strict=True)]) * m.scale
-            )
-            heads.append(sum(p * (up_value[h] @ c) for p, c in zip(logits.softmax(0), slots, strict=True)))
-        out.append(m.out(torch.cat(heads)))
-    return torch.stack(out)
+def encoded(m: Attention, x: Tensor) -> Tensor:
+    """One row (T, d): every query over every key, or over every slot: a full chunk or what there is of the last."""
+    every = [list(range(len(x)))] * len(x)
+    if isinstance(m, MHA):
+        return naive.read_keys(m, x, None, naive.half_split, every)
+    assert isinstance(m, MLA)
+    latents, keys = naive.latents(m, x, None, naive.half_split)
+    if isinstance(m, MTLA):
+        latents = naive.merged(m, latents)
+        every = [[j for j in range(len(x)) if (j + 1) % m.stride == 0 or j + 1 == len(x)]] * len(x)
+    return naive.read_latents(m, x, None, naive.half_split, latents, keys, every)
 
 
 @pytest.mark.parametrize("mechanism", EVERY, ids=str)
@@ -88,11 +48,10 @@ def test_encoder_form_sees_all_of_its_row_and_nothing_else(mechanism: Mechanism)
 @pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in ("mha", "mqa", "gqa", "mla", "mtla")], ids=str)
 def test_encoder_form_is_the_formula(mechanism: Mechanism) -> None:
     attention = mechanism.build(f"task.model.d_model={WIDTH}")
-    naive = naive_mha if isinstance(attention, MHA) else naive_latent
     x = inputs()
     x.requires_grad_()
     out = attention.encode(x, LENGTHS)
-    want = [naive(attention, x[i, :n]) for i, n in enumerate(LENGTHS.tolist())]  # type: ignore[arg-type]
+    want = [encoded(attention, x[i, :n]) for i, n in enumerate(LENGTHS.tolist())]
     for i, n in enumerate(LENGTHS.tolist()):
         assert error(out[i, :n], want[i]) < 1e-10
     weights = [torch.randn_like(w) for w in want]

@@ -140,13 +140,13 @@ def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = h
 def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """Softmax of x (T, d) over every position up to the query's, prefix (S, d) first (MTLA paper, section 3)."""
     start = 0 if prefix is None else len(prefix)
-    return _read_keys(a, x, prefix, turn, [list(range(i + 1)) for i in range(start + len(x))])
+    return read_keys(a, x, prefix, turn, [list(range(i + 1)) for i in range(start + len(x))])
 
 
 @formula(SlidingWindow)
 def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """MHA whose query i sees the prefix, and the `window` newest positions of the text; x (T, d), prefix (S, d)."""
-    return _read_keys(a, x, prefix, turn, window(a, x, prefix))
+    return read_keys(a, x, prefix, turn, window(a, x, prefix))
 
 
 def window(a: SlidingWindow | MLAWindow, x: Tensor, prefix: Tensor | None) -> list[list[int]]:
@@ -155,8 +155,8 @@ def window(a: SlidingWindow | MLAWindow, x: Tensor, prefix: Tensor | None) -> li
     return [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
 
 
-def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: list[list[int]]) -> Tensor:
-    """Each text position's softmax over the positions visible to it, of prefix and text together."""
+def read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: list[list[int]]) -> Tensor:
+    """Each text position's softmax over the positions visible to it, of prefix and text; x (T, d), prefix (S, d)."""
 
     def normed(v: Tensor, norm: nn.Module) -> Tensor:
         if not isinstance(norm, nn.RMSNorm):
@@ -191,15 +191,15 @@ def _read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: li
 @formula(MLA)
 def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """Absorbed logits over the latents of all earlier positions, x (T, d), prefix (S, d) (MTLA paper, section 3.2)."""
-    c, kp = _latents(a, x, prefix, turn)
-    return _read_latents(a, x, prefix, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
+    c, kp = latents(a, x, prefix, turn)
+    return read_latents(a, x, prefix, turn, c, kp, [list(range(i + 1)) for i in range(len(c))])
 
 
 @formula(MLAWindow)
 def mla_window(a: MLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """MLA whose query i sees the prefix, and the `window` newest positions of the text; x (T, d), prefix (S, d)."""
-    c, kp = _latents(a, x, prefix, turn)
-    return _read_latents(a, x, prefix, turn, c, kp, window(a, x, prefix))
+    c, kp = latents(a, x, prefix, turn)
+    return read_latents(a, x, prefix, turn, c, kp, window(a, x, prefix))
 
 
 @formula(MLAQueryLatent)
@@ -235,50 +235,58 @@ def mla_query_latent(a: MLAQueryLatent, x: Tensor, prefix: Tensor | None = None,
 def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """MLA over running sums of gated latents in chunks (MTLA paper, section 4); x (T, d), prefix (S, d)."""
     s = a.stride
-    c, kp = _latents(a, x, prefix, turn)
-    m = []
-    for i in range(len(c)):
-        angles = [i // s * 10000 ** (-2 * k / a.latent_dim) for k in range(a.latent_dim // 2)]
-        slot_gate = a.gate_slot(torch.tensor([f(b) for b in angles for f in (math.sin, math.cos)], dtype=x.dtype))
-        chunk = range(i // s * s, i + 1)
-        m.append(torch.stack([torch.sigmoid(slot_gate @ a.gate_latent(c[j])) * c[j] for j in chunk]).sum(0))
+    c, kp = latents(a, x, prefix, turn)
+    m = merged(a, c)
     visible = [[j for j in range(i + 1) if (j + 1) % s == 0 or j == i] for i in range(len(c))]
     assert all(len(v) == math.ceil((i + 1) / s) for i, v in enumerate(visible))
-    return _read_latents(a, x, prefix, turn, m, kp, visible)
+    return read_latents(a, x, prefix, turn, m, kp, visible)
+
+
+def merged(a: MTLA, c: list[Tensor]) -> list[Tensor]:
+    """The running sum of gated latents in each position's chunk; c: the latents, (r,) each."""
+    s, m = a.stride, []
+    for i in range(len(c)):
+        angles = [i // s * 10000 ** (-2 * k / a.latent_dim) for k in range(a.latent_dim // 2)]
+        slot_gate = a.gate_slot(torch.tensor([f(b) for b in angles for f in (math.sin, math.cos)], dtype=c[0].dtype))
+        chunk = range(i // s * s, i + 1)
+        m.append(torch.stack([torch.sigmoid(slot_gate @ a.gate_latent(c[j])) * c[j] for j in chunk]).sum(0))
+    return m
 
 
 @formula(MTLAWindow)
 def mtla_window(a: MTLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
     """MLA over first positions, means of old chunks, and other positions as they are; x (T, d), prefix (S, d)."""
     s, begin = a.stride, a.first
-    c, kp = _latents(a, x, prefix, turn)
-    latents, rotary = list(c), list(kp)
+    c, kp = latents(a, x, prefix, turn)
+    every, rotary = list(c), list(kp)
     chunks = range(max(0, len(c) - begin) // s)
     for k in chunks:
         angles = [k * 10000 ** (-2 * m / a.latent_dim) for m in range(a.latent_dim // 2)]
         slot_gate = a.gate_slot(torch.tensor([f(b) for b in angles for f in (math.sin, math.cos)], dtype=x.dtype))
         inside = [c[begin + k * s + j] for j in range(s)]
         gates = torch.stack([torch.sigmoid(slot_gate @ a.gate_latent(v)) for v in inside])
-        latents.append(torch.stack([g * v for g, v in zip(gates, inside, strict=True)]).sum(0) / gates.sum())
+        every.append(torch.stack([g * v for g, v in zip(gates, inside, strict=True)]).sum(0) / gates.sum())
         rotary.append(kp[begin + k * s + s - 1])
     visible = []
     for i in range(len(c)):
         merged = [k for k in chunks if begin + k * s + s - 1 <= i - a.recent]
         old = begin + len(merged) * s
         visible.append([j for j in range(i + 1) if j < begin or j >= old] + [len(c) + k for k in merged])
-    return _read_latents(a, x, prefix, turn, latents, rotary, visible)
+    return read_latents(a, x, prefix, turn, every, rotary, visible)
 
 
-def _latents(a: MLA, x: Tensor, prefix: Tensor | None, turn: Turn) -> tuple[list[Tensor], list[Tensor]]:
+def latents(a: MLA, x: Tensor, prefix: Tensor | None, turn: Turn) -> tuple[list[Tensor], list[Tensor]]:
+    """Latents (r,) and rotary keys (d_r,) of each position, prefix (S, d) first; x (T, d)."""
     joint = x if prefix is None else torch.cat((prefix, x))
     down = [a.down(v) for v in joint]
     rotary = [turn(v[a.latent_dim :], j, base(a)) for j, v in enumerate(down)]
     return [a.norm(v[: a.latent_dim]) for v in down], rotary
 
 
-def _read_latents(
+def read_latents(
     a: MLA, x: Tensor, prefix: Tensor | None, turn: Turn, m: list[Tensor], kp: list[Tensor], visible: list[list[int]]
 ) -> Tensor:
+    """Softmax of x (T, d) over the latents `m` and rotary keys `kp` that each position sees; prefix (S, d)."""
     start = 0 if prefix is None else len(prefix)
     up_keys, up_values = a.up_matrices()
     rows = []
