@@ -36,7 +36,6 @@ class Cache(ABC):
         beam: rows that share one prefix.
         capacity: text positions that there is room for.
         prefix_capacity: prefix positions that there is room for.
-        has_prefix: whether `Attention.read_prefix` was called.
         static_length: `length` on the device, (1,) int64, of a cache that is static; None: it is not.
     """
 
@@ -134,7 +133,6 @@ class Attention(nn.Module, ABC):
     wider. A constructor refuses a size below 1 with a ValueError that begins with the argument's name.
 
     Attributes:
-        d_model: width d of inputs and outputs.
         max_positions: the longest text that the mechanism takes; None: any length.
         reads_prefix: False if it was built without weights for a prefix and refuses one (ValueError).
         cache_type: the class of its caches, called with (attention, batch, capacity, prefix_capacity, beam, like);
@@ -215,7 +213,6 @@ class Attention(nn.Module, ABC):
 
         Args:
             prefix_batch: prefixes N, which must divide B; None: one per row.
-            dtype, device: of the buffers; None: those of the weights.
 
         ValueError: `prefix_batch` does not divide `batch`.
         """

@@ -18,7 +18,6 @@ class LatentStep:
     Args:
         slots, prefix: buffers of the cache, [latent | rotary key] (B, K, r + d_r) of the text and (N, P, r + d_r).
         up_key, up_value: projections between latents and heads, (H, d_n, r), with the scale of logits, and (H, r, d_v).
-        scale: of the logits.
         query, down, norm, out: modules of the mechanism.
 
     Attributes:

@@ -79,7 +79,6 @@ class MLA(PositionalAttention):
         latent_dim: width r of the latent, 1 to the width of all keys and values; None: 4 `head_dim`. DeepSeek's
             `kv_lora_rank`.
         norm: what latents pass: LayerNorm, RMSNorm, or nothing, as where an attention was converted.
-        bias: which projections have biases.
         qk_norm: RMS norms of each head's queries and keys before anything else is done with them, as Qwen3 has them:
             a number G of key heads, whose full keys and values are then made before they are projected down. None: no
             norms.
@@ -277,13 +276,7 @@ class NormedQueries(nn.Module):
 
 
 class NormedKeys(nn.Module):
-    """Keys and values of G heads, the keys past an RMS norm, projected down: (..., d) -> (..., r + d_r).
-
-    Args:
-        head_dim: width D of a head.
-        width: r + d_r.
-        bias: whether the result has a bias.
-    """
+    """Keys and values of G heads, the keys past an RMS norm, projected down: (..., d) -> (..., r + d_r)."""
 
     def __init__(self, d_model: int, num_kv_heads: int, head_dim: int, width: int, eps: float, bias: bool) -> None:
         super().__init__()

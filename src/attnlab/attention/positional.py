@@ -199,7 +199,6 @@ class PositionalAttention(Attention):
         turned: components of a head (or of what stands for it) that are rotated.
         rope_theta: base of the rotary frequencies; None: they are the buffer `frequencies`, (turned / 2,), which is
             saved with the weights: a pretrained or converted model has other frequencies.
-        rope_scaling: scaling of these frequencies, or None.
     """
 
     cache_type: type[PositionalCache] = PositionalCache

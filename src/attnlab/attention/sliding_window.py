@@ -85,7 +85,6 @@ class Windowed(PositionalAttention):
 
     Attributes:
         window: text positions that a position sees, itself included.
-        scale: of the logits.
     """
 
     window: int

@@ -21,13 +21,10 @@ class Settings:
 
     Args:
         what: one workload or several of bench/workloads. None: the default of the task.
-        batch: rows, sentences or images.
         prefix: positions of the encoder's output.
         text: positions of a training step or of a prompt; several give one row of the table each.
         context: text positions that are cached before decoding begins; several give one row each.
-        steps: tokens that are decoded.
         reorder: decoding without (false) or with (true) a new order of the rows after each step, or both.
-        dtype: of weights and inputs.
         rounds: measured rounds, in which the variants take turns.
         warmup: rounds before them that are not measured.
         memory: whether peak memory is measured too, each number in a new process.

@@ -33,12 +33,9 @@ class AttentionVariant:
     """A mechanism, or a published algorithm with the same weights: all are initialised from one seed.
 
     Args:
-        name: what the record calls it.
-        cfg: the configuration of a run with this mechanism.
         published: the published algorithm of the mechanism runs, with its weights.
         copied: beam search with the prefix stored once per hypothesis.
         converted: the mechanisms are those that `convert=` plans from the settings.
-        compiled: its decoding steps are compiled.
     """
 
     name: str

@@ -28,7 +28,6 @@ class Layer:
     Args:
         node: what builds the mechanism: its `_target_` and arguments, plain values.
         attention: the mechanism, with its weights.
-        about: numbers for the record.
     """
 
     node: dict[str, Any]
@@ -38,12 +37,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(ABC):
-    """How attention layers are converted; one file in this folder and one in conf/convert for each target.
-
-    Args:
-        calibration: the texts that decide what is left out.
-        healing: how the converted model is trained.
-    """
+    """How attention layers are converted; one file in this folder and one in conf/convert for each target."""
 
     calibration: Calibration = field(default_factory=Calibration)
     healing: Healing = field(default_factory=Healing)

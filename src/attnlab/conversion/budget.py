@@ -65,7 +65,6 @@ def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[in
     Args:
         lost: of each layer, the error at each size from 0 on, (sizes,).
         totals: the sizes where all layers get the same share.
-        least: the smallest sizes.
 
     Returns:
         A size for each layer; their sum is that of `totals`.
@@ -113,7 +112,6 @@ def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[LayerPlan]:
     """Plans with the same d_r, r and rotary frequencies for all layers.
 
     Args:
-        total: r + d_r of each.
         rotary: how components are chosen; "transmla" and "uniform" keep the same ones in every layer by themselves.
 
     Raises:

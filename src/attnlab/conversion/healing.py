@@ -27,10 +27,7 @@ class Healing:
     The values are those of `task.train`, `task.optimizer` and `task.schedule` unless the command line sets these.
 
     Args:
-        steps: updates.
         tokens: of an update; a multiple of `task.data.window`.
-        lr: highest learning rate.
-        warmup: updates in which it rises.
         objective: what is minimised, one after the other. "layers": the squared error of each attention's output on
             the teacher's inputs, over the output's variance; "logits": the Kullback-Leibler divergence from the
             teacher's distribution; "text": the negative log-probability of the text, without a teacher.
@@ -67,7 +64,6 @@ class Teacher:
     share it.
 
     Args:
-        decoder: the original.
         tokens: a text of the training split, (windows, positions).
 
     Attributes:
@@ -87,7 +83,6 @@ class Teacher:
         """The mean over layers of the squared error of an attention's output, over its variance, (B, T).
 
         Args:
-            student: the converted decoder.
             tokens: (B, T).
             compiled: compiles a method, or returns it.
         """

@@ -40,7 +40,6 @@ def converted_copy(
 
     Args:
         tokens: calibration texts, (windows, positions).
-        text: what they are, for the record.
     """
     trained = cfg.mode != "convert" and (target.healing.trained == "all" or cfg.hardware.strategy == "fsdp")
     shared = [attention.parameters() for attention in decoder.attentions] if trained else [decoder.parameters()]
@@ -184,12 +183,7 @@ class OutputError:
 
 
 def spaced(positions: int, width: int) -> int:
-    """Of how many batches one is read to fit a projection; more positions than that change little.
-
-    Args:
-        positions: number of positions of all texts.
-        width: columns of the projection.
-    """
+    """Of how many batches one is read to fit a projection; more positions than that change little."""
     return max(1, positions // max(POSITIONS, FOR_EACH * width))
 
 

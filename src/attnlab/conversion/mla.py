@@ -42,7 +42,6 @@ class Split(NamedTuple):
         mixing: with d_r rotary components.
         projection: of content keys and values.
         rank: r.
-        lost: predicted squared error of the output.
     """
 
     mixing: Mixing
@@ -258,7 +257,6 @@ class ToMLA(Conversion):
         """A layer's split with these sizes.
 
         Args:
-            rope: d_r.
             rank: r; more than there are components of content is cut to them.
             turned: the components that keep their rotation, (G, F) bool; None: the method chooses.
         """
@@ -277,11 +275,7 @@ class ToMLA(Conversion):
 
 @torch.no_grad()
 def fill(mla: MLA, attention: MHA, statistics: Statistics, split: Split, centre: bool) -> None:
-    """Set the weights of an MLA so that it computes what the attention did, as far as its cache holds it.
-
-    Args:
-        centre: whether means go into the output's bias.
-    """
+    """Set the weights of an MLA so that it computes what the attention did, as far as its cache holds it."""
     mixing, rank = split.mixing, split.rank
     down, up = split.projection.down[:rank], split.projection.up[:, :rank]
     heads, groups, width = statistics.heads, statistics.groups, statistics.width

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """The configuration of a run with a pretrained decoder: the model's sizes and attention replace the task's.
 
-    Args:
-        overrides: the keys and groups of the command line.
-
     Raises:
         ConfigError: the model has something that cannot be carried over, or an override does not fit it.
         DataError: there is no such model, or its config cannot be read.
@@ -72,10 +69,6 @@ def _name(node: Mapping[str, Any]) -> str:
 
 def check_inputs(cfg: DictConfig, target: Conversion | None, positions: int) -> None:
     """Refuse missing files of weights and impossible settings of a calibration before any text is read.
-
-    Args:
-        target: None: the model keeps its attention.
-        positions: the longest text that the model takes.
 
     Raises:
         ConfigError: calibration windows that do not fit.

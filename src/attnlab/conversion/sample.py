@@ -100,7 +100,6 @@ def train_facts(model: Any, text: Tensor, seed: int, steps: int) -> None:
 
     Args:
         text: ids of bytes, (N,).
-        steps: number of updates.
     """
     generator, draw = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
 

@@ -47,7 +47,6 @@ def check_width(method: Rotary, width: int, groups: int, pairs: int, key: str = 
     """Raise ConfigError if a method has no such number of rotary components; the settings alone tell.
 
     Args:
-        method: see :func:`mix`.
         width: d_r.
         groups: G.
         pairs: F, rotary pairs of a head.
@@ -261,11 +260,7 @@ def metric_of(statistics: Statistics, mixing: Mixing, output: Tensor) -> Tensor:
 
 
 def moment_of(statistics: Statistics, mixing: Mixing, centred: bool) -> Tensor:
-    """Second moments of y, around its mean if `centred`, (n, n).
-
-    Args:
-        centred: whether the mean is taken away.
-    """
+    """Second moments of y, around its mean if `centred`, (n, n)."""
     moment, content = statistics.covariance() if centred else statistics.moment, mixing.content
     size = content.shape[1]
     keys = content @ moment[:size]

@@ -33,7 +33,6 @@ class Calibration:
     Args:
         tokens: of the training split, from its beginning.
         window: tokens of a text, which is read by itself.
-        file: a text file in place of the training split; None: none.
     """
 
     tokens: Annotated[int, Ge(2)] = 65536
@@ -96,13 +95,11 @@ class Texts:
     Pieces have numbers from 0 on.
 
     Args:
-        decoder: whose embeddings are looked up.
         tokens: (windows, positions).
         batch: windows of a batch, a multiple of `piece`.
         piece: windows of a piece, B.
 
     Attributes:
-        positions: of all texts together.
         hidden: what enters the present block, (B, T, d).
         originals: what the output projection of the block's original attention reads, (B, T, H D), where it is known.
         outputs: the same of the attention with which the texts pass through the block.
@@ -131,7 +128,6 @@ class Texts:
 
         Args:
             x: what enters the attention, (B, T, d).
-            attention: the present block's original.
         """
         return output_of(attention, x, number, self.originals)
 

@@ -56,7 +56,6 @@ class CacheShape:
 
     Args:
         beam: hypotheses of each sentence; the cache has batch * beam rows.
-        prefix: positions of each prefix.
     """
 
     batch: int
@@ -70,11 +69,7 @@ class CacheShape:
 
 
 def cache_shape(bench: DictConfig) -> CacheShape:
-    """The shape of the decoding batch that `bench` describes; of several text lengths the first.
-
-    Args:
-        bench: the node `bench` of a configuration.
-    """
+    """The shape of the decoding batch that `bench` describes; of several text lengths the first."""
     text = bench.text if isinstance(bench.text, int) else bench.text[0]
     return CacheShape(bench.batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
 

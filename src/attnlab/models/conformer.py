@@ -92,11 +92,7 @@ class ConvolutionModule(nn.Module):
 
 
 class ConformerLayer(nn.Module):
-    """x + FFN/2, + attention, + convolution, + FFN/2, LayerNorm (Gulati et al. 2020, figure 1).
-
-    Args:
-        dropout: in each module and of attention weights, in training.
-    """
+    """x + FFN/2, + attention, + convolution, + FFN/2, LayerNorm (Gulati et al. 2020, figure 1)."""
 
     def __init__(self, d_model: int, num_heads: int, ffn_dim: int, kernel: int, dropout: float) -> None:
         super().__init__()
@@ -120,7 +116,6 @@ class ConformerEncoder(FrontEnd):
 
     Args:
         kernel: of the depthwise convolutions, odd.
-        conv_channels: between the convolutions of the subsampler.
         conv_kernels: one for each convolution of stride 2; None: [5].
         projection_dim, mix_layers: as in :class:`SpeechEncoder`.
     """

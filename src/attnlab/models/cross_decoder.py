@@ -23,7 +23,6 @@ class CrossCache(Cache):
         key: (N, H, S, D).
         value: (N, H, S, D).
         mask: (N, S) bool, true where a position of the prefix exists; None: everywhere.
-        beam: rows that read each prefix.
     """
 
     def __init__(self, key: Tensor, value: Tensor, mask: Tensor | None, beam: int) -> None:
@@ -102,7 +101,6 @@ class CrossDecoderLayer(nn.Module):
 
     Args:
         dropout: of each part's output, in training.
-        pre_norm: where the LayerNorms stand.
         attention_dropout: of the cross-attention's weights, in training.
         activation_dropout: after the ReLU, in training; None: `dropout`.
     """

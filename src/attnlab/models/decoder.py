@@ -29,8 +29,6 @@ class DecoderBlock(nn.Module):
 
     Args:
         ffn_dim: width inside the MLP; 0: there is none.
-        norm: RMSNorm, LayerNorm, or RMSNorm without weights.
-        gated: whether the MLP has a gate W1.
         dropout: of what attention and MLP add, in training.
     """
 

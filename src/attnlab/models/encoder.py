@@ -102,7 +102,6 @@ class ConvSubsampler(nn.Module):
 
     Args:
         channels: of all convolutions but the last, before the gated linear unit.
-        kernels: sizes, one per convolution.
     """
 
     def __init__(self, num_mels: int, channels: int, d_model: int, kernels: list[int]) -> None:
@@ -133,13 +132,9 @@ class FrontEnd(nn.Module):
     """What the speech encoders do with features before the convolutions.
 
     Args:
-        num_mels: F, features of a frame.
         projection_dim: width of a linear layer and LayerNorm over the features; None: there are none.
         mix_layers: layers of a pretrained model that the features have, which are mixed with learned weights; None: the
             features are of one layer.
-
-    Attributes:
-        mix: the :class:`LayerMix`; None without `mix_layers`.
     """
 
     def __init__(self, num_mels: int, projection_dim: int | None, mix_layers: int | None) -> None:

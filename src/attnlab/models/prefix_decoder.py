@@ -52,11 +52,7 @@ class PrefixDecoderLayer(PostNormBlock):
 
 
 def projector(d_model: int, inner: int) -> nn.Sequential:
-    """Two linear maps with ReLU between, through which an encoder's output goes: (..., d) -> (..., d).
-
-    Args:
-        inner: the width between the maps.
-    """
+    """Two linear maps with ReLU between, through which an encoder's output goes: (..., d) -> (..., d)."""
     return nn.Sequential(nn.Linear(d_model, inner), nn.ReLU(), nn.Linear(inner, d_model))
 
 

@@ -61,7 +61,6 @@ class SequenceModel(nn.Module):
 
         Args:
             hidden: the decoder's.
-            pad: the target that does not count.
             smoothing: probability that is spread over all tokens.
         """
         logits = self.decoder.logits(hidden)
@@ -89,7 +88,6 @@ class SequenceModel(nn.Module):
             lengths: of the inputs, (B,).
             text: the tokens that the decoder reads, (B, T).
             targets: (B, T).
-            pad: the target that does not count.
             smoothing: probability that is spread over all tokens.
             compiled: gives the compiled form of :meth:`losses_of_states`, and of the encoder's `forward` where that is
                 compilable; None: neither is compiled.

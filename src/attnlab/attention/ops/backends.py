@@ -89,11 +89,7 @@ _used: set[tuple[str, str]] = set()
 
 
 def constant(function: Function) -> Function:
-    """As `torch.compiler.assume_constant_result`, which imports the compiler to set this.
-
-    Args:
-        function: whose result is a constant of a traced program.
-    """
+    """As `torch.compiler.assume_constant_result`, which imports the compiler to set this."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -170,7 +166,6 @@ def choose(
     Args:
         q: queries, or another tensor of the same device and dtype, and, for `merged` if noted, the same last axis.
         masked: for a step: whether one softmax kernel cannot do it (a prefix, a mask, or values narrower than keys).
-        value_dim: for `merged`: width of values; None: that of `q`.
         block: for `window`: queries of a block where SDPA computes it.
         noted: whether this is what computes it, and not only a question.
 

@@ -88,7 +88,6 @@ def share(rows: int, beam: int, prefixes: int) -> None:
 
     Args:
         rows: B.
-        beam: a constant.
         prefixes: N.
     """
     if torch.compiler.is_compiling():

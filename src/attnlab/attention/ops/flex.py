@@ -45,7 +45,6 @@ def refusal(q: Tensor, value_dim: int | None = None) -> str | None:
 
     Args:
         q: queries.
-        value_dim: width of values; None: as wide as queries.
     """
     if q.device.type == "cpu":
         gradient = torch.is_grad_enabled() and q.requires_grad
@@ -142,11 +141,7 @@ def _kernel(compiled: bool) -> Any:
 
 
 def block_mask(part: SeenKeys, rows: int) -> "BlockMask | None":
-    """The blocks of keys that each block of queries sees in part or in full; None: everything is seen.
-
-    Args:
-        rows: queries, T.
-    """
+    """The blocks of keys that each block of queries sees in part or in full; None: everything is seen."""
     from torch.nn.attention.flex_attention import BlockMask
 
     size, device, exists = part.key.shape[2], part.key.device, part.exists

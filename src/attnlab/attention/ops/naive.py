@@ -100,11 +100,7 @@ def base(a: MHA | MLA | TPA) -> float | Tensor:
 
 
 def formula(*mechanisms: type[Attention]) -> Callable[[F], F]:
-    """Decorator: this is the naive form of these classes, and of none that inherits from them.
-
-    Args:
-        mechanisms: the classes that compute what the decorated function does.
-    """
+    """Decorator: this is the naive form of these classes, and of none that inherits from them."""
 
     def register(function: F) -> F:
         FORMULAS.update(dict.fromkeys(mechanisms, function))
@@ -243,7 +239,7 @@ def mtla(a: MTLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_spl
 
 
 def merged(a: MTLA, c: list[Tensor]) -> list[Tensor]:
-    """The running sum of gated latents in each position's chunk; c: the latents, (r,) each."""
+    """The running sum of the gated latents c (r,) in each position's chunk."""
     s, m = a.stride, []
     for i in range(len(c)):
         angles = [i // s * 10000 ** (-2 * k / a.latent_dim) for k in range(a.latent_dim // 2)]

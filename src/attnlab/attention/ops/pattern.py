@@ -71,11 +71,6 @@ class MergedPattern(NamedTuple):
 
     With a stride s, the s queries from the last one of a chunk on see the same slots: shifted by s - 1 positions, query
     i sees the slots j <= i // s. A key that one query alone sees is merged afterwards.
-
-    Args:
-        value_dim: Dv, width of values.
-        stride: s, see :func:`merged_attention`.
-        backend: which kernels compute the parts, see `Kernel`.
     """
 
     value_dim: int

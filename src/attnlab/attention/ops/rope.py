@@ -123,9 +123,5 @@ def turn(x: Tensor, angles: Turn, out: Tensor) -> None:
 
 
 def adjacent_to_half_split(dim: int) -> Tensor:
-    """(dim,) permutation p: x[..., p] in half-split order is x in adjacent-pair order (0, 1), (2, 3), ...
-
-    Args:
-        dim: width of the vectors, even.
-    """
+    """(dim,) permutation p: x[..., p] in half-split order is x in adjacent-pair order (0, 1), (2, 3), ..."""
     return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))

@@ -36,11 +36,7 @@ class Random(NamedTuple):
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of softmax statistics.
-
-    Args:
-        dtype: of the inputs. The result is float32 or wider.
-    """
+    """The dtype of softmax statistics."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -83,7 +79,6 @@ class Kernel(NamedTuple):
     """One part of a softmax: all queries and keys, or the causal triangle of equally many; forward and backward.
 
     Args:
-        value_dim: Dv, width of values.
         backend: FUSED_CPU, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA.
     """
 
@@ -176,7 +171,6 @@ class Kernel(NamedTuple):
         """How wide the kernel of a part has values: D or Dv.
 
         Args:
-            width: of keys, D.
             mask: of the part.
         """
         return width if self._by(mask) in PADDED else self.value_dim
@@ -186,7 +180,6 @@ class Kernel(NamedTuple):
 
         Args:
             x: the output or the gradient.
-            width: of keys, D.
             mask: of the part.
         """
         extra = self.value_width(width, mask) - x.shape[-1]

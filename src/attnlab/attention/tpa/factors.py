@@ -49,8 +49,6 @@ class Block(NamedTuple):
     """A part of the factor projection: `ranks` factors of a width, all of queries, of keys or of values.
 
     Args:
-        kind: whether these are head factors or token factors.
-        ranks: number of factors.
         width: components of each: h of head factors, D or a divisor of D of token factors.
     """
 
@@ -75,7 +73,6 @@ def learned_factors(blocks: list[Block], d_model: int, init: Init) -> nn.Paramet
 
     Args:
         blocks: the parts of the parameter, in their order; all have the same width.
-        init: the rule for their spread, see `TPA`.
     """
     factors = nn.Parameter(torch.empty(sum(block.ranks for block in blocks), blocks[0].width))
     for part, block in zip(factors.detach().split([block.ranks for block in blocks]), blocks, strict=True):
@@ -130,7 +127,6 @@ class FactorSegment(NamedTuple):
 
     Args:
         buffers: by name, cut to these positions.
-        size: positions.
         angles: a function (first, last) -> cos and sin of these positions, counted from the segment's first.
         mask: (N or 1, size) bool, true where a position exists; None: everywhere.
         beam: rows that read each of them.

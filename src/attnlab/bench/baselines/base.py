@@ -14,7 +14,6 @@ class PublishedCache(Cache):
     """Tensors that grow by concatenation; every row has a copy of the prefix.
 
     Args:
-        attention: a `Published`.
         like: an empty tensor of the cache's dtype and device.
     """
 

@@ -30,19 +30,12 @@ class Workload(ABC):
 
     Everything is built by the constructor, which raises LookupError where a variant cannot do the work.
 
-    Args:
-        variant: what runs.
-        shape: the row of the table.
-        dtype: of weights and inputs.
-
     Attributes:
-        what: its name in `bench.what`.
         about: one sentence for the record's protocol.
         keys: the fields of its shapes that a row has, by the row's keys; `batch` is in every row.
         checked: the errors of `check` that invalidate a time of this workload if they are too large.
         section: the section of the record that the last row fills, if any.
         reads_prefix: whether a prefix of at least one position is needed.
-        captured: whether a run replays a CUDA graph.
         steps: whether it takes decoding steps, which can be compiled.
     """
 
@@ -106,9 +99,6 @@ class AttentionWorkload(Workload):
     """Mechanisms side by side, each checked against its published algorithm.
 
     Mechanisms without one, and those of a converted model, are checked against their formula.
-
-    Attributes:
-        attentions: the attention layers that a run goes through.
     """
 
     attentions: list[Attention]

@@ -112,11 +112,7 @@ class VisionLayer(Workload):
 
 
 class PerHead(nn.Module):
-    """The same function, head after head: projections, product and softmax of each. A fusion mixes in between.
-
-    Args:
-        layer: whose weights are used.
-    """
+    """The same function, head after head: projections, product and softmax of each. A fusion mixes in between."""
 
     def __init__(self, layer: FactoredAttention) -> None:
         super().__init__()

@@ -111,8 +111,6 @@ def factor_decode(
         scale: factor of the logits, D^-1/2 / (R_Q R) for token factors.
         query_head: head factors of the queries, (B, R_Q, h); None: `query` has no factors.
         third_dim: d_c of factors of third order, B = vec(b' (x) c), cached as [b' | c]; None: vectors.
-        blocks: block sizes; None: `choose_blocks`.
-        splits: of each part; None: `split.num_splits`, from shapes alone.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit each other.

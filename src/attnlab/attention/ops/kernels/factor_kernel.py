@@ -56,7 +56,6 @@ def attend(
         scale: factor of the logits, times log2(e).
         room: K. A multiple of 16 gives loads of 16 bytes.
         beam: rows of the queries that read a row of the part, B / N; 1 where QUERY_RANKS is not 0.
-        HEADS, RANKS, WIDTH: h, R and D.
         QUERY_RANKS: R_Q; 0: queries have no factors.
         THIRD: d_c; 0: token factors are vectors.
         FIXED: whether head factors are the same of all rows and positions.

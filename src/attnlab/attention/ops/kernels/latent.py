@@ -26,8 +26,6 @@ class Widths(NamedTuple):
     Args:
         content: columns of a key that are its value too, or all of them.
         rest: columns of a key after these.
-        value: columns of a value.
-        shared: whether the value is the key's content.
     """
 
     content: int
@@ -47,7 +45,6 @@ def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: i
 
     Args:
         padded: columns of a key's content, of the rest of it, and of a value, as padded.
-        shared: whether the value is the key's content.
     """
     return shared_memory(blocks, padded, shared, itemsize) <= memory and blocks.lines * padded[2] <= 128 * (
         32 * blocks.warps
@@ -114,8 +111,6 @@ def latent_decode(
         q: (B, H, D), the last axis dense; float32, bfloat16 or float16, as all keys and values are.
         segments: at least one. All have the same G, which divides H, and the same D and Dv.
         value_dim: Dv where the value is the first columns of the key.
-        blocks: block sizes; None: `choose_blocks`.
-        splits: of each segment; None: `num_splits`, from shapes alone.
 
     ValueError: shapes, dtypes or devices do not fit each other.
     """

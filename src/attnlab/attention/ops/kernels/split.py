@@ -32,7 +32,6 @@ class Blocks(NamedTuple):
     Args:
         lines: pairs of a row and a head that read the same slots, at least 16 for a matrix product.
         slots: slots (positions) of one step of its loop, at least 16.
-        warps: of 32 threads.
         stages: of the pipeline: blocks of slots in flight, the one that is used included.
     """
 
@@ -47,10 +46,6 @@ class Device:
 
     Args:
         device: CUDA, or the CPU for the interpreter, which is taken for a small device.
-
-    Attributes:
-        processors: multiprocessors.
-        shared_memory: bytes that one block of threads may use.
     """
 
     def __init__(self, device: torch.device) -> None:
