@@ -80,7 +80,9 @@ class ToTPA(Conversion):
         assert isinstance(converted, TPAKVOnly | TPANonContextualA)
         converted.frequencies = frequencies_of(attention)
         converted.out.weight.copy_(attention.out.weight)
-        weights = [linear.weight.double().unflatten(0, (-1, attention.head_dim)) for linear in _kv(attention)]
+        weights = [
+            linear.weight.double().unflatten(0, (-1, attention.head_dim)) for linear in (attention.key, attention.value)
+        ]
         heads, tokens = zip(*(self._fixed(statistics, attention, i, weights[i]) for i in (0, 1)), strict=True)
         group, about = attention.num_heads // attention.num_kv_heads, {}
         if isinstance(converted, TPANonContextualA):
@@ -111,7 +113,7 @@ class ToTPA(Conversion):
         """Set the weights by alternating regressions -> the relative errors of keys and values."""
         group, errors, parts, biases = a.num_heads // a.num_kv_heads, [], [], []
         scales = row_weights(statistics, a)
-        for which, linear in enumerate(_kv(a)):
+        for which, linear in enumerate((a.key, a.value)):
             fitted = Alternating(self.rank, linear, a.num_kv_heads, heads[which], tokens[which], scales[which])
             for _ in range(self.sweeps):
                 fitted.regress_tokens(inputs, self.ridge)
@@ -198,10 +200,6 @@ def row_weights(statistics: Statistics, attention: MHA) -> tuple[Tensor, Tensor]
     output = attention.out.weight.detach().double().unflatten(1, (statistics.heads, -1))
     values = output.square().sum((0, 2)).unflatten(0, (-1, group)).sum(-1).sqrt()
     return keys / keys.mean(), values / values.mean()
-
-
-def _kv(attention: MHA) -> tuple[nn.Linear, nn.Linear]:
-    return attention.key, attention.value
 
 
 def _solved(normal: Tensor, right: Tensor, ridge: float) -> Tensor:

@@ -97,16 +97,21 @@ class MultiLinear(Attention):
         self.d_model, self.rank, self.num_cores, self.value_dim = d_model, rank, num_cores, value_dim
         self.num_readouts, self.reads_prefix = 1 if shared_readout else num_cores, reads_prefix
         self.core = core
-        self.qkv, self.cores = projection(d_model, rank, value_dim), core_vectors(num_cores, rank, core)
+        self.qkv = nn.Linear(d_model, 2 * rank + value_dim, bias=False)
+        nn.init.normal_(self.qkv.weight, std=d_model**-0.5)
+        self.cores = core_vectors(num_cores, rank, core)
 
     @property
     def gain(self) -> float:
-        """By how much initial read-outs are larger than those behind free cores."""
-        return core_gain(self.core, self.rank)
+        """By how much initial read-outs are larger than those behind free cores.
+
+        The initial entries of softmax cores are about 1 / R, not R^-1/2 as those of free ones.
+        """
+        return self.rank**0.5 if self.core == "softmax" else 1.0
 
     def core_weights(self) -> Tensor:
         """The diagonals of the core tensors that the slices are built with, (h, R)."""
-        return diagonals(self.cores, self.core)
+        return self.cores.softmax(-1) if self.core == "softmax" else self.cores
 
     @property
     @abstractmethod
@@ -239,13 +244,6 @@ class WithPrefixReadout(MultiLinear):
         return 0
 
 
-def projection(d_model: int, rank: int, value_dim: int) -> nn.Linear:
-    """The layer x -> [q | k | v] of widths R, R and V without bias, with weights of variance 1 / d."""
-    linear = nn.Linear(d_model, 2 * rank + value_dim, bias=False)
-    nn.init.normal_(linear.weight, std=d_model**-0.5)
-    return linear
-
-
 def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
     """(h, R), uniform, as in eq. 6; free ones such that A_ijm has variance 1 if q, k and v have.
 
@@ -254,20 +252,6 @@ def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
     if core not in get_args(Core):
         raise ValueError(f"core={core}: expected {' or '.join(get_args(Core))}")
     return nn.Parameter(nn.init.uniform_(torch.empty(count, rank), 0.0, (3 / rank) ** 0.5 if core == "free" else 1.0))
-
-
-def diagonals(cores: Tensor, core: Core) -> Tensor:
-    """The core tensors' diagonals G_rrr, (h, R), of core vectors g: g itself, or softmax(g).
-
-    Args:
-        cores: g, (h, R).
-    """
-    return cores.softmax(-1) if core == "softmax" else cores
-
-
-def core_gain(core: Core, rank: int) -> float:
-    """R^1/2 for softmax cores, whose initial entries are about 1 / R, not R^-1/2 as those of free ones; else 1."""
-    return rank**0.5 if core == "softmax" else 1.0
 
 
 def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:
