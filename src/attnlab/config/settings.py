@@ -272,3 +272,6 @@ ABSENT: dict[str, Any] = {
     "SlidingWindow.rope_scaling": None,
     "SlidingWindow.norm_eps": 1e-6,
 }
+
+# A key that was removed -> the value that a run must have had to be read: what the code does today.
+REMOVED: dict[str, Any] = {"TensorLLM.starts": 1, "TRAWL.starts": 1}

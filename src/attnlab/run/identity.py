@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.build import PATTERN, at
 from attnlab.config.nodes import mappings
 from attnlab.config.schema import definition, definitions
-from attnlab.config.settings import ABSENT
+from attnlab.config.settings import ABSENT, REMOVED
 from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
 from attnlab.run.cache import digest
@@ -159,6 +159,10 @@ def renamed(cfg: Config) -> dict[str, Any]:
 def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
+    for removed, meant in REMOVED.items():
+        for node, key in _owners([node for _, node in mappings(plain)], removed):
+            if at(node, key) == meant:
+                _pop(node, key)
     for absent, meant in ABSENT.items():
         for node, key in _owners([node for _, node in mappings(plain)], absent):
             parent, last = _parent(node, key)

@@ -22,5 +22,5 @@ def planted(mixing: float, noise: float, seed: int = 0, size: int = 32) -> Slice
     return Slices.of(dense + noise * dense.norm() / error.norm() * error)
 
 
-def products(batch: int, heads: int = 3, rows: int = 9, columns: int = 8, width: int = 4) -> Slices:
-    return Slices(torch.randn(batch, heads, rows, width), torch.randn(batch, heads, columns, width))
+def products(heads: int = 3, rows: int = 9, columns: int = 8, width: int = 4) -> Slices:
+    return Slices(torch.randn(heads, rows, width), torch.randn(heads, columns, width))

@@ -57,7 +57,7 @@ def test_one_head_is_a_truncated_svd(rank: int) -> None:
 
 
 def test_algorithm_1_keeps_what_the_owners_hold() -> None:
-    tensor = products(1)[0]
+    tensor = products()
     a, b, c = (torch.randn(size, 6, dtype=torch.float64) for size in tensor.sizes)
     terms = terms_from_cp(tensor, (a, b, c))
     owner, largest = fusion_ranks(c, 4)

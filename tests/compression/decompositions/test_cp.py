@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy
 import pytest
 import tensorly
@@ -10,8 +12,8 @@ from tests.compression.decompositions.planted import RANKS, planted, products
 TOTAL = sum(RANKS)
 
 
-def falls(history: torch.Tensor) -> bool:
-    return bool((history.diff(dim=0) <= 1e-12).all())
+def falls(history: list[float]) -> bool:
+    return all(after - before <= 1e-12 for before, after in pairwise(history))
 
 
 @pytest.mark.parametrize("sweeps", [1, 4])
@@ -32,25 +34,6 @@ def test_sweeps_are_those_of_tensorly(sweeps: int) -> None:
     torch.testing.assert_close(result_factor, want, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("batch", [(), (3,)])
-def test_the_best_of_several_starts_is_kept(batch: tuple[int, ...]) -> None:
-    """Of each tensor of a batch, to the bit, with its own history."""
-    tensor = Slices.of(torch.randn(*batch, 6, 5, 4, dtype=torch.float64))
-    options = {"start": "random", "sweeps": 30, "tolerance": 1e-3}
-    done: list[tuple[int, int]] = []
-    result = cp_als(tensor, 3, starts=3, seed=7, watch=lambda *at: done.append(at), **options)  # type: ignore[arg-type]
-    single = [cp_als(tensor, 3, seed=seed, **options) for seed in (7, 8, 9)]  # type: ignore[arg-type]
-    errors = torch.stack([alone.error for alone in single])
-    assert torch.equal(result.error, errors.amin(0)) and (errors.amax(0) > errors.amin(0)).all()
-    assert done == sorted(done) and done[-1][0] <= done[-1][1] == 90
-    for i in range(3) if batch else [...]:
-        best = single[int(errors[:, i].argmin())]
-        assert torch.equal(result.a[i], best.a[i]) and falls(result.history)
-    assert cp_als(tensor, 20, sweeps=1).error.max() < 1e-14  # full rank is exact
-    with pytest.raises(ValueError, match=r"0 starts: expected at least 1"):
-        cp_als(tensor, 3, starts=0)
-
-
 @pytest.mark.parametrize(
     ("mixing", "noise", "error"),
     [
@@ -61,23 +44,11 @@ def test_the_best_of_several_starts_is_kept(batch: tuple[int, ...]) -> None:
 def test_planted_terms_are_found(mixing: float, noise: float, error: float) -> None:
     tensor = planted(mixing, noise)
     result = cp_als(tensor, TOTAL, sweeps=1500, tolerance=1e-6)
-    assert float(result.error) == pytest.approx(error, rel=0.06)
-    assert float(result.error) <= global_svd(tensor, TOTAL).error
+    assert result.error == pytest.approx(error, rel=0.06)
+    assert result.error <= global_svd(tensor, TOTAL).error
     assert falls(result.history)
     corrected = cp_epc(tensor, result)
     assert result.error < corrected.error <= 1.02 * result.error * (1 + 1e-9)
-
-
-def test_a_batch_gets_what_each_tensor_gets() -> None:
-    tensor = products(3)
-    together = cp_als(tensor, 5, sweeps=15)
-    corrected = cp_epc(tensor, together, sweeps=10)
-    for i in range(3):
-        alone = cp_als(tensor[i], 5, sweeps=15)
-        torch.testing.assert_close(together[i].error, alone.error)
-        for result_factor, reference in zip(together[i].factors, alone.factors, strict=True):
-            torch.testing.assert_close(result_factor, reference, rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(corrected[i].error, cp_epc(tensor[i], alone, sweeps=10).error)
 
 
 @pytest.mark.parametrize("objective", ["norm", "sensitivity"])
@@ -93,7 +64,7 @@ def test_the_correction_never_costs_more(objective: str, slack: float) -> None:
     if slack > 1:
         assert result.costs[-1] < 0.9 * before
     # the number in `costs` is that of the factors
-    torch.testing.assert_close(cost(result.factors, tensor.sizes, objective), result.costs[-1])  # type: ignore[arg-type]
+    assert float(cost(result.factors, tensor.sizes, objective)) == pytest.approx(result.costs[-1])  # type: ignore[arg-type]
 
 
 def test_the_published_formulas_of_cost() -> None:
@@ -130,21 +101,21 @@ def test_terms_that_grow_against_each_other_are_tamed_by_a_wider_bound() -> None
     before = float(cost(plain.factors, tensor.sizes, "norm"))
     same = cp_epc(tensor, plain, slack=1.0)
     wider = cp_epc(tensor, plain, bound=0.05, sweeps=300, tolerance=1e-6)
-    assert float(same.costs[-1]) > 0.9 * before
-    assert float(wider.costs[-1]) < 0.5 * before
-    assert float(wider.error) <= 0.05 * (1 + 1e-9)
+    assert same.costs[-1] > 0.9 * before
+    assert wider.costs[-1] < 0.5 * before
+    assert wider.error <= 0.05 * (1 + 1e-9)
 
 
 @pytest.mark.slow
 def test_a_bound_below_the_error_is_approached_by_least_squares() -> None:
     tensor = planted(0.15, 0.001)
     rough = cp_als(tensor, TOTAL, sweeps=3)
-    result = cp_epc(tensor, rough, bound=float(rough.error) / 2, sweeps=200, tolerance=0)
+    result = cp_epc(tensor, rough, bound=rough.error / 2, sweeps=200, tolerance=0)
     assert result.error <= rough.error / 2 * (1 + 1e-9)
 
 
 def test_ranks_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        cp_als(products(1), 0)
+        cp_als(products(), 0)
     with pytest.raises(ValueError, match=r"expected 3 \(one"):
-        cp_als(products(1), 2)
+        cp_als(products(), 2)

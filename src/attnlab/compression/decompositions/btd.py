@@ -78,7 +78,6 @@ def btd(
     """Algorithm 3: the H terms in turn, each fitted by algorithm 2 to what the others leave. The error never rises.
 
     Args:
-        tensor: what is decomposed; one tensor, no batch.
         start: terms, or ranks, which then start from truncated SVDs.
         sweeps: over all terms, at most.
         inner: steps of algorithm 2 for each term of a sweep.

@@ -15,8 +15,8 @@ class Slices:
     For the query-key tensor of an attention layer these are W_Q and W_K of each head (IrrAtt, section 2.3).
 
     Args:
-        left: (..., H, I, D). Leading dimensions are a batch of tensors of one size.
-        right: (..., H, J, D).
+        left: (H, I, D).
+        right: (H, J, D).
 
     Raises:
         ValueError: the shapes do not fit each other.
@@ -26,71 +26,61 @@ class Slices:
     right: Tensor
 
     def __post_init__(self) -> None:
-        if self.left.dim() < 3 or self.left.dim() != self.right.dim():
-            raise ValueError("left and right are (..., H, I, D) and (..., H, J, D)")
-        if self.left.shape[:-2] != self.right.shape[:-2] or self.left.shape[-1] != self.right.shape[-1]:
+        heads, _, width = self.left.shape
+        if self.right.dim() != 3 or (heads, width) != (len(self.right), self.right.shape[-1]):
             raise ValueError(f"left {tuple(self.left.shape)} and right {tuple(self.right.shape)} do not fit")
         object.__setattr__(self, "left", self.left.detach().double())
         object.__setattr__(self, "right", self.right.detach().double())
 
     @classmethod
     def of(cls, dense: Tensor) -> Slices:
-        """From Y itself, (..., I, J, H)."""
-        left = dense.movedim(-1, -3)
-        size = dense.shape[-2]
-        return cls(left, torch.eye(size, dtype=left.dtype, device=left.device).expand(*left.shape[:-2], size, size))
+        """From Y itself, (I, J, H)."""
+        left = dense.movedim(-1, 0)
+        size = dense.shape[1]
+        return cls(left, torch.eye(size, dtype=left.dtype, device=left.device).expand(len(left), size, size))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """I, J, H."""
-        return self.left.shape[-2], self.right.shape[-2], self.left.shape[-3]
-
-    @property
-    def batch(self) -> torch.Size:
-        return self.left.shape[:-3]
-
-    def __getitem__(self, i: int) -> Slices:
-        """One tensor of a batch."""
-        return Slices(self.left[i], self.right[i])
+        return self.left.shape[1], self.right.shape[1], len(self.left)
 
     def dense(self) -> Tensor:
-        """(..., I, J, H). For tests, and for tensors known to be small."""
-        return (self.left @ self.right.mT).movedim(-3, -1)
+        """(I, J, H). For tests, and for tensors known to be small."""
+        return (self.left @ self.right.mT).movedim(0, -1)
 
     def square(self) -> Tensor:
-        """|Y|^2, of each tensor of the batch."""
-        return ((self.left.mT @ self.left) * (self.right.mT @ self.right)).sum((-3, -2, -1))
+        """|Y|^2."""
+        return ((self.left.mT @ self.left) * (self.right.mT @ self.right)).sum()
 
     def combine(self, weights: Tensor) -> Tensor:
-        """sum_h weights[h] Y[:, :, h]: (..., H) -> (..., I, J)."""
-        return _flat(self.left * weights[..., None, None]) @ _flat(self.right).mT
+        """sum_h weights[h] Y[:, :, h]: (H) -> (I, J)."""
+        return _flat(self.left * weights[:, None, None]) @ _flat(self.right).mT
 
     def mttkrp(self, mode: int, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Y unfolded along `mode`, times the Khatri-Rao product of the two other factors.
 
-        a: (..., I, R), b: (..., J, R), c: (..., H, R). Takes I D H R multiplications twice, instead of I J H R.
+        a: (I, R), b: (J, R), c: (H, R). Takes I D H R multiplications twice, instead of I J H R.
         """
         if mode == 0:
-            return _flat(self.left) @ ((self.right.mT @ b[..., None, :, :]) * c[..., None, :]).flatten(-3, -2)
+            return _flat(self.left) @ ((self.right.mT @ b[None]) * c[:, None]).flatten(0, 1)
         if mode == 1:
-            return _flat(self.right) @ ((self.left.mT @ a[..., None, :, :]) * c[..., None, :]).flatten(-3, -2)
-        return ((self.left.mT @ a[..., None, :, :]) * (self.right.mT @ b[..., None, :, :])).sum(-2)
+            return _flat(self.right) @ ((self.left.mT @ a[None]) * c[:, None]).flatten(0, 1)
+        return ((self.left.mT @ a[None]) * (self.right.mT @ b[None])).sum(-2)
 
     def error(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """|Y - sum_r a_r o b_r o c_r| / |Y|, of each tensor of the batch.
+        """|Y - sum_r a_r o b_r o c_r| / |Y|.
 
         Without cancellation: the norm of each slice's difference from the triangular factors of both its sides.
         """
-        heads = self.sizes[2]
-        a, b = (x[..., None, :, :].expand(*self.batch, heads, -1, -1) for x in (a, b))
-        left = torch.linalg.qr(torch.cat([self.left, -a * c[..., None, :]], -1))[1]
+        a, b = (x.expand(len(self.left), -1, -1) for x in (a, b))
+        left = torch.linalg.qr(torch.cat([self.left, -a * c[:, None]], -1))[1]
         right = torch.linalg.qr(torch.cat([self.right, b], -1))[1]
-        return (left @ right.mT).square().sum((-3, -2, -1)).sqrt() / self.square().sqrt().clamp_min(TINY)
+        return (left @ right.mT).square().sum().sqrt() / self.square().sqrt().clamp_min(TINY)
 
 
 TINY = torch.finfo(torch.float64).tiny
 
 
 def _flat(heads: Tensor) -> Tensor:
-    """(..., H, I, D) -> (..., I, H D)."""
-    return heads.movedim(-3, -2).flatten(-2)
+    """(H, I, D) -> (I, H D)."""
+    return heads.movedim(0, 1).flatten(1)

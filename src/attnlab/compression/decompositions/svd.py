@@ -47,22 +47,15 @@ class BlockTerms:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The singular value decomposition of each slice: left (..., H, I, D), values (..., H, D), right (..., H, J, D)."""
+    """The singular value decomposition of each slice: left (H, I, D), values (H, D), right (H, J, D)."""
 
     left: Tensor
     values: Tensor
     right: Tensor
 
-    def __getitem__(self, i: int) -> Spectrum:
-        return Spectrum(self.left[i], self.values[i], self.right[i])
-
 
 def spectrum(tensor: Slices) -> Spectrum:
-    """The singular values of every slice, from D x D matrices: both sides are made triangular first. Batched.
-
-    Args:
-        tensor: what is decomposed; leading dimensions are a batch.
-    """
+    """The singular values of every slice, from D x D matrices: both sides are made triangular first."""
     (q, r), (p, s) = torch.linalg.qr(tensor.left), torch.linalg.qr(tensor.right)
     u, values, vh = torch.linalg.svd(r @ s.mT, full_matrices=False)
     return Spectrum(q @ u, values, p @ vh.mT)
@@ -72,7 +65,7 @@ def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> Bloc
     """Each slice's best approximation of its rank, with both sides scaled by the root of the singular values.
 
     Args:
-        tensor: one tensor, no batch; a `Spectrum` where it is known already.
+        tensor: a `Spectrum` where it is known already.
 
     Raises:
         ValueError: a rank below 1 or above D.

@@ -57,15 +57,13 @@ def tucker(
     *,
     sweeps: int = 100,
     tolerance: float = 1e-5,
-    starts: int = 1,
     seed: int = 0,
-    exact: bool = False,
     watch: Watch | None = None,
 ) -> Tucker:
     """Higher-order orthogonal iteration, in float64, from the singular vectors of the unfoldings.
 
     Each sweep replaces U1, U2 and then every U3 by the leading eigenvectors of a Gram matrix of the tensor that the
-    other factors project, so that the error does not rise. It ends in a local minimum; `starts` looks for a better one.
+    other factors project, so that the error does not rise. It ends in a local minimum.
 
     For a large U1 the eigenvectors cost most of a sweep, and the next sweep changes the matrix again: there, one step
     of subspace iteration from the U1 of the sweep before (at first: from eigenvectors in float32) takes their place.
@@ -80,25 +78,48 @@ def tucker(
         stack_ranks: R3 of each block, 1 to n; None: no factor on that mode.
         sweeps: at most.
         tolerance: change of the relative error at which the sweeps end, from the third one on; 0: all sweeps.
-        starts: the first from singular vectors, the others from random subspaces; the best is returned.
 
     Raises:
-        ValueError: a rank out of bounds, blocks of different sizes, or values that are not finite.
+        ValueError: a rank out of bounds, or values that are not finite.
     """
-    wide = [block.detach().double() for block in blocks]
-    stacks = [None] * len(wide) if stack_ranks is None else list(stack_ranks)
-    _check(wide, ranks, stacks)
-    full = [rank if rank == len(block) else None for rank, block in zip(stacks, wide, strict=True)]
-    stacks = [None if size else rank for rank, size in zip(stacks, full, strict=True)]  # an R3 of n: U3 is I
+    blocks = [block.detach().double() for block in blocks]
+    stacks = [None] * len(blocks) if stack_ranks is None else list(stack_ranks)
+    _check(blocks, ranks, stacks)
+    whole = [rank == len(block) for rank, block in zip(stacks, blocks, strict=True)]
+    stacks = [None if all_of_it else rank for rank, all_of_it in zip(stacks, whole, strict=True)]  # U3 is I
     generator = torch.Generator().manual_seed(seed)
-    best: Tucker | None = None
-    for start in range(max(starts, 1)):
-        u2, u3 = _first(wide, ranks[1], stacks, generator if start else None)
-        result = _hooi(wide, ranks, stacks, u2, u3, sweeps, tolerance, generator, exact, watch)
-        best = result if best is None or result.error < best.error else best
-    assert best is not None
-    u3 = [torch.eye(size).to(best.u1) if size else u for size, u in zip(full, best.u3, strict=True)]
-    return replace(best, u3=u3)
+    square = sum(float(block.square().sum()) for block in blocks)
+    history: list[float] = []
+    exact = False
+    u1: Tensor | None = None
+    u2 = _leading(sum((_columns(block) for block in blocks), torch.zeros(()).to(blocks[0])), ranks[1])
+    u3 = [None if rank is None else _leading(_stacked(block), rank) for rank, block in zip(stacks, blocks, strict=True)]
+    for sweep in range(max(sweeps, 1)):  # two products with the full tensor in each: by U2, then by the new U1
+        narrow = [_unstack(block @ u2, u) for block, u in zip(blocks, u3, strict=True)]
+        rows = [part.movedim(2, 0).flatten(1) for part in narrow]
+        large = len(rows[0]) > LARGE and 2 * ranks[0] <= len(rows[0]) <= sum(part.shape[1] for part in rows)
+        u1 = _step(rows, ranks[0], u1) if large and not exact else _subspace(rows, ranks[0], generator)
+        low = [_left(u1, block) for block in blocks]  # (n, h, R1, J)
+        mixed = [_unstack(part, u) for part, u in zip(low, u3, strict=True)]
+        u2 = _subspace([part.flatten(0, 2).T for part in mixed], ranks[1], generator)
+        narrow = [part @ u2 for part in low]  # (n, h, R1, R2)
+        u3 = [
+            None if stack is None else _subspace([core.flatten(1)], stack, generator)
+            for core, stack in zip(narrow, stacks, strict=True)
+        ]
+        cores = [_unstack(core, u) for core, u in zip(narrow, u3, strict=True)]
+        lost = square - sum(float(core.square().sum()) for core in cores)
+        history.append((max(lost, 0.0) / max(square, TINY)) ** 0.5)
+        if watch is not None:
+            watch(sweep + 1, sweeps)
+        if sweep + 1 >= LEAST and history[-2] - history[-1] < tolerance:
+            if exact or not large:
+                break
+            exact = True  # single steps change little before they are at the end: eigenvectors finish
+    assert u1 is not None
+    result = _with_errors(blocks, narrow, Tucker(u1, u2, u3, cores, history, []))
+    identities = [torch.eye(len(block)).to(u1) for block in blocks]
+    return replace(result, u3=[i if all_of_it else u for i, all_of_it, u in zip(identities, whole, u3, strict=True)])
 
 
 def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None] | None = None) -> Tensor:
@@ -127,10 +148,6 @@ def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None
 
 
 def _check(blocks: Sequence[Tensor], ranks: tuple[int, int], stacks: Sequence[int | None]) -> None:
-    if not blocks or any(block.dim() != 4 or block.shape[2:] != blocks[0].shape[2:] for block in blocks):
-        raise ValueError("blocks: expected (n, heads, I, J) with the same I and J")
-    if len(stacks) != len(blocks):
-        raise ValueError(f"{len(stacks)} stack ranks: expected one for each of {len(blocks)} blocks")
     for name, rank, most in zip(("R1", "R2"), ranks, blocks[0].shape[2:], strict=True):
         if not 1 <= rank <= most:
             raise ValueError(f"{name}={rank}: expected 1 to {most}")
@@ -141,82 +158,24 @@ def _check(blocks: Sequence[Tensor], ranks: tuple[int, int], stacks: Sequence[in
         raise ValueError("the tensor has values that are not numbers or not finite")
 
 
-def _first(
-    blocks: Sequence[Tensor], rank: int, stacks: Sequence[int | None], generator: torch.Generator | None
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Where U2 and every U3 start; U1 is computed from them. generator: random subspaces instead."""
-
-    def subspace(gram: Callable[[], Tensor], size: int, rank: int) -> Tensor:
-        if generator is None:
-            return _leading(gram(), rank)
-        noise = torch.randn(size, rank, generator=generator, dtype=torch.float64)
-        return torch.linalg.qr(noise)[0].to(blocks[0].device)
-
-    u2 = subspace(
-        lambda: sum((_columns(block) for block in blocks), torch.zeros(()).to(blocks[0])), blocks[0].shape[3], rank
-    )
-    u3 = [
-        None if stack is None else subspace(lambda block=block: _stacked(block), len(block), stack)  # type: ignore[misc]
-        for block, stack in zip(blocks, stacks, strict=True)
-    ]
-    return u2, u3
-
-
-def _hooi(
-    blocks: Sequence[Tensor],
-    ranks: tuple[int, int],
-    stacks: Sequence[int | None],
-    u2: Tensor,
-    u3: list[Tensor | None],
-    sweeps: int,
-    tolerance: float,
-    generator: torch.Generator,
-    exact: bool,
-    watch: Watch | None,
-) -> Tucker:
-    """The sweeps from one start. Two products with the full tensor in each: by U2, then by the new U1."""
+def _with_errors(blocks: Sequence[Tensor], narrow: Sequence[Tensor], found: Tucker) -> Tucker:
+    """With the relative error of each matrix; `narrow`: the blocks between U1 and U2, (n, h, R1, R2)."""
     squares = [block.square().sum((1, 2, 3)) for block in blocks]
-    square = sum(float(part.sum()) for part in squares)
-    history: list[float] = []
-    u1: Tensor | None = None
-    for sweep in range(max(sweeps, 1)):
-        narrow = [_unstack(block @ u2, u) for block, u in zip(blocks, u3, strict=True)]
-        rows = [part.movedim(2, 0).flatten(1) for part in narrow]
-        large = len(rows[0]) > LARGE and 2 * ranks[0] <= len(rows[0]) <= sum(part.shape[1] for part in rows)
-        u1 = _step(rows, ranks[0], u1) if large and not exact else _subspace(rows, ranks[0], generator)
-        low = [_left(u1, block) for block in blocks]  # (n, h, R1, J)
-        mixed = [_unstack(part, u) for part, u in zip(low, u3, strict=True)]
-        u2 = _subspace([part.flatten(0, 2).T for part in mixed], ranks[1], generator)
-        narrow = [part @ u2 for part in low]  # (n, h, R1, R2)
-        u3 = [
-            None if stack is None else _subspace([core.flatten(1)], stack, generator)
-            for core, stack in zip(narrow, stacks, strict=True)
-        ]
-        cores = [_unstack(core, u) for core, u in zip(narrow, u3, strict=True)]
-        lost = square - sum(float(core.square().sum()) for core in cores)
-        history.append((max(lost, 0.0) / max(square, TINY)) ** 0.5)
-        if watch is not None:
-            watch(sweep + 1, sweeps)
-        if sweep + 1 >= LEAST and history[-2] - history[-1] < tolerance:
-            if exact or not large:
-                break
-            exact = True  # single steps change little before they are at the end: eigenvectors finish
-    assert u1 is not None
-    decomposition = Tucker(u1, u2, u3, cores, history, [])
-    if history[-1] < EXACT:
+    history = found.history
+    if found.error < EXACT:
         losses = [
-            torch.stack([_residual(block[m], decomposition, b, m) for m in range(len(block))])
-            for b, block in enumerate(blocks)
+            torch.stack([_residual(block[m], found, b, m) for m in range(len(block))]) for b, block in enumerate(blocks)
         ]
+        square = sum(float(part.sum()) for part in squares)
         last = (sum(float(lost.sum()) for lost in losses) / max(square, TINY)) ** 0.5
-        history[:] = [*(max(error, last) for error in history[:-1]), last]
+        history = [*(max(error, last) for error in history[:-1]), last]
     else:  # of orthonormal factors: what lies outside of both subspaces, and what U3 changes inside
         losses = []
-        for total, core, low_core, u in zip(squares, narrow, cores, u3, strict=True):
+        for total, core, low_core, u in zip(squares, narrow, found.cores, found.u3, strict=True):
             inside = (core - _stack(low_core, u)).square().sum((1, 2, 3))
             losses.append((total - core.square().sum((1, 2, 3)) + inside).clamp_min(0))
     errors = [(lost / total.clamp_min(TINY)).sqrt() for lost, total in zip(losses, squares, strict=True)]
-    return replace(decomposition, errors=errors)
+    return replace(found, history=history, errors=errors)
 
 
 def _residual(matrix: Tensor, decomposition: Tucker, block: int, m: int) -> Tensor:

@@ -154,8 +154,8 @@ class CPSlimAtt(FromCP):
 
     def _factors(self, heads: Heads, cp: CP) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
         """The factors of the layer, and what is reported of them."""
-        report: dict[str, Any] = {"ranks": cp.rank, "qk_error": float(cp.error), **ownership(cp.c, heads.width)}
-        report |= {"history": cp.history.tolist(), "costs": cp.costs.tolist()}
+        report: dict[str, Any] = {"ranks": cp.rank, "qk_error": cp.error, **ownership(cp.c, heads.width)}
+        report |= {"history": cp.history, "costs": cp.costs}
         if self.fusion == "free":
             return cp.factors, report
         terms = truncated_svd(heads.qk, report["head_ranks"])

@@ -63,8 +63,7 @@ class TensorLLM(Method):
         absorb: multiply core and U1 into one matrix where that has fewer parameters; it computes the same.
         sweeps: of HOOI, at most.
         tolerance: change of the relative error at which it stops.
-        starts: of HOOI; the first from singular vectors, the others random; the best counts.
-        seed: of what is random.
+        seed: of columns of U1 that the tensor does not determine.
         calibration: "validation" (the task's validation split) or a text file: data whose activations give the
             errors of outputs, which the report then has; None: no such errors.
         weighted: keep the outputs over the calibration data instead of the weights; takes the validation split where
@@ -89,7 +88,6 @@ class TensorLLM(Method):
         absorb: bool = False,
         sweeps: Annotated[int, Ge(1)] = 100,
         tolerance: Annotated[float, Ge(0)] = 1e-5,
-        starts: Annotated[int, Ge(1)] = 1,
         seed: Annotated[int, Ge(0)] = 0,
         calibration: Literal["validation"] | str | None = None,
         weighted: bool = False,
@@ -107,7 +105,7 @@ class TensorLLM(Method):
         self.layers = None if layers is None else list(layers)
         self.layout, self.coupled, self.absorb = layout, coupled, absorb
         self.matrices = [name for name in ATTENTION if matrices is None or name in matrices]
-        self.sweeps, self.tolerance, self.starts, self.seed = sweeps, tolerance, starts, seed
+        self.sweeps, self.tolerance, self.seed = sweeps, tolerance, seed
         self.calibration = "validation" if weighted and calibration is None else calibration
         self.weighted, self.damping, self.keep = weighted, damping, keep
 
@@ -246,7 +244,6 @@ class TensorLLM(Method):
             [stack.rank for stack in sizes.stacks],
             sweeps=self.sweeps,
             tolerance=self.tolerance,
-            starts=self.starts,
             seed=self.seed,
             watch=lambda *done: watch("HOOI", *done),
         )

@@ -89,8 +89,7 @@ class TRAWL(Method):
             rank below the number of matrices always begins at random.
         sweeps: at most.
         tolerance: relative change of the error at which the sweeps end.
-        starts: of the decomposition; the first from `start`, the others random; the best counts.
-        seed: of what is random; the released code sets none.
+        seed: of a random start; the released code sets none.
         keep: the share of the matrices' parameters that remains; R is then chosen for each stack by the singular
             values of its unfoldings, and a stack may stay dense.
 
@@ -108,7 +107,6 @@ class TRAWL(Method):
         start: Literal["svd", "random"] = "svd",
         sweeps: Annotated[int, Ge(1)] = 100,
         tolerance: Annotated[float, Ge(0)] = 1e-5,
-        starts: Annotated[int, Ge(1)] = 1,
         seed: Annotated[int, Ge(0)] = 0,
         keep: Share | None = None,
     ) -> None:
@@ -118,7 +116,7 @@ class TRAWL(Method):
             raise ValueError(f"stack_rank={stack_rank}: belongs to method=tucker; CP has one rank")
         self.mode, self.layers, self.method, self.rank = mode, layers, method, rank
         self.stack_rank, self.start, self.sweeps = stack_rank, start, sweeps
-        self.tolerance, self.starts, self.seed, self.keep = tolerance, starts, seed, keep
+        self.tolerance, self.seed, self.keep = tolerance, seed, keep
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         units = []
@@ -229,18 +227,16 @@ class TRAWL(Method):
                 start=start,
                 sweeps=self.sweeps,
                 tolerance=self.tolerance,
-                starts=self.starts,
                 seed=self.seed,
                 watch=lambda *done: watch("CP", *done),
             )
-            return solution.a * solution.c[:, None], solution.b.expand(count, -1, -1), solution.history.tolist()
+            return solution.a * solution.c[:, None], solution.b.expand(count, -1, -1), solution.history
         core = tucker(
             [tensor[:, None]],
             (rank, rank),
             [self.stack_rank],
             sweeps=self.sweeps,
             tolerance=self.tolerance,
-            starts=self.starts,
             seed=self.seed,
             watch=lambda *done: watch("Tucker", *done),
         )
