@@ -30,7 +30,7 @@ from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # to be raised when the same weights and settings give other factors
+VERSION = 3  # to be raised when the same weights and settings give other factors
 ROUNDING = 1e-6  # relative error above which a dense form is not called exact
 
 
@@ -66,7 +66,8 @@ def compress(
             report = change.report
             reports.append({"path": unit.path, **report})
             advance(1)
-            log.info("%s: %s", unit.path, _summary(report))
+            numbers = {key: value for key, value in report.items() if isinstance(value, int | float)}
+            log.info("%s: %s", unit.path, ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))
     _bind(model, placed)
     return reports
 
@@ -205,14 +206,6 @@ def _save_pretrained(model: Any, *arguments: Any, **options: Any) -> None:
     type(model).save_pretrained(model, *arguments, **options)
 
 
-def _summary(report: Mapping[str, Any]) -> str:
-    """The short values of a report."""
-    courses = ("history", "costs", "starts")  # of each sweep or start: in the record
-    plain = {key: value for key, value in report.items() if key not in courses and not isinstance(value, Mapping)}
-    parts = [f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in plain.items()]
-    return ", ".join(part for part in parts if len(part) < 80)
-
-
 # --- the store of finished units --------------------------------------------------------------------------------
 
 
@@ -253,32 +246,30 @@ def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
 def _read(folder: Path) -> Change:
     """What `_write` has written."""
     tensors, about = read_tensors(folder)
-    modules = {path: _restore(layout, tensors, f"m{i}.") for i, (path, layout) in enumerate(about["modules"])}
-    projections = {
-        (layer, name): tensors[f"p{i}"] if layout is None else _restore(layout, tensors, f"p{i}.")
-        for i, (layer, name, layout) in enumerate(about["projections"])
-    }
+    modules: dict[str, Replacement] = {}
+    projections: dict[Place, Replacement | Tensor] = {}
+    for i, (path, name, layout) in enumerate(about["parts"]):
+        weights = {key.removeprefix(f"{i}."): value for key, value in tensors.items() if key.startswith(f"{i}.")}
+        if layout is None:
+            projections[path, name] = weights["weight"]
+            continue
+        module = build(layout)
+        for value in weights.values():
+            module.to(value.dtype)
+        module.load_state_dict(weights)
+        if name is None:
+            modules[path] = module
+        else:
+            projections[path, name] = module
     return Change(modules, projections, about["report"])
-
-
-def _restore(layout: dict[str, Any], tensors: Mapping[str, Tensor], prefix: str) -> Replacement:
-    weights = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    module = build(layout)
-    if weights:
-        module.to(next(iter(weights.values())).dtype)
-    module.load_state_dict(weights)
-    return module
 
 
 def _write(folder: Path, change: Change, dtype: torch.dtype) -> None:
     tensors: dict[str, Tensor] = {}
-    modules, projections = [], []
-    for i, (path, module) in enumerate(change.modules.items()):
-        modules.append((path, describe(module)))
-        tensors |= {f"m{i}.{name}": value for name, value in module.state_dict().items()}
-    for i, ((layer, name), new) in enumerate(change.projections.items()):
-        projections.append((layer, name, None if isinstance(new, Tensor) else describe(new)))
-        parts = {"": new} if isinstance(new, Tensor) else {f".{key}": value for key, value in new.state_dict().items()}
-        tensors |= {f"p{i}{key}": value for key, value in parts.items()}
-    about = {"modules": modules, "projections": projections, "report": dict(change.report)}
-    write_tensors(folder, {name: value.to(dtype) for name, value in tensors.items()}, about)
+    parts: list[tuple[str, str | None, dict[str, Any] | None]] = []
+    of_modules = [(path, None, new) for path, new in change.modules.items()]
+    for path, name, new in [*of_modules, *((*place, new) for place, new in change.projections.items())]:
+        weights = {"weight": new} if isinstance(new, Tensor) else new.state_dict()
+        tensors |= {f"{len(parts)}.{key}": value.to(dtype) for key, value in weights.items()}
+        parts.append((path, name, None if isinstance(new, Tensor) else describe(new)))
+    write_tensors(folder, tensors, {"parts": parts, "report": dict(change.report)})

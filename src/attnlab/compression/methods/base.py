@@ -23,17 +23,11 @@ Place = tuple[str, str]  # path of a layer and name of one of its projections
 
 @dataclass(frozen=True)
 class Change:
-    """What a unit puts in place.
+    """What a unit puts in place."""
 
-    Args:
-        modules: by path: in place of a module of the model, or as a new one.
-        projections: in place of single projections: a module that computes y = W x + b, or a new dense W (out, in).
-        report: plain values worth knowing: ranks, relative errors, histories.
-    """
-
-    modules: Mapping[str, Replacement] = field(default_factory=dict)
-    projections: Mapping[Place, Replacement | Tensor] = field(default_factory=dict)
-    report: Mapping[str, Any] = field(default_factory=dict)
+    modules: Mapping[str, Replacement] = field(default_factory=dict)  # by path
+    projections: Mapping[Place, Replacement | Tensor] = field(default_factory=dict)  # a tensor: W (out, in)
+    report: Mapping[str, Any] = field(default_factory=dict)  # plain values: ranks, relative errors, histories
 
 
 @dataclass(frozen=True)
@@ -57,31 +51,19 @@ class Unit:
 
 @dataclass(frozen=True)
 class Step:
-    """One choice of ranks for a layer.
+    """One choice of ranks for a layer."""
 
-    Args:
-        parameters: of its matrices, without biases.
-        error: relative squared error, 0 to 1.
-        value: the ranks as plain values; None: the layer stays dense.
-    """
-
-    parameters: int
-    error: float
-    value: Any
+    parameters: int  # of its matrices, without biases
+    error: float  # relative squared error, 0 to 1
+    value: Any  # the ranks as plain values; None: the layer stays dense
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """What a budget can choose from in one layer.
+    """What a budget can choose from in one layer."""
 
-    Args:
-        path: what the choice is stored under: the layer's path or a matrix's.
-        dense: parameters of the dense matrices.
-        steps: the choices.
-    """
-
-    path: str
-    dense: int
+    path: str  # of the layer or matrix; what the choice is stored under
+    dense: int  # parameters of the dense matrices
     steps: Sequence[Step]
 
 

@@ -14,36 +14,22 @@ from attnlab.pretrained.base import Projection
 
 @dataclass(frozen=True)
 class Stack:
-    """Matrices with the same number of heads.
+    """Matrices with the same number of heads."""
 
-    Args:
-        names: of the matrices, of q, k, v and o.
-        heads: h.
-        rank: R3; None: no factor between the matrices.
-    """
-
-    names: tuple[str, ...]
-    heads: int
-    rank: int | None
+    names: tuple[str, ...]  # of q, k, v and o
+    heads: int  # h
+    rank: int | None  # R3; None: no factor between the matrices
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The tensor of one layer and its ranks.
+    """The tensor of one layer and its ranks."""
 
-    Args:
-        places: the matrices in the order of q, k, v, o; their axis is the one that the heads are cut from.
-        dim: d, the length of the first mode.
-        width: dv, the length of the second mode.
-        ranks: R1, R2.
-        stacks: the matrices by number of heads.
-    """
-
-    places: Mapping[str, Projection]
-    dim: int
-    width: int
-    ranks: tuple[int, int]
-    stacks: tuple[Stack, ...]
+    places: Mapping[str, Projection]  # in the order of q, k, v, o; their axis is the one that the heads are cut from
+    dim: int  # d, the length of the first mode
+    width: int  # dv, the length of the second mode
+    ranks: tuple[int, int]  # R1, R2
+    stacks: tuple[Stack, ...]  # the matrices by number of heads
 
     @property
     def original(self) -> int:

@@ -40,23 +40,13 @@ ValueRanks = Literal["truncatt", "irratt"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of an attention layer.
+    """The sizes of an attention layer."""
 
-    Args:
-        dim: F, width of inputs.
-        heads: H.
-        width: D, of a head.
-        out_dim: F', width of outputs.
-        scale: factor of the logits.
-        attn_drop: dropout of attention weights.
-        proj_drop: dropout of the output.
-    """
-
-    dim: int
-    heads: int
-    width: int
-    out_dim: int
-    scale: float
+    dim: int  # F, width of inputs
+    heads: int  # H
+    width: int  # D, of a head
+    out_dim: int  # F', width of outputs
+    scale: float  # factor of the logits
     attn_drop: float = 0.0
     proj_drop: float = 0.0
 

@@ -41,19 +41,12 @@ SHARE = 10  # of the smaller side: the default rank
 
 @dataclass(frozen=True)
 class MatrixStack:
-    """Matrices of one shape that are stacked to a tensor.
+    """Matrices of one shape that are stacked to a tensor."""
 
-    Args:
-        name: of the stack in reports.
-        matrices: by layer and name.
-        turned: those that are stacked as their transposes.
-        shape: I, J of each matrix in the stack.
-    """
-
-    name: str
+    name: str  # in reports
     matrices: Mapping[Place, Projection]
-    turned: frozenset[Place]
-    shape: tuple[int, int]
+    turned: frozenset[Place]  # those that are stacked as their transposes
+    shape: tuple[int, int]  # I, J of each matrix in the stack
 
     @property
     def dense(self) -> int:

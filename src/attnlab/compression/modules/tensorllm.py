@@ -29,8 +29,7 @@ class HeadFactors(Replacement):
     where they would be computed for every batch, the last two are not used.
 
     A change of the weights is seen by torch's count of changes in place. Writing through `parameter.data` does not
-    count: `train()`, `eval()` and every forward pass with gradients forget the products, and on the CPU some numbers of
-    each parameter are compared. After such a change on another device call `model.eval()`.
+    count: call `model.eval()` after it. `train()`, `eval()` and every forward pass with gradients forget the products.
 
     Args:
         dim: d.
@@ -233,8 +232,7 @@ class HeadFactors(Replacement):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             self._derived.clear()
             return make()
-        marks = tuple(_marks(p) for p in self.parameters())
-        state = (*self._state(), marks, _autocast(self.u1.device.type))
+        state = (*self._state(), _autocast(self.u1.device.type))
         if name not in self._derived or self._derived[name][0] != state:
             self._derived[name] = state, make()
         product: Tensor = self._derived[name][1]
@@ -324,14 +322,6 @@ def _autocast(kind: str) -> torch.dtype | None:
     """The type of autocast on a kind of device; None: it is off, or the device has none."""
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else None
-
-
-def _marks(parameter: Tensor) -> tuple[float, ...]:
-    """The first, middle and last number of a parameter on the CPU; elsewhere to read them would wait for the device."""
-    if parameter.device.type != "cpu" or not parameter.numel():
-        return ()
-    flat = parameter.detach().flatten()
-    return flat[0].item(), flat[len(flat) // 2].item(), flat[-1].item()  # one index with three places takes longer
 
 
 def _version(tensor: Tensor) -> int:
