@@ -37,7 +37,6 @@ def multiply_adds(
 
     Args:
         model: may be on the meta device. Runs once, without gradients, in eval mode.
-        size: shape of one input: (channels, height, width) of an image.
     """
     layers = {layer.attention: layer for layer in (family or family_of(model)).layers(model)}
     attentions = {
@@ -83,11 +82,7 @@ def parameters(model: nn.Module, family: Family | None = None) -> dict[str, int]
 
 
 def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> dict[str, Any]:
-    """What remains of a model, in percent: the three columns of table 1, and the numbers behind them.
-
-    Args:
-        size: shape of the input that multiply-adds are counted for.
-    """
+    """What remains of a model, in percent: the three columns of table 1, and the numbers behind them."""
     was, now = multiply_adds(dense, size), multiply_adds(compressed, size)
     had, has = parameters(dense)["total"], parameters(compressed)["total"]
     return {

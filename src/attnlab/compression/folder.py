@@ -202,10 +202,6 @@ def is_folder(path: Path) -> bool:
 
 
 def find(source: str | Path) -> Path | None:
-    """The folder of the compressed model that a path names, as that folder or as a run; None: it names none.
-
-    Args:
-        source: a folder, a run directory, or any other text.
-    """
+    """The folder of the compressed model that a path names, as that folder or as a run; None: it names none."""
     path = Path(source).expanduser()
     return next((candidate for candidate in (path / COMPRESSED, path) if is_folder(candidate)), None)

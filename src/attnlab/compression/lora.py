@@ -17,9 +17,6 @@ def register(config: Any) -> Any:
     The adapter adds to what the factors give, and only the adapter is trained. A saved adapter is loaded with
     `PeftModel.from_pretrained(model, folder, config=register(PeftConfig.from_pretrained(folder)))`.
 
-    Args:
-        config: a `peft.LoraConfig`; it is changed.
-
     Returns:
         `config`.
 

@@ -11,11 +11,7 @@ class AttnlabConfig(PretrainedConfig):
     Args:
         model: {"class": name, argument: value, ...} of the language model, without its attention.
         mechanisms: the same of each mechanism. Layer i has mechanism i, modulo their number.
-        vocab_size: V, ids in the table of embeddings.
-        hidden_size: width d of the model.
-        num_hidden_layers: blocks.
         max_position_embeddings: the longest text that the model takes, in tokens.
-        kwargs: arguments of every config of transformers, such as ids of special tokens.
     """
 
     model_type = "attnlab"

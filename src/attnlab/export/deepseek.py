@@ -67,9 +67,6 @@ def refusal(model: LanguageModel) -> str | None:
 def convert(model: LanguageModel) -> Any:
     """A `DeepseekV3ForCausalLM` that computes the same.
 
-    Args:
-        model: a decoder whose attention is MLA, on the CPU.
-
     Raises:
         ConfigError: DeepseekV3 cannot hold the model.
         DataError: the logits differ by more than the constant channel explains.

@@ -15,7 +15,7 @@ from attnlab.export import deepseek, llama, remote
 from attnlab.export.card import card
 from attnlab.export.weights import CONFIG, README, new_folder, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
-from attnlab.pretrained import hub
+from attnlab.pretrained import decoder, hub, huggingface
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +128,6 @@ def _grouped(model: Decoder) -> bool:
 
 def _original(model: Decoder, cfg: DictConfig) -> Any:
     """The model of transformers from which a decoder was read, with the decoder's weights."""
-    from attnlab.pretrained import decoder, huggingface
-
     source = str(cfg.task.weights)
     options = dict(decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source))
     first = model.attentions[0]

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnlab.attention import MHA
 from attnlab.export.weights import check_logits
 from attnlab.models import T6, LanguageModel
-from attnlab.pretrained import hub
+from attnlab.pretrained import decoder
 
 NEAR = 1e-5  # of float32 logits, relative to the largest
 
@@ -48,30 +48,29 @@ def convert(model: T6) -> Any:
     rotary: dict[str, Any] = {"rope_theta": float(first.rope_theta), "rope_type": "default"}
     if (scaling := first.rope_scaling) is not None:
         rotary |= {"rope_type": "llama3", **vars(scaling)}
-    library = hub.transformers()
-    config = library.LlamaConfig(
-        vocab_size=model.embedding.num_embeddings,
-        hidden_size=first.d_model,
-        intermediate_size=model.blocks[0].down.in_features,
-        num_hidden_layers=len(model.blocks),
-        num_attention_heads=first.num_heads,
-        num_key_value_heads=first.num_kv_heads,
-        head_dim=first.head_dim,
-        max_position_embeddings=model.max_length,
-        rms_norm_eps=torch.finfo(dtype).eps,
-        rope_parameters=rotary,
-        attention_bias=any(linear.bias is not None for a in model.attentions for linear in _projections(a)),
-        attention_dropout=first.dropout,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        dtype=dtype,
-    )
-    llama = library.LlamaForCausalLM(config).to(dtype).eval()
-    weights = _weights(model, config.attention_bias)
-    missing, unknown = llama.load_state_dict(weights, strict=False)
-    assert missing == ["lm_head.weight"] and not unknown, (missing, unknown)
-    llama.tie_weights()
+    options = {
+        "model_type": "llama",
+        "vocab_size": model.embedding.num_embeddings,
+        "hidden_size": first.d_model,
+        "intermediate_size": model.blocks[0].down.in_features,
+        "num_hidden_layers": len(model.blocks),
+        "num_attention_heads": first.num_heads,
+        "num_key_value_heads": first.num_kv_heads,
+        "head_dim": first.head_dim,
+        "max_position_embeddings": model.max_length,
+        "rms_norm_eps": torch.finfo(dtype).eps,
+        "rope_parameters": rotary,
+        "attention_bias": any(
+            getattr(attention, name).bias is not None
+            for attention in model.attentions
+            for name in decoder.LINEARS.values()
+        ),
+        "attention_dropout": first.dropout,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    llama = decoder.unread(model, options, "T6")
     check_logits(model, llama, NEAR if dtype == torch.float32 else 0.05)
     return llama
 
@@ -80,26 +79,3 @@ def _sizes(attention: MHA) -> tuple[Any, ...]:
     normed = not isinstance(attention.query_norm, nn.Identity)
     heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
     return *heads, attention.rope_theta, attention.rope_scaling, attention.dropout, normed
-
-
-def _projections(attention: nn.Module) -> list[nn.Linear]:
-    assert isinstance(attention, MHA)
-    return [attention.query, attention.key, attention.value, attention.out]
-
-
-def _weights(model: T6, biased: bool) -> dict[str, Tensor]:
-    """The weights by their names in a LlamaForCausalLM."""
-    one = torch.ones_like(model.embedding.weight[0])
-    state = {"model.embed_tokens.weight": model.embedding.weight.detach(), "model.norm.weight": one}
-    for i, block in enumerate(model.blocks):
-        layer = f"model.layers.{i}"
-        for name, linear in zip("qkvo", _projections(block.attention), strict=True):
-            state[f"{layer}.self_attn.{name}_proj.weight"] = linear.weight.detach()
-            if biased:
-                bias = linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
-                state[f"{layer}.self_attn.{name}_proj.bias"] = bias.detach()
-        for name in ("gate", "up", "down"):
-            state[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight.detach()
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            state[f"{layer}.{name}.weight"] = one
-    return state

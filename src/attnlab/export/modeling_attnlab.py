@@ -15,17 +15,11 @@ from attnlab.models.language_model import LanguageModel
 
 
 class Rows(NamedTuple):
-    """Rows of a batch with equally much padding, and the cache of each layer for them.
+    """Rows of a batch with equally much padding; `places` (rows,) int64 are their numbers in the batch."""
 
-    Args:
-        places: numbers of these rows in the batch, int64.
-        padding: positions of padding on their left.
-        caches: one for each layer.
-    """
-
-    places: Tensor  # (rows,) int64, in the batch
+    places: Tensor
     padding: int  # positions on the left
-    caches: list[LayerCache]
+    caches: list[LayerCache]  # one for each layer
 
 
 class AttnlabCache(Cache):
@@ -35,7 +29,6 @@ class AttnlabCache(Cache):
     have equally much share one cache, whose first position is their first token.
 
     Args:
-        model: the language model whose layers it serves.
         capacity: positions of each row, padding included.
     """
 
@@ -101,9 +94,6 @@ class AttnlabCache(Cache):
 class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
     """A language model of attnlab with the loss and the generation of transformers.
 
-    Args:
-        config: of the folder's config.json.
-
     Attributes:
         model: the language model itself.
     """
@@ -161,7 +151,6 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache: whether to begin a cache where none is given. Unlike in other models the default is not to: a
                 cache has a size, which `generate` knows.
             logits_to_keep: so many last positions alone, or these positions; 0: all.
-            return_dict: False gives a tuple.
 
         ValueError: the text is longer than the model takes, padding stands between tokens, or a cache is of another
             model.

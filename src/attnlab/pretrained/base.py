@@ -99,7 +99,6 @@ class Layer:
     """One layer of a model: its named projections, and what else a method must know of it.
 
     Args:
-        path: path of the layer, "blocks.0".
         attention: path of its attention module; None: it has none.
         mlp: path of its MLP module; None: it has none.
         projections: q, k, v and o where they are known, and the matrices of the MLP under the family's names.
@@ -161,10 +160,6 @@ class Family(ABC):
     @abstractmethod
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
         """The dense architecture with random weights, on the default device.
-
-        Args:
-            name: the name of the model in the family's library.
-            options: plain values: sizes that differ from those of the name.
 
         ConfigError: there is no such model, or it refuses the options.
         """

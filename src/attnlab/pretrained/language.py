@@ -73,7 +73,6 @@ class LanguageModel(Family):
 
         Args:
             name: a name of `known`, or any other name if the options have `model_type`.
-            options: values that differ from those of the name.
 
         Raises:
             ConfigError: an unknown model type or option, or a value that transformers refuses.

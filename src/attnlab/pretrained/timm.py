@@ -102,12 +102,6 @@ class VisionTransformer:
         name: timm's name, "deit_small_patch16_224".
         weights: a weight file, a run's directory, a compressed model's folder, or a name of timm's hub; None:
             random weights.
-        img_size: side of the square input, in pixels.
-        patch_size: side of a patch, in pixels.
-        embed_dim: width of the model.
-        depth: number of blocks.
-        num_heads: heads of each block.
-        num_classes: outputs of the classifier.
         drop_path_rate: rate of stochastic depth in the last block; it rises linearly from 0 in the first.
     """
 

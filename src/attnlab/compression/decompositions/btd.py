@@ -79,10 +79,8 @@ def btd(
 
     Args:
         start: terms, or ranks, which then start from truncated SVDs.
-        sweeps: over all terms, at most.
         inner: steps of algorithm 2 for each term of a sweep.
         tolerance: a sweep that lowers the relative error by less than this times the error is the last one.
-        watch: called after each sweep with the number of sweeps done and of sweeps at most.
 
     Returns:
         Terms scaled so that the largest entry of each term's fusion column is 1.

@@ -61,12 +61,9 @@ def cp_als(
     """Alternating least squares. The error never rises; where it ends depends on the start.
 
     Args:
-        rank: R, the number of columns.
         start: "svd": the largest singular triplets over all heads, a CP decomposition with a fusion of 0 and 1, so
             that the result is never worse than `global_svd`; "random", from `seed`; or factors.
-        sweeps: at most.
         tolerance: a sweep that lowers the relative error by less than this times the error is the last one.
-        watch: called after each sweep with the number of sweeps done and of sweeps at most.
 
     Raises:
         ValueError: a rank below 1, or with start="svd" a rank below H or above H D.
@@ -117,11 +114,8 @@ def cp_epc(
     squares. A start within the bound never ends with a higher cost.
 
     Args:
-        start: a decomposition of the tensor.
         bound: of the relative error; None: `slack` times that of `start`.
-        sweeps: at most.
         tolerance: a sweep that changes the cost by less than this times the cost is the last one.
-        watch: called after each sweep with the number of sweeps done and of sweeps at most.
     """
     square = tensor.square()
     factors = rescale(start.factors, tensor.sizes, objective)
@@ -175,7 +169,7 @@ def rescale(factors: Factors, sizes: tuple[int, int, int], objective: Literal["n
 
 
 def balance(a: Tensor, b: Tensor, c: Tensor, weights: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Factors:
-    """The same terms, (I, R), (J, R) and (H, R), with |a_r|^2 : |b_r|^2 : |c_r|^2 as `weights`."""
+    """The same terms, a (I, R), b (J, R) and c (H, R), with |a_r|^2 : |b_r|^2 : |c_r|^2 as `weights`."""
     norms = [factor.norm(dim=-2, keepdim=True) for factor in (a, b, c)]
     product = norms[0] * norms[1] * norms[2]
     mean = (product / (weights[0] * weights[1] * weights[2]) ** 0.5) ** (1 / 3)

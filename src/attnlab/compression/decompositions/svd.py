@@ -104,11 +104,7 @@ def global_ranks(values: Tensor, total: int) -> list[int]:
 
 
 def global_svd(tensor: Slices, total: int) -> BlockTerms:
-    """Truncated SVDs whose ranks are `global_ranks`: the optimum for an identity fusion.
-
-    Args:
-        total: sum of the ranks, H to H D.
-    """
+    """Truncated SVDs whose ranks are `global_ranks`: the optimum for an identity fusion."""
     svd = spectrum(tensor)
     return truncated_svd(svd, global_ranks(svd.values, total))
 
@@ -118,7 +114,6 @@ def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 
     Args:
         matrix: (m, n), of any type.
-        rank: 1 to min(m, n).
 
     Returns:
         a (m, rank) and b (rank, n) in float64, and the relative error, Frobenius norm.
@@ -143,7 +138,6 @@ def randomised_low_rank(
 
     Args:
         matrix: (m, n), of any type.
-        rank: 1 to min(m, n).
         seed: of the random subspace; the global generator stays as it is.
 
     Returns:

@@ -76,7 +76,6 @@ def tucker(
         ranks: R1 (1 to I) and R2 (1 to J). Columns of U1 beyond those that the other factors leave (R1 > h R2 R3)
             are not determined, and random from `seed`.
         stack_ranks: R3 of each block, 1 to n; None: no factor on that mode.
-        sweeps: at most.
         tolerance: change of the relative error at which the sweeps end, from the third one on; 0: all sweeps.
 
     Raises:

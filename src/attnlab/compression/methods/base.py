@@ -23,7 +23,7 @@ Place = tuple[str, str]  # path of a layer and name of one of its projections
 
 @dataclass(frozen=True)
 class Change:
-    """What a unit puts in place."""
+    """What a unit puts in place: `modules`, and `projections` of modules."""
 
     modules: Mapping[str, Replacement] = field(default_factory=dict)  # by path
     projections: Mapping[Place, Replacement | Tensor] = field(default_factory=dict)  # a tensor: W (out, in)

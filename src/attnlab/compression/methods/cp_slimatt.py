@@ -27,7 +27,6 @@ class FromCP(QueryKeyMethod):
         start: "random": the best of `restarts` random starts counts, the first with the seed `start_seed`; anything
             else: the largest singular triplets over all heads.
         objective: what the error-preserving correction makes small; "none": no correction.
-        sweeps: of the decomposition and of the correction, at most.
         tolerance: relative change of the error at which the decomposition ends; the correction ends at ten times it.
     """
 
@@ -43,11 +42,7 @@ class FromCP(QueryKeyMethod):
         return settings_of(self, "mlp_rank", *(() if self.start == "random" else ("restarts", "start_seed")))
 
     def decompositions(self, tensor: Slices, rank: int, watch: Watch) -> Iterator[tuple[CP, Watch]]:
-        """The decomposition of rank R from each start, and a `watch` that names the start.
-
-        Args:
-            watch: called with the name of the part, the sweeps done, and the sweeps at most.
-        """
+        """The decomposition of rank R from each start, and a `watch` that names the start."""
         starts = self.restarts if self.start == "random" else 1
         for i in range(starts):
 
@@ -82,7 +77,6 @@ class CPSlimAtt(FromCP):
     Args:
         rank: columns for all heads together; None: half of the exact rank.
         objective: what the correction makes small; "none": no correction.
-        sweeps: of the decomposition and of the correction, at most.
         tolerance: relative change of the error at which the decomposition stops; ten times that for the correction.
         start: of the decomposition. "global": the largest singular triplets over all heads, each of which belongs to
             one head, so that the fusion begins block-diagonal; "random": blocks of the result come from the weights.

@@ -41,15 +41,10 @@ class IrrAtt(FromCP):
             algorithms 1 and 3: the ranks are discovered in the weights. "cp": the same from the largest singular
             triplets over all heads; each of them belongs to one head, so that the ranks are mostly those of
             "global". "global": the largest singular values, without a CP decomposition.
-        restarts: random starts, of which the one whose block terms have the lowest error counts.
-        start_seed: of the first random start; the others have the seeds that follow.
         fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity", heads apart,
             which fused kernels run: each head is fitted again at its rank. (Eq. 7 leaves an H x H fusion nothing but
             the order of the heads, so that "identity" is its constrained form; for the constraint on CP SlimAtt's
             H x R fusion see there.)
-        objective: what the error-preserving correction of the CP decomposition makes small; "none": no correction.
-        sweeps: of each decomposition, at most.
-        tolerance: relative change of the error at which a decomposition stops.
         Others are those of `QueryKeyMethod`.
 
     Raises:
@@ -106,11 +101,7 @@ class IrrAtt(FromCP):
     def _terms(
         self, tensor: Slices, rank: int, free: bool, watch: Watch
     ) -> tuple[BlockTerms, list[float], list[dict[str, Any]]]:
-        """The best block terms over all starts, their errors from the start on, and what each random start gave.
-
-        Args:
-            watch: called with the name of the part, the sweeps done, and the sweeps at most.
-        """
+        """The best block terms over all starts, their errors from the start on, and what each random start gave."""
         if self.start == "global":
             return *self._refined(tensor, global_svd(tensor, rank), free, watch), []
         solutions = [

@@ -55,7 +55,6 @@ class LASER(Method):
         compat: "none": the exact singular value decomposition, in float64. "randomised": as released,
             torch.svd_lowrank(q=k) in float32 without oversampling, here with a seed; its error is larger.
         iterations: power iterations of compat="randomised"; released: 2, for RoBERTa 20.
-        seed: of compat="randomised".
         factorised: False: always the dense product, as released.
         keep: the share of the matrices' parameters that remains; the rank is then chosen for each matrix, and a matrix
             may stay as it is.

@@ -38,7 +38,6 @@ class MLPSVD(Method):
 
     Args:
         mlp_rank: the rank of each matrix, at least 1 and at most its smaller side; None: `keep` chooses it.
-        keep: the share of the matrices that remains, in place of `mlp_rank`.
         keep_of: "parameters": of all MLPs together; the rank is then chosen for each MLP by its singular values.
             "multiply_adds": of each MLP alone, the largest rank that allows it (IrrAtt, section 3.4).
 

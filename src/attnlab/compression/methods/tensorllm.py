@@ -61,8 +61,6 @@ class TensorLLM(Method):
         matrices: which of q, k, v and o are in the tensor (table IV); the others stay dense.
         coupled: a stack factor for q and o and another for k and v.
         absorb: multiply core and U1 into one matrix where that has fewer parameters; it computes the same.
-        sweeps: of HOOI, at most.
-        tolerance: change of the relative error at which it stops.
         seed: of columns of U1 that the tensor does not determine.
         calibration: "validation" (the task's validation split) or a text file: data whose activations give the
             errors of outputs, which the report then has; None: no such errors.

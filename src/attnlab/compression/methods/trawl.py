@@ -80,8 +80,6 @@ class TRAWL(Method):
             2 (3 for LLaMA2's MLP), which for q, k, v and o leaves two combinations of the four.
         start: of "cp", where the iteration begins: "svd", the largest singular triplets, or "random", as released. A
             rank below the number of matrices always begins at random.
-        sweeps: at most.
-        tolerance: relative change of the error at which the sweeps end.
         seed: of a random start; the released code sets none.
         keep: the share of the matrices' parameters that remains; R is then chosen for each stack by the singular
             values of its unfoldings, and a stack may stay dense.

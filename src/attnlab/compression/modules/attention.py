@@ -29,12 +29,6 @@ class CompressedAttention(Replacement):
 
     Args:
         dim: F, the width of the input.
-        rank: R.
-        value_ranks: P_h.
-        scale: factor of the logits.
-        out_dim: F', the width of the output; None: F.
-        attn_drop: dropout rate of the attention weights.
-        proj_drop: dropout rate of the output.
     """
 
     heads: list[int]  # the numbers of the heads in the original layer

@@ -15,9 +15,6 @@ class LowRankLinear(Replacement, nn.Sequential):
     """A linear layer as two, y = B (A x) + b: (..., dim) -> (..., rank) -> (..., out_dim).
 
     Args:
-        dim: width of the input.
-        rank: width between the two.
-        out_dim: width of the output.
         bias: whether the second has a bias; the first has none.
     """
 

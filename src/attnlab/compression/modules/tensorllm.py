@@ -32,7 +32,6 @@ class HeadFactors(Replacement):
     count: call `model.eval()` after it. `train()`, `eval()` and every forward pass with gradients forget the products.
 
     Args:
-        dim: d.
         width: dv, of a head.
         ranks: R1 and R2.
         stacks: of each: `names` of its matrices, `heads` (h), and `rank`, R3; None: no U3, and a core of each matrix.
@@ -271,9 +270,6 @@ class HeadProjection(Replacement):
 
     Args:
         factors: path of the HeadFactors in the model.
-        name: of the matrix there.
-        in_features, out_features: as in nn.Linear.
-        bias: whether it has one.
     """
 
     kind = "tensorllm_projection"
