@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import attnlab.attention
 
 PACKAGE = Path(attnlab.attention.__file__).parent
@@ -32,14 +34,15 @@ def test_the_folder_works_under_another_name(tmp_path: Path) -> None:
     assert imported("from borrowed import MTLA", tmp_path) == ["borrowed"]
 
 
-def test_no_file_names_another_package() -> None:
+@pytest.mark.parametrize("package", [PACKAGE, PACKAGE.parent / "compression" / "decompositions"], ids=lambda p: p.name)
+def test_no_file_names_another_package(package: Path) -> None:
     """Imports inside functions too, which loading the package would not show; kernels need triton where they run."""
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
             for name in names:
-                package = name.partition(".")[0]
-                known = package == "torch" or package == "triton" and path.parent.name == "kernels"
-                assert known or package in sys.stdlib_module_names, f"{path.name} imports {name}"
+                top = name.partition(".")[0]
+                known = top == "torch" or top == "triton" and path.parent.name == "kernels"
+                assert known or top in sys.stdlib_module_names, f"{path.name} imports {name}"

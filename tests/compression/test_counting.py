@@ -14,12 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnlab.compression import compress, outline
 from attnlab.compression.counting import multiply_adds, parameters, rate
 from attnlab.compression.methods.cp_slimatt import CPSlimAtt
-from attnlab.compression.methods.global_svd import GlobalSVD
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.laser import LASER
 from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
-from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.compression.methods.truncatt import GlobalSVD, TruncAtt
 from tests.compression.llama import llama
 from tests.compression.models import images, vit
 

@@ -9,9 +9,8 @@ from torch import nn
 from attnlab.compression import compress, outline
 from attnlab.compression.counting import multiply_adds, parameters
 from attnlab.compression.methods.cp_slimatt import CPSlimAtt
-from attnlab.compression.methods.global_svd import GlobalSVD
 from attnlab.compression.methods.irratt import IrrAtt
-from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.compression.methods.truncatt import GlobalSVD, TruncAtt
 from attnlab.compression.modules.attention import FactoredAttention, SlimAttention
 from attnlab.errors import ConfigError
 from attnlab.pretrained import family_of

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from attnlab.compression import compress, densify, load, outline, save
 from attnlab.compression.counting import multiply_adds
-from attnlab.compression.methods.head_tensor import Sizes, Stack
-from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.compression.methods.tensorllm import Sizes, Stack, TensorLLM
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import ATTENTION, Layer, Projection, family_of

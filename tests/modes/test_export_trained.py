@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from attnlab.compression import compress
 from attnlab.compression import load as load_compressed
-from attnlab.compression.methods.global_svd import GlobalSVD
 from attnlab.compression.methods.irratt import IrrAtt
+from attnlab.compression.methods.truncatt import GlobalSVD
 from attnlab.config.check import check, compose
 from attnlab.errors import ConfigError, DataError, WriteError
 from attnlab.export import images

@@ -18,8 +18,7 @@ from attnlab.bench.workloads import Workload
 from attnlab.compression import Method, densify, outline
 from attnlab.compression.counting import rate
 from attnlab.compression.decompositions import tucker
-from attnlab.compression.methods.head_tensor import Sizes
-from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.compression.methods.tensorllm import Sizes, TensorLLM
 from attnlab.compression.modules.base import Replacement
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError

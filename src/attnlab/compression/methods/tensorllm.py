@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -32,15 +32,46 @@ from attnlab.compression.methods.base import (
     refuse_compressed,
     settings_of,
 )
-from attnlab.compression.methods.head_tensor import Sizes, Stack, modes, named, read_blocks, turned
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.config.bounds import Rank, bounded
-from attnlab.errors import ConfigError
-from attnlab.pretrained.base import ATTENTION, Layer
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 FACTORS = "factors"  # name of the module of the factors inside an attention module
 STEPS = 32  # values of R1, and of R2, that a budget chooses from
 PAIRS = (("q", "o"), ("k", "v"))  # the stacks of the coupled form: matrices with as many heads as queries, and as keys
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices with the same number of heads."""
+
+    names: tuple[str, ...]  # of q, k, v and o
+    heads: int  # h
+    rank: int | None  # R3; None: no factor between the matrices
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The tensor of one layer and its ranks."""
+
+    places: Mapping[str, Projection]  # in the order of q, k, v, o; their axis is the one that the heads are cut from
+    dim: int  # d, the length of the first mode
+    width: int  # dv, the length of the second mode
+    ranks: tuple[int, int]  # R1, R2
+    stacks: tuple[Stack, ...]  # the matrices by number of heads
+
+    @property
+    def original(self) -> int:
+        """Parameters of the matrices."""
+        return sum(place.shape[0] * place.shape[1] for place in self.places.values())
+
+    def parameters(self, absorbed: bool = False) -> int:
+        """Of the factors: sum of h R1 R2 R3, d R1, dv R2, n R3 (the denominator of the paper's rate)."""
+        first, second = self.ranks
+        columns = sum((stack.rank or len(stack.names)) * stack.heads * second for stack in self.stacks)
+        small = self.width * second + sum(len(stack.names) * (stack.rank or 0) for stack in self.stacks)
+        return small + (self.dim * columns if absorbed else (columns + self.dim) * first)
 
 
 @bounded
@@ -154,12 +185,12 @@ class TensorLLM(Method):
         """The tensor of a layer and its ranks. ConfigError: a rank out of bounds, or heads that do not fit."""
         places = {name: layer.projections[name] for name in self.matrices}
         if self.layout == "released":
-            places = {name: turned(place, str(layer.attention)) for name, place in places.items()}
+            places = {name: _turned(place, str(layer.attention)) for name, place in places.items()}
         heads = {name: place.heads for name, place in places.items()}
         first = next(iter(places.values()))
-        dim, width = modes(first)
-        if any(modes(place) != (dim, width) for place in places.values()):
-            shapes = ", ".join(f"{name} {modes(place)}" for name, place in places.items())
+        dim, width = _modes(first)
+        if any(_modes(place) != (dim, width) for place in places.values()):
+            shapes = ", ".join(f"{name} {_modes(place)}" for name, place in places.items())
             raise ConfigError(f"{layer.attention}: model and head widths differ ({shapes}): no common tensor")
         r1, r2, r3 = self._ranks(dim, width, str(layer.attention))
         where = f"{layer.attention} takes"
@@ -203,7 +234,7 @@ class TensorLLM(Method):
             rows, columns = (torch.linspace(0, 1, size + 1, device="cpu") for size in (sizes.dim, sizes.width))
             lost = 1 - rows[:, None] * columns
         else:
-            lost = truncation_errors(read_blocks(model, sizes), [stack.rank for stack in sizes.stacks]).cpu()
+            lost = truncation_errors(_read_blocks(model, sizes), [stack.rank for stack in sizes.stacks]).cpu()
         steps = []
         for r1 in grid(sizes.dim, STEPS):
             for r2 in grid(sizes.width, STEPS):
@@ -235,7 +266,7 @@ class TensorLLM(Method):
     def _fit(self, model: nn.Module, layer: Layer, sizes: Sizes, watch: Watch) -> Change:
         change = self._change(layer, sizes)
         places = sizes.places
-        blocks = read_blocks(model, sizes)
+        blocks = _read_blocks(model, sizes)
         decomposition = tucker(
             blocks,
             sizes.ranks,
@@ -247,12 +278,12 @@ class TensorLLM(Method):
         )
         (owner,) = change.modules.values()
         assert isinstance(owner, HeadFactors)
-        report = {"error": decomposition.error, "errors": named(sizes, decomposition.errors)}
+        report = {"error": decomposition.error, "errors": _named(sizes, decomposition.errors)}
         if self.calibration is not None:
             decomposition = self._calibrated(sizes, blocks, decomposition, watch)
             report["error"], errors = weight_errors(blocks, decomposition)
-            report["errors"] = named(sizes, errors)
-            outputs = named(sizes, output_errors(blocks, decomposition, *self._metrics(sizes, 0.0)))
+            report["errors"] = _named(sizes, errors)
+            outputs = _named(sizes, output_errors(blocks, decomposition, *self._metrics(sizes, 0.0)))
             report["output_error"] = (sum(error**2 for error in outputs.values()) / len(outputs)) ** 0.5
             report["output_errors"] = outputs
         fill(owner, decomposition)
@@ -296,6 +327,49 @@ class TensorLLM(Method):
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
         return None if self.free_ranks is not None or self.keep is not None else int(report["ranks"][1])
+
+
+def _named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
+    """Errors by name of the matrix.
+
+    Args:
+        errors: for each stack those of its matrices, (n,).
+    """
+    matrices = {
+        name: float(error)
+        for stack, values in zip(sizes.stacks, errors, strict=True)
+        for name, error in zip(stack.names, values, strict=True)
+    }
+    return {name: matrices[name] for name in sizes.places}
+
+
+def _read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
+    """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite."""
+    for place in sizes.places.values():
+        if not place.read(model).isfinite().all():
+            raise DataError(
+                f"{place.path}: its weight has values that are not numbers or not finite; it cannot be used"
+            )
+    return [
+        torch.stack([sizes.places[name].split(sizes.places[name].read(model)).double() for name in stack.names])
+        for stack in sizes.stacks
+    ]
+
+
+def _modes(place: Projection) -> tuple[int, int]:
+    """Length of the mode that is not cut into heads, and width of a head."""
+    return place.shape[1 if place.axis == "out" else 0], place.width
+
+
+def _turned(place: Projection, where: str) -> Projection:
+    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout."""
+    if place.shape[0] != place.shape[1]:
+        out, width = place.shape
+        raise ConfigError(
+            f"compress.layout=released: {where} has a projection of {out} x {width}; the published code needs square "
+            "ones (no grouped queries, heads that fill the model's width)"
+        )
+    return replace(place, axis="in" if place.axis == "out" else "out")
 
 
 @torch.no_grad()

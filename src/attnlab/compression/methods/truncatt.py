@@ -1,4 +1,4 @@
-"""TruncAtt: a truncated SVD of each head's query-key matrix, the same rank in all (IrrAtt, section 2.3)."""
+"""Truncated SVDs of each head's query-key matrix: TruncAtt (IrrAtt, section 2.3), and ranks by singular value."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ class TruncAtt(QueryKeyMethod):
         report = {"ranks": terms.ranks, "qk_error": terms.error, "history": terms.history}
         vo = self.values(heads, vo_rank, report)
         return factored(terms, vo, heads.bias, sizes, fused=False), report
+
+
+class GlobalSVD(TruncAtt):
+    """The arguments are those of QueryKeyMethod; `rank` is that of all heads together, one each to the full width.
+
+    The papers lack this baseline: by Eckart and Young no other ranks of this total, whatever finds them, leave a
+    smaller error while the fusion is the identity; it takes one sort.
+    """
+
+    per_head = False
