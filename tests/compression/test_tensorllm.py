@@ -14,9 +14,10 @@ from attnlab.compression.counting import multiply_adds
 from attnlab.compression.methods.tensorllm import Sizes, Stack, TensorLLM
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import ATTENTION, Layer, Projection, family_of
+from attnlab.pretrained import ATTENTION, Layer, Projection, family_of, huggingface
 from tests.compression.llama import SIZES, llama, words
 from tests.compression.models import NAMES, OPTIONS, images, vit
+from tests.pretrained.tiny import ids, logits, tiny
 
 RATES = {  # of table II: model width, heads, head width, ranks, the printed rate
     "RoBERTa HotpotQA": ((768, 12, 64), (720, 60, 3), "1.12"),
@@ -264,6 +265,28 @@ def test_a_compiled_model() -> None:
         compress(model, TensorLLM(ranks=[6, 2] if options["kv_heads"] == 2 else [6, 2, 1]))
         compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(words()), model(words()))
+
+
+@torch.no_grad()
+def test_products_after_autocast_have_the_type_of_the_model() -> None:
+    model = tiny("gptj")
+    compress(model, TensorLLM(ranks=[6, 3, 2]))
+    before = logits(model, ids())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not torch.equal(logits(model, ids()).float(), before)
+    assert torch.equal(logits(model, ids()), before)
+
+
+def test_a_model_of_several_types_keeps_them(tmp_path: Path) -> None:
+    model = tiny("gpt2").bfloat16()
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.float()
+    torch.nn.init.normal_(model.get_parameter("transformer.h.0.ln_1.weight"))
+    compress(model, TensorLLM(ranks=[8, 4]))
+    save(model, tmp_path, "tiny", huggingface.options_of(model))
+    before, after = model.state_dict(), load(tmp_path).state_dict()
+    assert all(torch.equal(value, after[name]) and value.dtype == after[name].dtype for name, value in before.items())
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------
