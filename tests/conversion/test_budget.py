@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from attnlab.conversion.split import Rotary
 from attnlab.conversion.statistics import collect
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
+from attnlab.run.cache import TENSORS
 from tests.attention.mechanisms import error
 from tests.conversion.models import exact, tokens
 
@@ -98,6 +101,30 @@ def test_deepseek_holds_what_layers_share() -> None:
     assert "rotary frequencies in all layers" in str(deepseek.refusal(result))
     result.blocks[1].attention = MLA(32, 4, rope_dim=4, latent_dim=11, norm="none", rope_theta=None)
     assert "one latent_dim for all layers; convert with convert.layers=same" in str(deepseek.refusal(result))
+
+
+def test_an_interrupted_conversion_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished layer is read again, and a damaged one is converted again."""
+    complete, again = converted(ToMLA(keep=0.4)), copy.deepcopy(exact("llama"))
+    calls: list[int] = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:  # two surveys, two layers
+            raise KeyboardInterrupt
+        return collect(*arguments)
+
+    monkeypatch.setattr(layers, "collect", counted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(copy.deepcopy(again), ToMLA(keep=0.4), TEXTS, tmp_path)
+    convert(again, ToMLA(keep=0.4), TEXTS, tmp_path)
+    assert len(calls) == 4 + 3 and error(again(TEXTS), complete(TEXTS)) < 1e-12
+    for file in tmp_path.rglob(TENSORS):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    calls[:] = [0] * 4
+    repeated = copy.deepcopy(exact("llama"))
+    convert(repeated, ToMLA(keep=0.4), TEXTS, tmp_path)
+    assert len(calls) == 4 + 4 and torch.equal(repeated(TEXTS), again(TEXTS))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from attnlab.config.check import check
 from attnlab.conversion import Calibration, Healing
 from attnlab.conversion.healing import Teacher
 from attnlab.conversion.layer_file import CONVERSION, read_about, read_layers
+from attnlab.conversion.layers import STORED
 from attnlab.conversion.texts import calibration_tokens
 from attnlab.data.samples import markov
 from attnlab.data.text.vocabulary import BytePairVocabulary, byte_tokenizer
@@ -159,6 +160,7 @@ def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[st
     assert record["training"]["steps"] == 4
     assert [node["_target_"] for node in read_layers(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
     assert read_about(directory / CONVERSION) == about | {"points": about["points"] | {"healed": "not run"}}
+    assert not list((Path(record["config"]["cache_dir"]) / STORED).iterdir())  # it would serve an interrupted run
 
 
 def test_the_run_is_used_as_any_other(
@@ -205,7 +207,7 @@ def test_describe_knows_the_cache_without_weights(start: Start) -> None:
 
 @pytest.mark.slow
 def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same layers and the same teacher."""
+    """With the layers that were converted before it stopped, and the same teacher."""
     settings = ("convert=mla", "convert.keep=0.5", "task.train.validate_every=2")
     cfg, record = start(*settings)
     train.run(cfg, record, tmp_path / "whole")
@@ -222,6 +224,7 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
     OmegaConf.save(cfg, tmp_path / "parts" / "config.yaml")
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         train.run(cfg, record, tmp_path / "parts")
+    assert len(list((Path(cfg.cache_dir) / STORED).glob("*/layer-*"))) == 2
     points = record["conversion"]["points"]
     monkeypatch.undo()
     monkeypatch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from attnlab.config.batch import counted
 from attnlab.config.nodes import check_nodes
 from attnlab.conversion.base import attention_of
+from attnlab.conversion.layers import STORED
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder
 from attnlab.run.files import write_text
@@ -17,14 +20,18 @@ from attnlab.run.files import write_text
 CONVERSION = "conversion.json"
 
 
-def write_layers(path: Path, nodes: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> None:
+def write_layers(
+    path: Path, nodes: Sequence[Mapping[str, Any]], about: Mapping[str, Any] | None = None, stored: Path | None = None
+) -> None:
     """Write conversion.json.
 
     Args:
         nodes: what builds the attention of each layer: `_target_` and arguments.
         about: the record's section `conversion`, which a resumed run needs again.
+        stored: the cache folder with the finished layers.
     """
-    write_text(path, json.dumps({"layers": list(nodes), "about": about}, indent=1) + "\n")
+    content = {"layers": list(nodes), "about": about, "stored": stored and stored.name}
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_layers(path: Path) -> list[dict[str, Any]]:
@@ -56,6 +63,13 @@ def read_about(path: Path) -> dict[str, Any] | None:
     """The record's section `conversion`, up to the training; None: the file, which is valid, has none."""
     about = json.loads(path.read_text(encoding="utf-8")).get("about")
     return about if isinstance(about, dict) else None
+
+
+def remove_stored(path: Path, cache_dir: Path) -> None:
+    """Remove the finished layers from the cache; the run, whose file `path` is, has saved its weights."""
+    name = json.loads(path.read_text(encoding="utf-8")).get("stored")
+    if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name):
+        shutil.rmtree(cache_dir / STORED / name, ignore_errors=True)  # another run may be removing it too
 
 
 def with_layers(decoder: Decoder, path: Path) -> Decoder:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +16,19 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
-from attnlab.conversion.base import Conversion, Layer
+from attnlab.conversion.base import Conversion, Layer, attention_of
 from attnlab.conversion.budget import LayerPlan, Survey
+from attnlab.conversion.healing import Healing
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
+from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
 from attnlab.run.progress import progress
+from attnlab.run.record import first_process
 
+log = logging.getLogger(__name__)
+STORED = "conversions"  # in the cache: finished layers of conversions, until what comes after them is saved
 BATCH = 4  # windows that are chosen together
 PIECE = 2  # windows computed at a time: twice as many take twice the memory, and no less time
 SURVEYED = 8  # of so many windows one passes through the original first
@@ -33,10 +41,11 @@ POSITIONS, FOR_EACH = 16384, 16  # enough for that regression, and for each colu
 
 def converted_copy(
     cfg: DictConfig, target: Conversion, decoder: Decoder, tokens: Tensor, text: str
-) -> tuple[Decoder, list[Layer], dict[str, Any]]:
-    """A converted copy of a decoder, its layers, and the record's section `conversion`.
+) -> tuple[Decoder, list[Layer], dict[str, Any], Path]:
+    """A converted copy of a decoder, its layers, the record's section `conversion`, and the cache folder of the layers.
 
     The copy shares the decoder's weights where no training changes them.
+    Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
 
     Args:
         tokens: calibration texts, (windows, positions).
@@ -45,8 +54,9 @@ def converted_copy(
     shared = [attention.parameters() for attention in decoder.attentions] if trained else [decoder.parameters()]
     memo: dict[int, Any] = {id(parameter): parameter for parameters in shared for parameter in parameters}
     copied = copy.deepcopy(decoder, memo).eval()
+    folder = Path(cfg.cache_dir).expanduser() / STORED / _key(copied, target, tokens)[:24]
     began = time.perf_counter()
-    layers = convert(copied, target, tokens)
+    layers = convert(copied, target, tokens, folder if first_process() else None)
     about = {
         "target": target.name,
         "settings": {key: value for key, value in asdict(target).items() if key not in ("calibration", "healing")},
@@ -54,11 +64,11 @@ def converted_copy(
         "seconds": round(time.perf_counter() - began, 2),
         "layers": [layer.about for layer in layers],
     }
-    return copied, layers, about
+    return copied, layers, about, folder
 
 
 @torch.no_grad()
-def convert(decoder: Decoder, target: Conversion, tokens: Tensor) -> list[Layer]:
+def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None = None) -> list[Layer]:
     """Replace the attention of every layer.
 
     The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
@@ -68,6 +78,7 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor) -> list[Layer]
     Args:
         decoder: in eval mode; it is changed.
         tokens: calibration texts, (windows, positions).
+        folder: for finished layers, so that an interrupted conversion continues; None: nothing is stored.
 
     Returns:
         The converted layers, with their errors in `about`.
@@ -75,6 +86,7 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor) -> list[Layer]
     Raises:
         ConfigError: a layer cannot be converted; nothing is changed if the settings alone tell.
         DataError: the texts give values that are not finite.
+        WriteError: the disk is full, for example.
     """
     for attention in decoder.attentions:
         target.planned_for(attention)
@@ -85,11 +97,20 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor) -> list[Layer]
         for number, block in enumerate(decoder.blocks):
             attention = block.attention
             assert isinstance(attention, MHA)
-            layer = _layer(block, attention, target, texts, plans[number], number)
+            path = None if folder is None else folder / f"layer-{number:03}"
+            layer = _read(path)
+            new = layer is None
+            if layer is None:
+                layer = _layer(block, attention, target, texts, plans[number], number)
+            else:
+                log.info("layer %d was converted before", number)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
             measured = OutputError(texts, attention)
-            texts.enter(block, texts.first(MEASURED) if number == last else None, measured)
-            layers.append(replace(layer, about=layer.about | {"output_error": measured.share}))
+            texts.enter(block, texts.first(MEASURED) if number == last else None, measured if new else None)
+            if new:
+                layer = replace(layer, about=layer.about | {"output_error": measured.share})
+                _write(path, layer)
+            layers.append(layer)
             advance(1)
     return layers
 
@@ -229,3 +250,36 @@ def refit(
     added = torch.linalg.solve(gram, cross).mT
     out.weight.add_(added)
     out.bias.add_(of_error - added @ of_z)
+
+
+# --- finished layers in the cache ---------------------------------------------------------------------------------
+
+
+def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
+    """Of what makes converted layers what they are: weights, settings and texts."""
+    content = hashlib.sha256()
+    for name, value in decoder.state_dict().items():
+        content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+        content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    content.update(tokens.contiguous().numpy().data)
+    settings = repr(replace(target, healing=Healing()))  # which does not change what is converted
+    return digest([3, content.hexdigest(), type(target).__name__, settings])
+
+
+def _write(path: Path | None, layer: Layer) -> None:
+    if path is not None:
+        about = {"node": layer.node, "about": layer.about}
+        stored(path, read_tensors, lambda folder: write_tensors(folder, layer.attention.state_dict(), about))
+
+
+def _read(path: Path | None) -> Layer | None:
+    """A layer that an interrupted conversion has finished; None: there is none, or it is damaged."""
+    if path is None:
+        return None
+    try:
+        state, about = opened(path, read_tensors)
+    except Damaged:
+        return None
+    attention = attention_of(about["node"])
+    attention.to(state["out.weight"].dtype).load_state_dict(state)
+    return Layer(about["node"], attention, about["about"])

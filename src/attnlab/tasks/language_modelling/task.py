@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from attnlab.config.build import instantiate
 from attnlab.conversion.base import target_of
 from attnlab.conversion.healing import Teacher
-from attnlab.conversion.layer_file import CONVERSION, read_about, read_layers, replaced, with_layers, write_layers
+from attnlab.conversion.layer_file import (
+    CONVERSION,
+    read_about,
+    read_layers,
+    remove_stored,
+    replaced,
+    with_layers,
+    write_layers,
+)
 from attnlab.conversion.layers import converted_copy
 from attnlab.conversion.original import check_inputs, load_original
 from attnlab.conversion.texts import calibration_tokens, scale_tokens
@@ -206,7 +214,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if target is None or tokens is None:
             return
         original = self._point(record, directory, data, module)
-        model, layers, about = converted_copy(self.cfg, target, module.model, tokens, text)
+        model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
         module.teacher = [Teacher(module.model, scale_tokens(data))]
         module.model = model.train()
         module.freeze()
@@ -215,7 +223,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if self.cfg.mode != "convert":  # there it is what the run itself scores
             about["points"]["converted"] = self._point(record, directory, data, module)
         if first_process():
-            write_layers(directory / CONVERSION, [layer.node for layer in layers], about)
+            write_layers(directory / CONVERSION, [layer.node for layer in layers], about, stored)
         record["conversion"] = about
         module.train()  # scoring has left it in eval mode, and Lightning begins with what it finds
 
@@ -289,6 +297,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             record[section] |= values
         if "conversion" in record and self.cfg.mode in SCORED:
             record["conversion"]["points"][SCORED[self.cfg.mode]] = point(record)
+            remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
 
     def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
         score, device, precision = self._score(), device_of(self.cfg), self.cfg.hardware.precision
