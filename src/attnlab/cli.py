@@ -165,9 +165,10 @@ def shown(checked: Command) -> str:
 def run_job(checked: Command) -> int:
     """Run a single job in this process; the exit code."""
     directory = checked.directory if checked.keeps else None
-    created = directory is not None and not directory.exists()
+    created: list[Path] = []
     if directory:
         directory = directory.absolute()
+        created = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
     set_up_logging(checked.hydra, directory)
     words = [word for word in checked.line.words if not word.startswith("hydra.")]

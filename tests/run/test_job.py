@@ -22,12 +22,14 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from attnlab import cli
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
 from attnlab.run import job as jobs
 from attnlab.run import record as records
 from tests.callbacks.test_training import Constant
+from tests.run.test_identity import changed
 from tests.run.test_removal import begun
 
 COMMAND = "python -m attnlab mode=describe"
@@ -254,6 +256,23 @@ def test_a_directory_that_is_in_use_is_left_as_it_is(
     error = capsys.readouterr().err
     assert f"hydra.run.dir={tmp_path}: " in error and word in error and error.count("\n") == 1
     assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_refused_command_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["attnlab", "task=wikitext2", "hardware=cpu", "task.train.monitor=foo"])
+    assert cli.command() == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_cannot_continue_here_stays_as_it_is(cfg: DictConfig, tmp_path: Path) -> None:
+    """Its device is missing."""
+    files = {"config.yaml": "a: 1", "record.json": '{"status": "interrupted"}'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    resumed = changed(cfg, resume=str(tmp_path), mode="train", hardware__accelerator="mps")
+    assert jobs.run(resumed, COMMAND, tmp_path) == 2
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
 def test_a_reader_that_has_gone(

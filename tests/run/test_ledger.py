@@ -10,17 +10,22 @@ import pytest
 from attnlab.run import ledger
 from attnlab.run.directory import locked
 from attnlab.run.ledger import LedgerEntry
+from attnlab.run.record import NOT_RUN, SECTIONS
 
 
 def write(directory: Path, **values: Any) -> Path:
-    record: dict[str, Any] = {
+    """A run directory with a record; sections in `values` are completed."""
+    sections = {name: dict.fromkeys(keys.split(), NOT_RUN) for name, keys in SECTIONS.items()}
+    record: dict[str, Any] = sections | {
         "schema": 2, "command": "c", "status": "finished", "mode": "train", "task": "mustc", "attention": "mtla",
         "compress": "none", "scale": "sample", "experiment": None, "seed": 1, "stride": 2, "rank": None,
         "tags": ["a", "b"], "started": "2026-01-02T03:04:05+00:00", "corpus": "sample",
         "quality": {"signature": "s", "bleu": 20.5},
-        "kv_cache": {"elements_per_token_per_layer": 144}, "environment": {"git": "abc"},
-        "identity": {"recipe": "r", "run": "u", "corpus": "c", "weights": {}},
     }  # fmt: skip
+    record["identity"]["weights"] = {}
+    record["kv_cache"]["elements_per_token_per_layer"] = 144
+    if "environment" in values:
+        values["environment"] = record["environment"] | values["environment"]
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "record.json").write_text(json.dumps(record | values))
     return directory
@@ -31,43 +36,38 @@ def runs(root: Path) -> dict[str, LedgerEntry]:
 
 
 def test_an_entry_has_what_the_record_has(tmp_path: Path) -> None:
-    write(tmp_path / "mustc" / "mtla" / "one")
+    write(tmp_path / "mustc" / "mtla" / "one", environment={"git": "abc"})
     (run,) = ledger.entries(tmp_path)
     assert run.directory == tmp_path / "mustc" / "mtla" / "one"
-    assert (run.status, run.mode, run.task, run.mechanism, run.seed) == ("finished", "train", "mustc", "mtla s=2", 1)
-    assert (run.metric, run.quality, run.cache, run.tags) == ("bleu", 20.5, 144, ("a", "b"))
-    assert (run.recipe, run.content, run.commit, run.experiment) == ("r", "c", "abc", "")
+    assert (run.status, run.mechanism, run.score, run.error) == ("finished", "mtla s=2", ("bleu", 20.5), "")
+    values = {"mode": "train", "tags": ["a", "b"], "commit": "abc", "recipe": NOT_RUN, "experiment": None}
+    assert {key: run.value(key) for key in values} == values
     assert ledger.entries(tmp_path / "nowhere") == []
 
 
-def test_runs_are_listed_by_time_and_looked_up_as_a_job(tmp_path: Path) -> None:
+def test_runs_are_listed_by_time(tmp_path: Path) -> None:
     write(tmp_path / "a", status="failed", error="disk full")
     write(tmp_path / "b", started="2025", mode="test")
     write(tmp_path / "sweep" / "c")
-    assert {name: run.status for name, run in runs(tmp_path).items()} == {
-        "b": "finished", "a": "failed", "sweep/c": "finished"
-    }  # fmt: skip
-    assert list(runs(tmp_path)) == ["b", "a", "sweep/c"]
-    assert [run.directory.name for run in ledger.alike(tmp_path, "", "train", 1, "mustc")] == ["a", "c"]
+    statuses = [("b", "finished"), ("a", "failed"), ("sweep/c", "finished")]
+    assert [(name, run.status) for name, run in runs(tmp_path).items()] == statuses
 
 
 def test_strange_records(tmp_path: Path) -> None:
-    strange = "a\udcff"  # of a file's name that is not UTF-8
-    write(tmp_path / "text", error=strange, tags=[strange, 5], task="a")
-    write(tmp_path / "numbers", seed=2**70, stride=True, quality={"ppl": 10**400, "bleu": 2.0}, task="b")
-    write(tmp_path / "tags", tags=5, quality=[1], identity=None, task="c")
+    write(tmp_path / "text", task="a\udcff")  # of a file's name that is not UTF-8
+    write(tmp_path / "numbers", seed=2**70, quality={"ppl": 10**400, "bleu": 2.0})
+    write(tmp_path / "identity", identity=None)
     for name, content in {"deep": "[" * 100_000, "half": '{"status": "fini', "list": "[]"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(content)
     (tmp_path / "lost").mkdir()
     (tmp_path / "lost" / "record.json").symlink_to("nowhere")
     entries = runs(tmp_path)
-    status = {"text": "finished", "numbers": "finished", "tags": "finished"}
-    assert {name: run.status for name, run in entries.items()} == status | dict.fromkeys(
-        ("deep", "half", "list"), "broken"
-    )
-    assert (entries["text"].error, entries["text"].tags) == (strange, (strange, "5"))
-    assert (entries["numbers"].seed, entries["numbers"].metric, entries["tags"].tags) == (2**70, "bleu", ())
+    broken = ("identity", "deep", "half", "list")
+    good = dict.fromkeys(("text", "numbers"), "finished")
+    assert {name: run.status for name, run in entries.items()} == good | dict.fromkeys(broken, "broken")
+    assert (entries["numbers"].value("seed"), entries["numbers"].score) == (2**70, ("bleu", 2.0))
+    assert all(entries[name].error for name in broken)
 
 
 def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
@@ -78,18 +78,6 @@ def test_a_run_whose_process_is_gone_was_interrupted(tmp_path: Path) -> None:
     assert entries["live"].status == "running"
     assert runs(tmp_path)["live"].status == "interrupted"
     assert json.loads((dead / "record.json").read_text())["status"] == "running"  # a list changes no record
-
-
-def test_a_folder_that_a_run_has_begun(tmp_path: Path) -> None:
-    write(tmp_path / "good" / "run")
-    (tmp_path / "begun" / "checkpoints").mkdir(parents=True)
-    for name in ("good", "begun"):
-        (tmp_path / name / "config.yaml").touch()
-        (tmp_path / name / "run.log").touch()  # above a run: not a run without a record
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "config.yaml").touch()  # anybody's
-    assert [run.directory.name for run in ledger.entries(tmp_path)] == ["run"]
-    assert ledger.unrecorded(tmp_path) == [tmp_path / "begun"]
 
 
 def test_runs_below_runs_and_links(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from attnlab.report.significance import standard_error, sure
 from attnlab.run import ledger as ledgers
 from attnlab.run.console import StderrHandler
 from attnlab.run.directory import refuse_live
-from attnlab.run.ledger import BROKEN, OUTPUTS, UNRECORDED, LedgerEntry
+from attnlab.run.ledger import BROKEN, OUTPUTS, LedgerEntry
 from attnlab.run.record import NOT_RUN, RECORD
-from attnlab.run.store import SavedRecord, collect
+from attnlab.run.store import SavedRecord, collect, finite
 
 HELP = """\
 attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first
@@ -29,8 +29,7 @@ attnlab runs compare RUN RUN [RUN ...]                settings in which runs dif
                                                       their differences are (predictions of one test set)
 attnlab runs missing SPEC [SPEC ...] [FOLDER]         the commands of a table's rows that are still to be run
 attnlab runs prune WHAT [KEY=VALUE ...] [FOLDER]      show what would be removed; with --yes, remove it
-    WHAT: failed, interrupted, broken (a record that cannot be read), unrecorded (a run's
-          config.yaml and run.log without a record)
+    WHAT: failed, interrupted, broken (a record that cannot be read)
 
 KEY: {keys}
 VALUE: several with commas; * and ? stand for other letters; null for none. tags=a,b: one of the two.
@@ -41,7 +40,7 @@ FILTERS = (
     "recipe", "commit",
 )  # fmt: skip
 HEADINGS = ("started (UTC)", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
-PRUNED = ("failed", "interrupted", BROKEN, UNRECORDED)
+PRUNED = ("failed", "interrupted", BROKEN)
 NUMBERS = ("quality", "parameters", "kv_cache", "training", "inference")  # sections whose numbers are compared
 ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.device", "environment.git")
 
@@ -138,7 +137,7 @@ def missing(words: Request) -> None:
     roots = [name for name in words.names if name not in specs]
     runs = _chosen(_folder(roots), words.filters) if roots or OUTPUTS.is_dir() else []
     for name, spec in specs.items():
-        files = [run.directory / RECORD for run in runs if run.status == "finished" and run.mode in spec.modes]
+        files = [run.directory / RECORD for run in runs if run.status == "finished" and run.value("mode") in spec.modes]
         records = collect(files) if files else []
         rows = [row for row in spec.rows if row.command]
         if spec.picture == "context":
@@ -162,12 +161,9 @@ def prune(words: Request) -> None:
     rest = [name for name in words.names if name not in PRUNED]
     if not what:
         raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{nearest(' '.join(rest), PRUNED)}")
-    if UNRECORDED in what and words.filters:
-        raise ConfigError("runs prune unrecorded: a folder without a record has no settings to filter by")
     root = _folder(rest)
     runs = [run for run in _chosen(root, words.filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
-    gone |= dict.fromkeys(ledgers.unrecorded(root), "without a record") if UNRECORDED in what else {}
     left = failed = 0
     for path, why in gone.items():
         try:
@@ -227,8 +223,8 @@ def _chosen(root: Path, filters: Mapping[str, Sequence[str]], quiet: bool = Fals
 
 def _values(run: LedgerEntry, key: str) -> list[str]:
     """The values of a run for a filter."""
-    value = getattr(run, key)
-    values = value if key == "tags" else [value]
+    value = run.value(key)
+    values = value if isinstance(value, list) else [value]
     return ["null" if item in (None, "") else str(item) for item in values or [None]]
 
 
@@ -241,13 +237,12 @@ def _aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list
 
 
 def _cells(run: LedgerEntry) -> tuple[str, ...]:
-    quality = f"{label(run.metric)} {run.quality:.6g}" if run.quality is not None else NOT_RUN
-    cache = f"{run.cache:g}" if run.cache is not None else ""
-    seed = "" if run.seed is None else str(run.seed)
-    words = (run.status, run.mode, run.task, run.mechanism, run.scale)
-    return tuple(
-        map(printable, (run.started[:16].replace("T", " "), *words, seed, quality, cache, run.directory.as_posix()))
-    )
+    quality = f"{label(run.score[0])} {run.score[1]:.6g}" if run.score else NOT_RUN
+    cache = "" if (size := finite(run.value("kv_cache.elements_per_token_per_layer"))) is None else f"{size:g}"
+    mode, task, scale, seed = (str(run.record.get(key, "")) for key in ("mode", "task", "scale", "seed"))
+    words = (run.status, mode, task, run.mechanism, scale)
+    started = run.started[:16].replace("T", " ")
+    return tuple(map(printable, (started, *words, seed, quality, cache, run.directory.as_posix())))
 
 
 def _number(run: SavedRecord, key: str, first: float | None) -> str:

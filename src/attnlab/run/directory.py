@@ -7,29 +7,27 @@ the process ends. Its text names the process.
 import contextlib
 import fcntl
 import os
-import re
 import socket
 from collections.abc import Iterator
 from datetime import datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from attnlab.errors import ConfigError, LockedError
 from attnlab.run.files import writing
-from attnlab.run.record import RECORD, STATUSES, recorded
+from attnlab.run.record import RECORD, recorded
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
-BEGUN = (LOCK, "run.log")  # may be left by a run that ended before it wrote its configuration
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
 # All that is ever written in a run directory, as patterns of paths. A new file of a mode, a task or a logger is added
 # here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
 WRITTEN = (
-    *BEGUN,
+    LOCK,
+    "run.log",
     ".ledger.*",  # of an older version
     CONFIG,
     RECORD,
@@ -48,56 +46,31 @@ WRITTEN = (
     *(f"compressed/{name}" for name in ("weights-*.safetensors", *SETTINGS)),
     *(f"exported/{name}" for name in ("README.md", "*.py", "*.safetensors", *SETTINGS)),
     *(f"{place}{step}-profile*.{kind}" for place in ("", "pretraining/") for step in STEPS for kind in ("txt", "json")),
-    *("tensorboard/**", "wandb/**", "mlflow/**"),  # other programs name these files
+    *("tensorboard/**/*", "wandb/**/*", "mlflow/**/*"),  # other programs name these files
+    *("**/.*.partial", "**/.*.partial/*", ".*.old/*"),  # unfinished, see run/files.py
 )
-UNFINISHED = re.compile(r"^\.(.+?)(\.[0-9a-f]{32})?\.(partial|old)$")  # the names of run/files.py
 OF_A_RECORD = {"schema", "status", "mode", "command", "task", "started", "quality", "kv_cache", "environment"}
 OF_A_CONFIG = {"mode", "task", "choices", "attention", "hardware", "seed", "data_root", "cache_dir"}
 ENDING = 60.0  # seconds that a run may take to end once its record says that it does not go on
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a folder has a record.json of attnlab's form, or a config.yaml of that form and a run.log."""
-    record, config = recorded(directory), directory / CONFIG
-    if record.keys() >= OF_A_RECORD and record["status"] in STATUSES:
-        return True
-    if not config.is_file() or not (directory / "run.log").is_file():
-        return False
-    lines = config.read_text(encoding="utf-8", errors="replace").splitlines()
-    return {line.partition(":")[0] for line in lines} >= OF_A_CONFIG  # those below the top level are indented
+    """Whether a folder has a record.json of attnlab's form, or a config.yaml of that form."""
+    config = directory / CONFIG
+    lines = config.read_text(encoding="utf-8", errors="replace").splitlines() if config.is_file() else []
+    keys = {line.partition(":")[0] for line in lines}  # those below the top level are indented
+    return recorded(directory).keys() >= OF_A_RECORD or keys >= OF_A_CONFIG
 
 
 def foreign(directory: Path) -> list[str]:
-    """Relative paths of what is in a directory and was written by no run; of an unknown folder, the folder alone.
+    """Relative paths of the files in a directory that no run has written. Links are not followed.
 
-    In a directory that is no run, everything is foreign but the first traces of one. Links are not followed.
-
-    Raises:
-        OSError: a folder in it cannot be read.
+    In a directory that is no run, every file is foreign but a lock and a log.
     """
-    patterns = [pattern.split("/") for pattern in (WRITTEN if is_run(directory) else BEGUN)]
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    names = []
-    for folder, folders, files in os.walk(directory, onerror=fail):
-        for name in (*folders, *files):
-            path = Path(folder, name).relative_to(directory)
-            parts = [UNFINISHED.sub(r"\1", part) for part in path.parts]
-            if not any(_matches(parts, pattern, name in folders) for pattern in patterns):
-                names.append(path.as_posix())
-        folders[:] = [name for name in folders if Path(folder, name).relative_to(directory).as_posix() not in names]
-    return sorted(names)
-
-
-def _matches(parts: list[str], pattern: list[str], folder: bool) -> bool:
-    """Whether a path is what a pattern names, or a folder above it. `**` stands for all that is below a folder."""
-    if pattern[-1] == "**" and len(parts) >= len(pattern):
-        parts, pattern = parts[: len(pattern) - 1], pattern[:-1]
-    elif folder:
-        pattern = pattern[:-1][: len(parts)]
-    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+    patterns = WRITTEN if is_run(directory) else (LOCK, "run.log")
+    written = {path for pattern in patterns for path in directory.glob(pattern)}
+    others = {path for path in directory.rglob("*") if not path.is_dir()} - written
+    return sorted(path.relative_to(directory).as_posix() for path in others)
 
 
 def refuse_foreign(directory: Path) -> None:

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,15 @@ from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
 from attnlab.run.console import show_description
-from attnlab.run.directory import LOCK, holder_of, locked, refuse_foreign, refuse_live
+from attnlab.run.directory import holder_of, locked, refuse_foreign, refuse_live
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.loggers import close_loggers
 from attnlab.run.processes import Interrupted, interruptible
+from attnlab.run.store import WEIGHTS
 
 log = logging.getLogger("attnlab.run")
 
-VOCABULARIES = ("vocabulary.json", "tokenizer.model", "ctc_tokenizer.model", "classes.json")
-OF_A_REFUSED_RUN = {"config.yaml", "record.json", "run.log", LOCK, "curves", "pretraining", *VOCABULARIES}
 BACKENDS = "attnlab.attention.ops.backends"  # which notes what computed each operation of attention
 FOREIGN = (  # warnings of Lightning that say nothing to a reader of the log
     ".*LeafSpec.*",  # Lightning 2.6 with torch 2.13
@@ -49,7 +48,7 @@ def command_line(arguments: Iterable[str]) -> str:
     return " ".join([*root, "python -m attnlab", *map(shlex.quote, arguments)])
 
 
-def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = False) -> int:
+def run(cfg: DictConfig, command: str, directory: Path | None, created: Sequence[Path] = ()) -> int:
     """Lock the run directory, call the mode and write the record, also if the run fails or a signal arrives.
 
     An error is printed to stderr as one line. The traceback goes to the run directory's log, and to stderr as well if
@@ -57,7 +56,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = F
 
     Args:
         directory: the run directory; None: the mode uses a run and writes no record.
-        created: whether the directory was made for this run: a command that is refused then leaves none.
+        created: the folders that were made for this run, the directory first: a command that is refused leaves none.
 
     Returns:
         The exit code: 0, the error's own, 1, or 128 plus the signal's number.
@@ -76,10 +75,12 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: bool = F
             code = _run(cfg, command, directory)
     except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
-    refused = created and code == ConfigError.exit_code and not cfg.resume
-    if refused and {path.name for path in directory.iterdir()} <= OF_A_REFUSED_RUN:
+        code = error.exit_code
+    if created and code == ConfigError.exit_code and not any((directory / name).exists() for name in WEIGHTS):
         shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run has just begun in one of them
+            for folder in created[1:]:
+                folder.rmdir()
     return code
 
 
@@ -102,7 +103,8 @@ def _refuse_done(directory: Path) -> None:
 def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
     if backends := sys.modules.get(BACKENDS):  # of an earlier run in this process
         backends.forget()
-    if directory and _continues(cfg, directory):
+    untouched = directory is not None and _continues(cfg, directory)
+    if directory and untouched:
         command = records.recorded(directory).get("command", command)  # the first one can be repeated elsewhere
     recorded = directory is not None or cfg.mode == "describe"  # else no weights are digested
     record = records.new(cfg, command, None if recorded else {})
@@ -110,15 +112,20 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
     def save_interrupted(name: str) -> None:
         if record["status"] != "finished":  # it has everything: only the loggers are being closed
             record.update(status="interrupted", error=f"interrupted by {name}")
-            _save(record, directory)
+            _save(record, None if untouched else directory)
 
     logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide the error
     with interruptible(save_interrupted) as received:
         try:
+            _prepare(cfg, record)
+            untouched = False
             if directory and records.first_process():
                 write_text(directory / "config.yaml", OmegaConf.to_yaml(cfg))  # other nodes may be reading it
             _save(record, directory)
-            _call_mode(cfg, record, directory)
+            mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")
+            _quiet_libraries()
+            with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():
+                mode.run(cfg, record, directory)
             if received:  # a library has caught the exception
                 raise Interrupted(signal.Signals(received[0]).name)
             if record["identity"]["corpus"] == records.NOT_RUN:
@@ -135,7 +142,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
             if records.first_process() or not received:
                 _print_error(message)
             try:
-                _save(record, directory)
+                _save(record, None if untouched else directory)
             except OSError as cannot:
                 print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
             return code
@@ -144,8 +151,8 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
     return 0
 
 
-def _call_mode(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
-    """Check the device and call the mode."""
+def _prepare(cfg: DictConfig, record: dict[str, Any]) -> None:
+    """Import torch, and check and set up the device. Nothing is written before."""
     if cfg.mode == "predict":
         log.info("loading libraries and weights")  # nothing else is printed for several seconds
     record["environment"] = records.environment(cfg.hardware.accelerator, packages=cfg.mode != "describe")
@@ -154,10 +161,6 @@ def _call_mode(cfg: DictConfig, record: dict[str, Any], directory: Path | None) 
         device = importlib.import_module("attnlab.run.device")  # it imports torch
         device.check_devices(cfg)
         device.prepare_device(cfg, record["environment"])
-    mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")
-    _quiet_libraries()
-    with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():
-        mode.run(cfg, record, directory)
 
 
 def _save(record: dict[str, Any], directory: Path | None) -> None:

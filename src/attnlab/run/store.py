@@ -76,22 +76,17 @@ def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
     A folder is visited once, real ones before links. Folders above `root`, hidden folders and a run's folders of
     weights are passed over.
     """
-    seen = {(state.st_dev, state.st_ino) for path in root.resolve().parents for state in [path.stat()]}
+    seen = {*map(str, root.resolve().parents)}
 
     def skipped(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # removed in the meantime
             log.warning("%s: cannot be read (%s)", error.filename, error.strerror)
 
     for folder, inner, files in os.walk(root, followlinks=True, onerror=skipped):
-        try:
-            state = os.stat(folder)
-        except FileNotFoundError as error:
-            skipped(error)
-            continue
-        if (state.st_dev, state.st_ino) in seen:
+        if (real := os.path.realpath(folder)) in seen:
             inner.clear()
             continue
-        seen.add((state.st_dev, state.st_ino))
+        seen.add(real)
         inner[:] = [name for name in inner if name[0] != "." and name not in WEIGHTS]
         inner.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
         yield Path(folder), set(files)

@@ -1,9 +1,9 @@
 """A sweep (`-m`): each job is a new process. Finished jobs are skipped, interrupted and failed ones continued.
 
-A job is looked up by its configuration before data is read: a run below outputs/ or in the sweep's directory with the
-job's recipe, seed and mode whose corpus has the same content. An embedded sample corpus follows from the configuration.
-A sweep's directory has a note for each job: `jobs/3.json` names the run directory of job 3, which lies elsewhere if an
-earlier run was skipped or continued.
+A job is looked up by its identity before data is read: in the records of runs below outputs/ or in the sweep's
+directory, whose corpus must have the same content. An embedded sample corpus follows from the configuration. A sweep's
+directory has a note for each job: `jobs/3.json` names the run directory of job 3, which lies elsewhere if an earlier run
+was skipped or continued.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from attnlab.run import fingerprint, identity, processes
 from attnlab.run import record as records
 from attnlab.run.directory import holder_of, locked
 from attnlab.run.files import write_text, writing
-from attnlab.run.ledger import OUTPUTS, LedgerEntry, alike
+from attnlab.run.ledger import OUTPUTS, LedgerEntry, entries
 from attnlab.run.loading import is_free, quoted
 from attnlab.run.record import RECORD
 from attnlab.run.store import near
@@ -37,46 +37,31 @@ from attnlab.run.store import near
 JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
 SAMPLE = "sample"  # the name that a record gives to an embedded corpus
-NEVER_DONE = ("predict", "generate", "export")  # modes whose result is not their record
+NEVER_DONE = ("bench", "predict", "generate", "export")  # modes that are repeated: a time, or no result in the record
 NOT_RESUMED = ("mode", "resume", "retry", "rerun")  # settings of a job that `resume=` gives by itself
 WAIT = 1.0  # seconds between two looks for the note of the first node
 
 corpus_content = functools.cache(fingerprint.corpus)  # the jobs of a sweep mostly read the same corpus
-current_commit = functools.cache(records.commit)
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job of a sweep.
+    """A job of a sweep: its number, and what its note says."""
 
-    Args:
-        number: its place in the sweep, from 0.
-        name: of the directory that Hydra gives it, `3_mustc_mtla`.
-        directory: its run directory.
-        what: what it did, see :class:`Decision`; empty: there is no note.
-        settings: its part of the command line.
-    """
-
-    number: int
-    name: str
-    directory: Path
-    what: str
-    settings: tuple[str, ...]
+    number: int  # from 0
+    name: str  # of the directory that Hydra gives it, `3_mustc_mtla`
+    directory: Path  # of its run
+    what: str  # it did, see Decision
+    settings: tuple[str, ...]  # its part of the command line
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a job does.
+    """What a job does."""
 
-    Args:
-        what: "start", "continue", "skip" (finished, or left failed) or "leave" (in progress elsewhere).
-        directory: the run's.
-        message: the same for people, in one line.
-    """
-
-    what: str
-    directory: Path
-    message: str
+    what: str  # "start", "continue", "skip" (finished, or left failed) or "leave" (in progress elsewhere)
+    directory: Path  # of the run
+    message: str  # the same for people, in one line
 
 
 @contextlib.contextmanager
@@ -99,7 +84,7 @@ def begun(sweep: Path) -> Iterator[None]:
 
 
 def listed(sweep: Path) -> list[SweepJob]:
-    """The jobs of a sweep by number. Without notes they are the folders in its directory.
+    """The jobs of a sweep that have a note, by number.
 
     Raises:
         DataError: a note cannot be read.
@@ -113,9 +98,6 @@ def listed(sweep: Path) -> list[SweepJob]:
         except (OSError, ValueError, LookupError, TypeError) as error:
             reason = " ".join(str(error).split())
             raise DataError(f"{path}: not the note of a job ({reason}); the same command writes it again") from error
-    if not jobs:
-        folders = [path for path in sweep.glob("[0-9]*_*") if path.is_dir()]
-        jobs = [SweepJob(int(path.name.partition("_")[0]), path.name, path, "", ()) for path in folders]
     return sorted(jobs, key=lambda job: job.number)
 
 
@@ -157,10 +139,17 @@ def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
 def earlier_runs(cfg: DictConfig, sweep: Path) -> list[LedgerEntry]:
     """The recorded runs in outputs/ and in the sweep's directory that are this job, the oldest first."""
     folders = [OUTPUTS] if sweep.resolve().is_relative_to(OUTPUTS.resolve()) else [OUTPUTS, sweep]
-    device, threads = machine(cfg.hardware.accelerator) if cfg.mode == "bench" else (None, None)
-    key = identity.run(cfg, "", None, device, threads)
-    runs = [run for folder in folders for run in alike(folder, key, cfg.mode, cfg.seed, cfg.task.name)]
-    return sorted((run for run in runs if _same_corpus(cfg, run)), key=lambda run: run.started)
+    weights = identity.contents(cfg)
+    identity_with = functools.cache(lambda content: identity.run(cfg, content, weights))
+    runs = [
+        run
+        for folder in folders
+        for run in entries(folder)
+        if (run.value("mode"), run.value("seed")) == (cfg.mode, cfg.seed)
+        and run.value("identity.run") == identity_with(run.value("identity.corpus"))
+        and _same_corpus(cfg, run)
+    ]
+    return sorted(runs, key=lambda run: run.started)
 
 
 def free_directory(job_dir: Path) -> Path:
@@ -183,30 +172,21 @@ def resume_settings(arguments: Sequence[str]) -> list[str]:
 
 def _same_corpus(cfg: DictConfig, run: LedgerEntry) -> bool:
     """Whether a run read what the job would read."""
-    if run.content in (identity.NOTHING_READ, records.NOT_RUN):  # the run read nothing, or ended before it did
-        return True
+    content, sample = run.value("identity.corpus"), run.value("corpus") == SAMPLE
     root = OmegaConf.select(cfg, "task.data.root") or cfg.data_root
-    if root is None or run.corpus == SAMPLE:
-        return root is None and run.corpus == SAMPLE
+    if content == identity.NOTHING_READ or root is None or sample:
+        return content == identity.NOTHING_READ or (root is None and sample)
     try:
-        return corpus_content(Path(str(root)).expanduser(), Path(cfg.cache_dir)) == run.content
+        return bool(corpus_content(Path(str(root)).expanduser(), Path(cfg.cache_dir)) == content)
     except AttnlabError:  # the job will say what is wrong with its corpus
         return False
 
 
-@functools.cache
-def machine(accelerator: str) -> tuple[str, int]:
-    """Device and threads of this machine as a record of mode=bench has them, from a process that may load CUDA."""
-    code = "import json, sys; from attnlab.run.record import environment; print(json.dumps(environment(sys.argv[1])))"
-    command = [sys.executable, "-c", code, accelerator]
-    environment = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return environment["device"], environment["threads"]
-
-
 def _near_with_commit(run: LedgerEntry) -> str:
     """A run's directory, and its commit if that is not the present one."""
-    other = f" (made by commit {run.commit[:10]}; rerun=true repeats it)"
-    return f"{near(run.directory)}{other * (run.commit != current_commit())}"
+    commit = str(run.value("environment.git"))
+    other = f" (made by commit {commit[:10]}; rerun=true repeats it)"
+    return f"{near(run.directory)}{other * (commit != records.commit())}"
 
 
 def _ending(run: LedgerEntry) -> str:
@@ -253,10 +233,7 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
         arguments = [*resume_settings(arguments), f"resume={quoted(directory)}"]
     if decision.what in ("start", "continue"):
         run_process(arguments, directory)
-    record = records.recorded(directory)
-    if record and decision.what == "skip" and cfg.mode == "describe":
-        print(records.dumps(record))  # as the mode itself does
-    return best(record)
+    return best(records.recorded(directory))
 
 
 def _noted(path: Path) -> Decision:
