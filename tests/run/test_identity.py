@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
 import pytest
+from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.attention import MHA, SlidingWindow
@@ -124,6 +127,15 @@ def test_where_and_how_fast_a_run_happens_does_not_count(mtla: DictConfig) -> No
         hardware__compile=True, hardware__loss_chunk=8, hardware__find_batch=True,
     )  # fmt: skip
     assert recipe(same) == recipe(mtla)
+
+
+def test_what_is_left_out_is_a_key(mtla: DictConfig) -> None:
+    """One that was renamed would count again."""
+    frozen = (Path(__file__).parents[1] / "golden" / "configurations.txt").read_text()
+    lines = frozen.splitlines() + [f"trainer.{name}:" for name in inspect.signature(Trainer).parameters]
+    there = {line.partition(":")[0] for line in lines} | set(mtla) | {"hydra", "task.data.cache_dir"}
+    for key in LEFT_OUT:
+        assert any(f"{name}.".startswith(f"{key}.") for name in map(str, there)), key
 
 
 def test_any_other_key_counts(mtla: DictConfig) -> None:

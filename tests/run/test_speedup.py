@@ -78,9 +78,9 @@ def test_one_corpus_in_two_places_is_one_corpus(this_run: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (None, "record.json: No such file"),
-        ("{", "record.json: not the record of a run"),
-        ({"status": "finished"}, "record.json: not the record of a run"),
+        (None, "its status is unknown"),
+        ("{", "its status is unknown"),
+        ({"status": "finished"}, "its inference.seconds is not run"),
         (BASELINE | {"status": "failed"}, "its status is failed"),
         (BASELINE | {"inference": {"seconds": "not run"}}, "its inference.seconds is not run"),
     ],

@@ -15,26 +15,7 @@ from attnlab.config.build import leaves
 from attnlab.errors import printable
 from attnlab.run.record import NOT_RUN
 
-SECTIONS = {
-    "parameters": "parameters",
-    "kv_cache": "cache",
-    "multiply_adds_per_token": "multiply-adds of one token",
-    "compression": "compression",
-    "memory": "memory of training",
-}
-MEMORY = ("weights", "gradients", "optimizer_state", "activations", "decoding_cache", "total")
-NAMES = {
-    "elements_per_token_per_layer": "per token and layer",
-    **{f"{name}_mib": name.replace("_", " ") for name in MEMORY},
-}
-UNITS = {
-    "bytes_per_token": "bytes",
-    "bytes_predicted": "bytes",
-    "elements_per_token_per_layer": "numbers",
-    "model_saving_percent": "%",
-    "context": "positions",
-    **dict.fromkeys((f"{name}_mib" for name in MEMORY), "MiB"),
-}
+DESCRIBED = ("parameters", "kv_cache", "multiply_adds_per_token", "compression", "memory")  # sections of the record
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
@@ -67,29 +48,15 @@ def show_description(record: Mapping[str, Any]) -> None:
     """Print the record of mode=describe as a table: title and sizes by section."""
     names = [record[key] for key in ("task", "attention", "compress", "scale") if record[key] not in (None, "none")]
     table = Table(title=" · ".join(map(str, names)), show_header=False, title_justify="left")
-    for section, title in SECTIONS.items():
-        rows = [
-            (_row_name(path), value, UNITS.get(path.rpartition(".")[2], ""))
-            for path, value in leaves(record.get(section, {}))
-            if value not in (NOT_RUN, None) and not isinstance(value, list | dict)
-        ]
+    for section in DESCRIBED:
+        rows = [(path, value) for path, value in leaves(record.get(section, {})) if value not in (NOT_RUN, None)]
         if rows:
             table.add_section()
-            table.add_row(f"[bold]{title}[/]", "")
-        for name, value, unit in rows:
-            table.add_row(f"  {name}", f"{_number(value)} {unit}".rstrip())
+            table.add_row(f"[bold]{section.replace('_', ' ')}[/]", "")
+        for path, value in rows:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            shown = f"{value:,.0f}" if number and float(value).is_integer() else f"{value:,.4g}" if number else str(value)
+            table.add_row(f"  {path.replace('.', ', ').replace('_', ' ')}", shown)
     console = Screen(highlight=False)
     console.print(table)
     console.print("The whole record as JSON: the same command with its output in a file or a pipe.")
-
-
-def _row_name(path: str) -> str:
-    """For instance "original, bytes per token" of original.bytes_per_token."""
-    *before, last = path.split(".")
-    return ", ".join((*before, NAMES.get(last, last))).replace("_", " ")
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"

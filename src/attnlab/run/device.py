@@ -22,15 +22,13 @@ CXX = ("clang++",) if sys.platform == "darwin" else ("g++",)  # where torch look
 def device_of(cfg: DictConfig) -> torch.device:
     """The device that `hardware.accelerator` names, for work outside Lightning's trainer.
 
-    Raises:
-        ConfigError: a GPU is asked for, and torch finds none.
+    ConfigError: a GPU is asked for, and torch finds none.
     """
-    accelerator = cfg.hardware.accelerator
-    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+    accelerator, cuda = cfg.hardware.accelerator, torch.cuda.is_available()
+    if accelerator in ("gpu", "cuda") and not cuda:
         raise ConfigError(f"hardware.accelerator={accelerator}: torch finds no GPU here; give hardware=cpu")
-    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    on_cuda = cuda and accelerator in ("auto", "gpu", "cuda")
+    return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
 
 
 def check_devices(cfg: DictConfig) -> None:
@@ -77,11 +75,11 @@ def compiles(cfg: DictConfig) -> bool:
 
 
 def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> None:
-    """Log and record what of a run is compiled.
+    """Log and record what of a run is compiled: `part`, or "no" with the reason where it was asked for.
 
     Args:
         part: what `hardware.compile` compiles in the task; empty: nothing in this mode.
-        environment: of the record; gets `compiled`: the part, or "no" with the reason where it was asked for.
+        environment: of the record; gets `compiled`.
     """
     if not cfg.hardware.compile:
         environment["compiled"] = "no"
@@ -106,16 +104,10 @@ def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     environment["float32_products"] = "TF32" if tf32 else "float32"
-    if not first_process():
-        return
-    rounding = "round their factors to TF32, 10 bits (hardware.tf32=false: exact)" if tf32 else "are exact"
-    log.info(
-        "%s, precision %s; products of float32 matrices %s", environment["device"], cfg.hardware.precision, rounding
-    )
-    if cfg.hardware.precision == "32-true" and min(capabilities(cfg.hardware.devices)) < BFLOAT16:
-        log.info(
-            "this GPU has no bfloat16: float32 is used; hardware.precision=16-mixed takes float16, which is faster"
-        )
+    if first_process():
+        rounding = "round their factors to TF32, 10 bits (hardware.tf32=false: exact)" if tf32 else "are exact"
+        words = "%s, precision %s; products of float32 matrices %s"
+        log.info(words, environment["device"], cfg.hardware.precision, rounding)
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
@@ -137,8 +129,5 @@ def busy_cores(interval: float = 0.5, advise: bool = True) -> float:
     """
     busy = psutil.cpu_percent(interval=interval) / 100 * (psutil.cpu_count() or 1)
     if advise and busy > BUSY:
-        log.warning(
-            "other processes keep %.1f cores busy: trust ratios of cpu_seconds (in the record) more than wall times",
-            busy,
-        )
+        log.warning("other processes keep %.1f cores busy: trust ratios of cpu_seconds more than wall times", busy)
     return round(busy, 2)

@@ -1,4 +1,4 @@
-"""Loggers besides the record: curves, configuration, final numbers and samples for TensorBoard, wandb or MLflow.
+"""Loggers besides the record: curves, configuration and final numbers for TensorBoard, wandb or MLflow.
 
 Lightning's own classes write them. The record and the CSV curves in the run directory are always there: no table of
 attnlab reads what a logger holds.
@@ -6,11 +6,9 @@ attnlab reads what a logger holds.
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SECTIONS = ("quality", "inference", "training", "parameters", "kv_cache")  # of the record: their numbers are logged
-SAMPLES = 10  # rows of predictions.tsv
 _opened: dict[Path, list[Logger]] = {}  # by run directory, so that scores go where the curves went
 
 
@@ -59,16 +56,20 @@ def open_loggers(cfg: DictConfig, directory: Path) -> list[Logger]:
 
 
 def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -> None:
-    """Log the final numbers of a finished run and its first predictions, and end its loggers.
+    """Log the final numbers of a finished run, and end its loggers.
 
     A service that fails now fails no run: the log names it, and the record has every number.
     """
-    numbers = {f"final/{name}": value for name, value in final_numbers(record)}
+    numbers = {
+        f"final/{path.replace('.', '/')}": value
+        for section in SECTIONS
+        for path, value in leaves(record[section], section)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     steps = record["training"]["steps"]
     try:
         for logger in open_loggers(cfg, directory):
             logger.log_metrics(numbers, step=steps if isinstance(steps, int) else 0)
-            _log_samples(logger, directory / "predictions.tsv")
             logger.finalize("success")
             if type(logger).__name__ == "WandbLogger":
                 getattr(logger, "experiment").finish()  # noqa: B009  (the base class does not declare it)
@@ -76,28 +77,3 @@ def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -
         log.warning("logger=%s: the final numbers were not logged (%s)", ",".join(cfg.logger), one_line(error))
     finally:
         _opened.pop(directory, None)
-
-
-def final_numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Name and value of each number of the record's sections; what was not run is left out."""
-    for section in SECTIONS:
-        for path, value in leaves(record[section], section):
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                yield path.replace(".", "/"), value
-
-
-def _log_samples(logger: Logger, predictions: Path) -> None:
-    """Log the first rows of predictions.tsv, if the run has any. Each class of loggers has its own way."""
-    if not predictions.is_file():
-        return
-    with predictions.open(encoding="utf-8", newline="") as file:
-        header, *body = islice(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), SAMPLES + 1)
-    lines = [header, ["---"] * len(header), *body]
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    match type(logger).__name__, getattr(logger, "experiment"):  # noqa: B009  (the base class does not declare it)
-        case "WandbLogger", _:
-            logger.log_text("samples", columns=header, data=body)  # type: ignore[attr-defined]
-        case "TensorBoardLogger", experiment:
-            experiment.add_text("samples", table)
-        case "MLFlowLogger", experiment:
-            experiment.log_text(logger.run_id, table, "samples.md")  # type: ignore[attr-defined]

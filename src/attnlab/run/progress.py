@@ -22,33 +22,23 @@ Value = TypeVar("Value")
 
 
 class Pass:
-    """One pass. Call it with the number of rows that are done since the last call.
-
-    Args:
-        bar: shows the pass. None: there is no terminal, and the log has a line from time to time.
-        what: is being done.
-        total: rows; None: not known.
-    """
+    """One pass over `total` rows; None: not known. Without a bar, the log has a line from time to time."""
 
     def __init__(self, bar: Progress | None, what: str, total: int | None) -> None:
         self._bar, self._what, self._total = bar, what, total
         self._done, self._logged = 0, time.monotonic()
-        self._task: TaskID | None = None if bar is None else bar.add_task(what, total=total)
+        self.task: TaskID = TaskID(0) if bar is None else bar.add_task(what, total=total)
 
     def __call__(self, rows: int, *, what: str | None = None, total: int | None = None) -> None:
         """Advance by `rows`. `what` and `total` replace the earlier ones."""
         self._done += rows
         self._what, self._total = what or self._what, self._total if total is None else total
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, total=self._total, description=self._what)
+        if self._bar is not None:
+            self._bar.update(self.task, completed=self._done, total=self._total, description=self._what)
         elif time.monotonic() - self._logged >= SECONDS:
             self._logged = time.monotonic()
             done = f": {self._done}" if self._done else " ..."
             log.info("%s%s", self._what, done if self._total is None else f": {self._done} of {self._total}")
-
-    def close(self) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.remove_task(self._task)
 
 
 _shown: list[Progress] = []  # at most one bar: two on one terminal would overwrite each other
@@ -63,8 +53,10 @@ def progress(what: str, total: int | None) -> Iterator[Pass]:
             bar = Progress(*columns, Remaining(), console=Console(stderr=True), transient=True)
             _shown.append(stack.enter_context(bar))
             stack.callback(_shown.clear)
-        current = Pass(_shown[0] if _shown else None, what, total)
-        stack.callback(current.close)
+        shown = _shown[0] if _shown else None
+        current = Pass(shown, what, total)
+        if shown:
+            stack.callback(shown.remove_task, current.task)
         yield current
 
 
@@ -82,10 +74,7 @@ def waited(what: str, function: Callable[[], Value]) -> Value:
     It runs in another thread. A signal ends the waiting at once; the thread ends with the process.
 
     Args:
-        function: must release Python's lock, as libraries in C++ and Rust do.
-
-    Raises:
-        Exception: that of the function.
+        function: must release Python's lock, as libraries in C++ and Rust do. Its exception is raised here.
     """
     future: Future[Value] = Future()
 
@@ -95,7 +84,7 @@ def waited(what: str, function: Callable[[], Value]) -> Value:
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=run, name=what, daemon=True).start()
+    Thread(target=run, daemon=True).start()
     with progress(what, None) as advance:
         while not wait([future], timeout=0.5).done:
             advance(0)

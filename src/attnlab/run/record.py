@@ -129,7 +129,6 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-@cache
 def commit() -> str:
     """The commit, with "-dirty" if tracked files differ from it; why not, where there is none."""
     if not (ROOT / ".git").exists():

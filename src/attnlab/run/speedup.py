@@ -3,14 +3,14 @@
 A ratio of two measurements means something only if both were made in the same way, so the protocols must be equal.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attnlab.config.build import at
 from attnlab.errors import DataError
-from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE
+from attnlab.run import record as records
+from attnlab.run.record import NOT_RUN, RECORD
 
 # What two runs must share, with the option that changes it.
 PROTOCOL = {
@@ -33,36 +33,24 @@ NAMES = ("command", "started", "task", "attention", "stride", "rank", "compress"
 
 
 def read_baseline(place: str) -> dict[str, Any]:
-    """The record in a run directory or a file.
+    """The record in a run directory, or in the directory of a file.
 
     Raises:
         DataError: it is missing, not readable, or of a run that measured no decoding.
     """
     path = Path(place).expanduser()
-    path = path / RECORD if path.is_dir() else path
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        seconds = record["inference"]["seconds"]
-    except (OSError, *UNREADABLE) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not the record of a run"
-        raise DataError(f"baseline={place}: {path.name}: {reason}; give a run directory") from error
-    if record.get("status") != "finished" or seconds == NOT_RUN:
+    record = records.recorded(path if path.is_dir() else path.parent)
+    status, seconds = record.get("status", "unknown"), at(record, "inference.seconds", NOT_RUN)
+    if status != "finished" or seconds == NOT_RUN:
         raise DataError(
-            f"baseline={place}: expected a finished run that scored its test set; its status is "
-            f"{record.get('status')}, its inference.seconds is {seconds}"
+            f"baseline={place}: expected the directory of a finished run that scored its test set, with {RECORD}; its "
+            f"status is {status}, its inference.seconds is {seconds}"
         )
     return record
 
 
 def require_same_protocol(record: Mapping[str, Any], baseline: Mapping[str, Any], *, measured: bool) -> None:
-    """Refuse a comparison of unlike measurements.
-
-    Args:
-        measured: True: everything must be known and equal. False: before scoring, what is not known yet is passed over.
-
-    Raises:
-        DataError: names the first difference.
-    """
+    """DataError for unlike measurements. `measured`: False before scoring, when not everything is known yet."""
     for key, option in PROTOCOL.items():
         value, other = _pair(record, baseline, key)
         if key == "corpus" and NOT_RUN not in (fingerprints := _pair(record, baseline, "identity.corpus")):
@@ -77,8 +65,7 @@ def require_same_protocol(record: Mapping[str, Any], baseline: Mapping[str, Any]
 def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The section `inference.speedup`: which run this one is compared with, and ratios, above 1 if this one is better.
 
-    Raises:
-        DataError: the protocols differ.
+    DataError: the protocols differ.
     """
     require_same_protocol(record, baseline, measured=True)
     about = {name: baseline.get(name) for name in NAMES}
