@@ -10,11 +10,9 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 import pytest
 
 from attnlab.callbacks import progress
-from attnlab.callbacks.progress import TrainingTime, ValidationLog, scoring
-from attnlab.callbacks.quality import Quality
+from attnlab.callbacks.progress import TrainingTime
 from attnlab.callbacks.summary import LONGEST, show
 from attnlab.config.check import compose
-from attnlab.metrics.numbers import Perplexity
 from attnlab.report.figure import plot_curves
 from attnlab.run.record import new
 
@@ -54,13 +52,6 @@ def test_without_a_terminal_a_line_every_thirty_seconds(clock: Any, caplog: pyte
     train(TrainingTime(30.0), clock, updates=40, seconds=2, total=107)
     assert caplog.messages[0] == "epoch 2, update 13 of 107, training loss 2.500, about 3 min left"
     assert len(caplog.messages) == 3  # 98 seconds of updates, the first of 20
-
-
-def test_each_pass_over_the_test_set_has_a_name() -> None:
-    quality = Quality({"": Perplexity(1), "sliding_": Perplexity(1)})
-    trainer: Any = SimpleNamespace(callbacks=[ValidationLog(), quality])
-    assert [scoring(trainer, loader) for loader in range(2)] == ["scoring", "scoring, sliding windows"]
-    assert scoring(SimpleNamespace(callbacks=[]), 0) == "scoring"  # type: ignore[arg-type]
 
 
 def test_the_learning_rate_of_every_optimizer_has_a_panel(tmp_path: Path) -> None:

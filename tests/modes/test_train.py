@@ -237,12 +237,6 @@ def test_the_last_checkpoint_is_the_last(start: Start, tmp_path: Path) -> None:
     assert last["global_step"] == record["training"]["steps"]
 
 
-def test_a_new_run_does_not_mix_with_an_old_one(start: Start, trained: Trained) -> None:
-    cfg, record = start()
-    with pytest.raises(DataError, match="an earlier run's; resume="):
-        train.run(cfg, record, trained[0])
-
-
 def test_text_that_looks_like_markup_is_shown_as_it_is(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,11 +38,8 @@ class MeanWeightAveraging(WeightAveraging):
         super().__init__(use_buffers=use_buffers, avg_fn=mean)
         self.start = start
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        log.info("the mean of the weights after update %d and all later ones is validated and scored", self.start)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
         if trainer.global_step < self.start:
-            ended = "the weights are not averaged: training ended after %d updates, and the mean begins with number %d"
-            log.warning(f"{ended}; set its start lower", trainer.global_step, self.start)
+            ended = "the weights are not averaged: training ended after %d updates, before start=%d"
+            log.warning(ended, trainer.global_step, self.start)

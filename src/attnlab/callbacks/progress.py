@@ -4,6 +4,7 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
@@ -11,8 +12,8 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
-from attnlab.callbacks.quality import Quality
 from attnlab.config.batch import counted
+from attnlab.run.progress import Pass
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Bar(RichProgressBar):
 
     @property
     def test_description(self) -> str:
-        return scoring(self.trainer, self._current_eval_dataloader_idx or 0)
+        return "scoring"
 
     @property
     def validation_description(self) -> str:
@@ -105,43 +106,24 @@ class Bar(RichProgressBar):
         return f"epoch {current_epoch + 1}" + (f" of {last}" if last is not None and last > 0 else "")
 
 
-def scoring(trainer: Trainer, loader: int) -> str:
-    """What is done with a test dataloader: "scoring", with the name of its windows if it is not the first.
-
-    The callback `Quality` of the trainer names the dataloaders.
-    """
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
-    names = next(([*callback.metrics] for callback in callbacks if isinstance(callback, Quality)), [])
-    name = names[loader].rstrip("_") if loader < len(names) else ""
-    return f"scoring, {name} windows" if name else "scoring"
-
-
 class ScoringLines(Callback):
     """Where there is no terminal: a line from time to time while held-out data is read or decoded."""
 
-    def __init__(self) -> None:
-        self._last = 0.0
-
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._last = time.monotonic()
+        self._start("validating, batch", trainer.num_val_batches)
 
     def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._last = time.monotonic()
+        self._start("scoring, batch", trainer.num_test_batches)
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
-    ) -> None:
-        self._log(trainer, "validating", batch_idx + 1, sum(trainer.num_val_batches))
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.is_global_zero:
+            self._advance(1)
 
-    def on_test_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
-    ) -> None:
-        self._log(trainer, scoring(trainer, loader), batch_idx + 1, trainer.num_test_batches[loader])
+    on_test_batch_end = on_validation_batch_end
 
-    def _log(self, trainer: Trainer, what: str, done: int, total: float) -> None:
-        if trainer.is_global_zero and time.monotonic() - self._last >= EVERY:
-            self._last = time.monotonic()
-            log.info("%s: batch %d%s", what, done, f" of {total:.0f}" if math.isfinite(total) else "")
+    def _start(self, what: str, batches: Sequence[float]) -> None:
+        total = sum(batches)
+        self._advance = Pass(None, what, int(total) if math.isfinite(total) else None)
 
 
 def progress(limits: str = LIMITS) -> list[Callback]:

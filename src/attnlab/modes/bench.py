@@ -122,14 +122,6 @@ def show(record: dict[str, Any], directory: Path) -> None:
         table.add_section()
     console.print(table)
     for row in bench["rows"]:
-        for name, result in row["variants"].items():
-            kernels = [f"{operation} by {' and '.join(by)}" for operation, by in result.get("kernels", {}).items()]
-            if parts := kernels + [result[key] for key in ("launched",) if key in result]:
-                console.print(f"{row['what']}: {name}: {', '.join(parts)}")
-            if isinstance(share := result.get("share_outside_products"), float):
-                where = f"context {row['context']}" + (" reordered" if row["reorder"] else "")
-                spends = f"spends {share:.0%} outside matrix products" if share >= 0 else "share of products: disturbed"
-                console.print(f"{row['what']} {where}: {name} {spends}")
         for pair in row["ratios"]:
             if NOT_RUN in pair:
                 console.print(f"{row['what']}: no ratio of {pair['of']} against {pair['against']}: {pair[NOT_RUN]}")

@@ -29,7 +29,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     A run that continues another with a higher limit names it in the record as `parent`.
     """
     task = task_of(cfg, Trains)
-    resume = last_checkpoint(cfg, directory)
+    resume = last_checkpoint(cfg)
     task.check(directory)
     task.check_monitors()
     check_batch(cfg, process_count(cfg))

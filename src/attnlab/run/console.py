@@ -54,8 +54,9 @@ def show_description(record: Mapping[str, Any]) -> None:
             table.add_section()
             table.add_row(f"[bold]{section.replace('_', ' ')}[/]", "")
         for path, value in rows:
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            shown = f"{value:,.0f}" if number and float(value).is_integer() else f"{value:,.4g}" if number else str(value)
+            shown = (
+                f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+            )
             table.add_row(f"  {path.replace('.', ', ').replace('_', ' ')}", shown)
     console = Screen(highlight=False)
     console.print(table)

@@ -67,10 +67,10 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: Sequence
         if not _continues(cfg, directory) and holder_of(directory) is None:
             refuse_foreign(directory)
         with locked(directory):
-            if not cfg.resume:
+            if not _continues(cfg, directory):
                 _refuse_done(directory)
-            elif not _continues(cfg, directory):
-                refuse_live(Path(cfg.resume))
+                if cfg.resume:
+                    refuse_live(Path(cfg.resume))
             remove_partial(directory)
             code = _run(cfg, command, directory)
     except (ConfigError, LockedError, WriteError) as error:  # nothing is written: the log is another run's

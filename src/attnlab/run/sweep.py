@@ -1,9 +1,9 @@
 """A sweep (`-m`): each job is a new process. Finished jobs are skipped, interrupted and failed ones continued.
 
-A job is looked up by its identity before data is read: in the records of runs below outputs/ or in the sweep's
-directory, whose corpus must have the same content. An embedded sample corpus follows from the configuration. A sweep's
-directory has a note for each job: `jobs/3.json` names the run directory of job 3, which lies elsewhere if an earlier run
-was skipped or continued.
+A job is looked up by its identity, before data is read, in the records of runs below outputs/ and in the sweep's
+directory. An embedded sample corpus follows from the configuration; any other must have the same content. The sweep's
+directory has a note for each job: `jobs/3.json` names the run directory of job 3, which lies elsewhere if an earlier
+run was skipped or continued.
 """
 
 import contextlib

@@ -2,8 +2,6 @@
 
 import errno
 import json
-import logging
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,8 @@ from torch import Tensor
 
 from attnlab.errors import DataError
 from attnlab.pretrained.weights import damage
-from attnlab.run.files import SUMS, replacing_summed, verify
+from attnlab.run.files import replacing_summed, verify
 from attnlab.run.identity import of_checkpoint
-
-log = logging.getLogger(__name__)
 
 OVERRIDES = "give the command the overrides of the checkpoint's run (its config.yaml has them)"
 PREFIX = "model."  # of the model's weights in a training checkpoint
@@ -33,8 +29,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DataError(
             f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)"
         )
-    if not verify(path):
-        _warn_without_sums(path.parent)
+    verify(path)
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
@@ -45,11 +40,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return weights, content["identity"]
     except Exception as error:  # foreign bytes raise many classes in pickle, torch and safetensors
         raise DataError(f"{path}: not a readable attnlab checkpoint: {damage(error)}") from error
-
-
-@cache
-def _warn_without_sums(folder: Path) -> None:
-    log.warning("%s: no checksums (%s), so damage would not be seen: the run is of an older version", folder, SUMS)
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:

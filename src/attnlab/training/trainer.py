@@ -51,19 +51,14 @@ TEST_ARGUMENTS = ("detect_anomaly", "deterministic", "benchmark")  # of `trainer
 PROFILERS: dict[Any, Any] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
-def last_checkpoint(cfg: DictConfig, directory: Path) -> Path | None:
-    """The checkpoint that `resume=` continues; None for a new run.
-
-    DataError: there is nothing to resume, or the directory holds an earlier run.
-    """
-    last, existing = (place / "checkpoints" / "last.ckpt" for place in (Path(cfg.resume or directory), directory))
-    if cfg.resume and not last.is_file():
+def last_checkpoint(cfg: DictConfig) -> Path | None:
+    """The checkpoint that `resume=` continues; None for a new run. DataError: there is nothing to resume."""
+    if not cfg.resume:
+        return None
+    last = Path(cfg.resume) / "checkpoints" / "last.ckpt"
+    if not last.is_file():
         raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
-    if existing.is_file() and (not cfg.resume or not existing.samefile(last)) and first_process():
-        raise DataError(
-            f"{existing}: an earlier run's; resume={directory} continues it, another hydra.run.dir starts a new run"
-        )
-    return last if cfg.resume else None
+    return last
 
 
 def fit(
@@ -113,21 +108,14 @@ def fit(
     per_update = f"{counted(accumulate, 'batch')} per update{' of each process' if processes > 1 else ''}"
     log.info("%s, %s", per_update, counted(processes, "process"))
     decay = _ema_decay(cfg)
-    if decay is not None:
-        log.info("EMA weights (decay %g) are validated and scored", decay)
     _train(trainer, module, data, resume)
     idle = resume is not None and trainer.global_step == resumed.begun  # the run had ended while it was scored
     epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg)
     if stopped:
         log.info("stopped: %s (%s, %g epochs)", stopped, counted(trainer.global_step, "update"), epochs)
     if decay is not None and trainer.global_step * (1 - decay) < EMA_LENGTHS:
-        log.warning(
-            "EMA weights with decay %g are a mean over about %.0f updates, and there were %d: they lag behind the "
-            "trained weights; train longer, or set callbacks.ema.decay lower",
-            decay,
-            1 / (1 - decay),
-            trainer.global_step,
-        )
+        lag = "EMA weights with decay %g lag behind the trained weights after %d updates: train longer, or set it lower"
+        log.warning(lag, decay, trainer.global_step)
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
     _average(trainer, module, paths, directory / "checkpoints" / "averaged.safetensors")
     return {
