@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,10 @@ import psutil
 import pytest
 from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
 
-from attnlab.config.check import check, compose
+from attnlab.config.check import check
 from attnlab.errors import ConfigError
-from attnlab.run import processes, sweep
+from attnlab.run import processes
 from attnlab.run import record as records
-from attnlab.run.files import write_text
-from attnlab.run.sweep import Decision
 from attnlab.training.trainer import cluster_environment
 from tests.golden.runs import corpus
 from tests.run import fake_slurm
@@ -89,77 +86,6 @@ def test_the_examples_are_right(page: str, mark: str, monkeypatch: pytest.Monkey
     (line,) = re.findall(r"(?:attnlab|src\.run) (-m .* hardware=slurm .*)", text)
     jobs = check(shlex.split(line)).jobs
     assert len(jobs) == 3 and (jobs[0].hardware.num_nodes, jobs[0].hardware.devices) == (2, 4)
-
-
-def test_another_node_takes_the_decision_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Not that of an earlier start of the job; and it neither looks runs up nor prints."""
-    monkeypatch.chdir(tmp_path)
-    job_dir, before = (tmp_path / "sweep" / name for name in ("0_wmt16_mha", "before"))
-    ran: list[tuple[list[str], Path]] = []
-    monkeypatch.setattr(sweep, "run_process", lambda arguments, directory: ran.append((arguments, directory)))
-    monkeypatch.setattr(sweep, "WAIT", 0.01)
-    cfg, words = compose(*LINES, "hardware=cpu"), [*LINES, "hardware=cpu"]
-
-    def job() -> None:
-        job_dir.mkdir(parents=True, exist_ok=True)
-        sweep.run_job(cfg, 0, words, job_dir, tmp_path / "sweep")
-
-    enter(monkeypatch, SECOND | {"SLURM_NODEID": "0"})
-    monkeypatch.setattr(sweep, "decide", lambda *_: Decision("start", job_dir, "starts"))
-    job()
-    enter(monkeypatch, SECOND | {"SLURM_RESTART_COUNT": "1"})
-    other = threading.Thread(target=job)
-    other.start()
-    other.join(0.1)
-    assert other.is_alive() and len(ran) == 1  # the note is that of the start before
-    note = json.loads((tmp_path / "sweep/jobs/0.json").read_text())
-    monkeypatch.setattr(sweep, "decide", lambda *_: pytest.fail("the first node decides"))
-    decided = note | {"start": processes.start_number(), "what": "continue", "directory": "before"}
-    write_text(tmp_path / "sweep/jobs/0.json", json.dumps(decided))  # atomic: the thread reads it every 10 ms
-    other.join(60)
-    assert ran == [(words, job_dir), (["hardware=cpu", f"resume='{before}'"], before)]
-    assert capsys.readouterr().err.count("job 0:") == 1
-
-
-@pytest.mark.parametrize(("code", "ends"), [(140, True), (1, True), (0, False)])
-def test_a_job_that_got_the_signal_is_queued_again_unless_it_has_finished(
-    code: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Child:
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.got: list[int] = []
-
-        def send_signal(self, number: int) -> None:
-            self.got.append(number)
-
-        def wait(self) -> int:
-            signal.raise_signal(signal.SIGUSR2)
-            assert self.got == [signal.SIGUSR2]
-            return code
-
-    queued: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: queued.append(number))  # submitit's
-    monkeypatch.setattr(subprocess, "Popen", Child)
-    enter(monkeypatch, JOB)
-    try:
-        if ends:
-            with pytest.raises(SystemExit):
-                sweep.run_process(LINES, tmp_path)
-        else:
-            sweep.run_process(LINES, tmp_path)
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert queued == [signal.SIGUSR2] * ends
-
-
-def test_a_failed_run_of_another_node_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    enter(monkeypatch, SECOND)
-    monkeypatch.setattr(processes, "rendezvous", dict)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(SystemExit, match="1"):
-        sweep.run_process(LINES, tmp_path)
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> Any:

@@ -13,14 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 import yaml
-from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from attnlab import cli
 from attnlab.config.build import CONF
@@ -28,7 +23,6 @@ from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
 from attnlab.run import job as jobs
 from attnlab.run import record as records
-from tests.callbacks.test_training import Constant
 from tests.run.test_identity import changed
 from tests.run.test_removal import begun
 
@@ -146,29 +140,6 @@ def test_an_interrupted_run(
     assert (record["status"], record["error"]) == ("interrupted", f"interrupted by {number.name}")
     assert record["training"]["steps"] == 7
     assert capsys.readouterr().err == f"error: interrupted by {number.name}; resume={tmp_path} continues the run\n"
-
-
-def test_an_interrupted_training(run: Run, tmp_path: Path) -> None:
-    """Lightning turns KeyboardInterrupt into sys.exit(1), and replaces the handler of SIGTERM."""
-
-    class Ended(Constant):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if batch_idx == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().training_step(batch, batch_idx)
-
-    reached = []
-
-    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
-        trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
-        try:
-            trainer.fit(Ended(), DataLoader(list(range(100))))  # type: ignore[arg-type]
-        finally:
-            reached.append(trainer.global_step)
-
-    assert run(mode) == 143
-    assert reached == [2]
-    assert records.read(tmp_path)["status"] == "interrupted"
 
 
 def test_a_second_signal_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,8 @@ class ScoringLines(Callback):
         if trainer.is_global_zero:
             self._advance(1)
 
-    on_test_batch_end = on_validation_batch_end
+    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.on_validation_batch_end(trainer)
 
     def _start(self, what: str, batches: Sequence[float]) -> None:
         total = sum(batches)

@@ -82,11 +82,6 @@ def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if not values["cache_bytes_per_token"]:
                 size = f"{values['cache_bytes_measured']:,} bytes of cache, which windows bound"
             yield point, f"perplexity {values['perplexity']:.4f}, {size}, {values['tokens_per_second']} tokens/s"
-    layers = conversion.get("layers", [])
-    if widths := [f"{layer['rope_dim']} + {layer['latent_dim']}" for layer in layers if "latent_dim" in layer]:
-        yield "rope_dim + latent_dim", f"{', '.join(widths)}   (of the layers, in numbers per token)"
-    if errors := [f"{100 * layer['output_error']:.2g}" for layer in layers if "output_error" in layer]:
-        yield "output error of layers", f"{', '.join(errors)} %   (of the original output's variance, without training)"
 
 
 def _compression_lines(compression: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -99,10 +94,6 @@ def _compression_lines(compression: dict[str, Any]) -> Iterator[tuple[str, str]]
     if remaining := compression.get("remaining"):
         keys = ("attention", "multiply_adds", "parameters")
         yield "remaining", ", ".join(f"{key.replace('_', '-')} {remaining[f'{key}_percent']:.1f} %" for key in keys)
-    for layer in compression.get("layers", []):
-        if "qk_error" in layer:
-            values = f", value-output ranks {layer['vo_ranks']}" if "vo_ranks" in layer else ""
-            yield layer["path"], f"ranks {layer['ranks']}{values}, query-key error {layer['qk_error']:.3f}"
 
 
 def _cost_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -120,7 +111,9 @@ def _cost_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if busy != NOT_RUN and busy > BUSY:
         yield "machine busy", f"other programs kept {busy:.1f} cores busy before scoring: its speed is not comparable"
     if "speedup" in inference:
-        yield "against the baseline", _speedup(inference)
+        baseline, *ratios = inference["speedup"].items()
+        better = ", ".join(f"{name.replace('_', ' ')} {ratio:.2f}x" for name, ratio in ratios)
+        yield "against the baseline", f"{better}   (above 1: better than {baseline[1]['path']})"
     if training["steps"] != NOT_RUN:
         resumed = " (since the resume)" * (training.get("resumed") is True)
         for name, value in _speeds(f"training, {counted(training['steps'], 'update')}", training):
@@ -145,23 +138,6 @@ def _cache(elements: float, record: dict[str, Any]) -> str:
 def label(metric: str) -> str:
     """A metric's name for people."""
     return LABELS.get(metric, metric.replace("_", " "))
-
-
-def _speedup(inference: dict[str, Any]) -> str:
-    """The ratios of `baseline=` in words that say which run is better, and the run that it is compared with."""
-    ratios = inference["speedup"]
-    fast = (("tokens_per_second", "per token"), ("images_per_second", "per image"), ("seconds", "in all"))
-    parts = [f"{ratios[key]:.2f} times as fast {unit}" for key, unit in fast if key in ratios]
-    if parts:
-        parts = [f"{'scoring' if inference['beam'] == NOT_RUN else 'decoding'} {' and '.join(parts)}"]
-    for key, name in (("peak_memory", "peak memory"), ("cache_bytes", "cache")):
-        if ratio := ratios.get(key):
-            parts.append(f"{name} {max(ratio, 1 / ratio):.2f} times {'smaller' if ratio >= 1 else 'larger'}")
-    baseline = ratios["baseline"]
-    path = Path(baseline["path"])
-    run = path.parent.name if path.suffix == ".json" else path.name
-    other = " ".join(str(name) for name in (baseline.get("attention"), run) if name)
-    return f"{', '.join(parts) or 'nothing that both measured'}   (against {other})"
 
 
 def _speeds(name: str, section: dict[str, Any], one_pass: bool = False) -> Iterator[tuple[str, str]]:

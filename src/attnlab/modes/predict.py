@@ -10,7 +10,6 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig
 
-from attnlab.config.compose import one_line
 from attnlab.data.inputs import OBJECTS, Inputs, Item
 from attnlab.errors import ConfigError, WriteError, printable
 from attnlab.run.device import record_compiled
@@ -68,14 +67,10 @@ def destination(output: str | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return
-    try:
-        path = Path(output).expanduser().resolve()
-        folder, device = path.is_dir(), path.exists() and not path.is_file()
-    except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
-        raise ConfigError(f"output={output[:80]}: no name of a file ({one_line(error)})") from error
-    if folder or not output:
+    path = Path(output).expanduser().resolve()
+    if path.is_dir() or not output:
         raise ConfigError(f"output={output}: {'a folder' if output else 'empty'}; expected the file to write")
-    if device:
+    if path.exists() and not path.is_file():
         with _opened(path, path) as file:
             yield file
         return

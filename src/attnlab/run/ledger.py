@@ -76,10 +76,10 @@ def _entry(folder: Path) -> LedgerEntry | None:
         return LedgerEntry(folder, BROKEN, str(error).removeprefix(f"{folder / RECORD}: skipped, "))
     if saved is None:
         return LedgerEntry(folder, BROKEN, "not a record")
-    status, error = saved.record["status"], saved.record.get("error") or ""
+    status, why = saved.record["status"], str(saved.record.get("error") or "")
     if status == "running" and holder_of(folder) is None:
-        status, error = "interrupted", "its process is gone"
-    return LedgerEntry(folder, status, str(error), saved.record)
+        status, why = "interrupted", "its process is gone"
+    return LedgerEntry(folder, status, why, saved.record)
 
 
 # --- removing runs ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from attnlab.run.record import RECORD, SCHEMA, UNREADABLE, problems, upgraded
 log = logging.getLogger(__name__)
 
 KEYS = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
+SURROGATE = re.compile(r"(?<!\\)(\\u[dD][89a-fA-F])")  # of a file's name that is no UTF-8: shown as it is written
 WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 
 
@@ -132,10 +134,10 @@ def read(path: Path) -> SavedRecord | None:
         DataError: it is not JSON, or it is a record of another schema or a damaged one.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(SURROGATE.sub(r"\\\1", path.read_text(encoding="utf-8")))
         if not isinstance(record, dict) or not record.keys() >= KEYS:
             return None
-        record = upgraded(_printable(record))
+        record = upgraded(record)
         wrong = problems(record)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
@@ -147,15 +149,6 @@ def read(path: Path) -> SavedRecord | None:
 def printable(text: str) -> str:
     r"""A text that can be written as UTF-8: bytes of a file's name that are none become \udcff."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _printable(value: Any) -> Any:
-    """Plain values with :func:`printable` texts."""
-    if isinstance(value, dict):
-        return {printable(key): _printable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    return printable(value) if isinstance(value, str) else value
 
 
 def _read(path: Path, expected: bool) -> SavedRecord | None:
