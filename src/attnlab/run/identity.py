@@ -16,7 +16,6 @@ from attnlab.config.build import PATTERN, at
 from attnlab.config.nodes import mappings
 from attnlab.config.schema import definition, definitions
 from attnlab.config.settings import ABSENT, REMOVED
-from attnlab.errors import ConfigError
 from attnlab.run import fingerprint
 from attnlab.run.cache import digest
 
@@ -91,9 +90,6 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str
     Args:
         cfg: a resolved configuration, or the `config` of a record.
         weights: content by key, as :func:`contents` returns and a record stores. None: computed from the files.
-
-    Raises:
-        ConfigError: two classes of this package have the name that a `_target_` needs.
     """
     plain = renamed(cfg)
     weights = contents(plain) if weights is None else weights
@@ -105,7 +101,8 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str
             _pop(plain, key)
     for key, content in weights.items():
         if at(plain, key) is not None:
-            _set(plain, key, content)
+            parent, last = _parent(plain, key)
+            parent[last] = content
     return _normal(plain)
 
 
@@ -152,7 +149,7 @@ def renamed(cfg: Config) -> dict[str, Any]:
                 _pop(node, key)
     if isinstance(pattern := at(plain, PATTERN), list):
         lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
-        _set(plain, PATTERN, pattern[: next(lengths, len(pattern))])
+        plain["attention"]["pattern"] = pattern[: next(lengths, len(pattern))]
     return plain
 
 
@@ -183,10 +180,8 @@ def _remove_copied_seeds(plain: dict[str, Any]) -> None:
 def stable_name(target: str) -> str:
     """The name of a class or function that survives its move to another module: `MTLA` for attnlab.attention.MTLA.
 
-    What is defined outside this package keeps its dotted path. Any other text is returned as it is.
-
-    Raises:
-        ConfigError: another module of this package defines the same name, so that it would not tell them apart.
+    What is defined outside this package keeps its dotted path. Any other text is returned as it is. A test holds that
+    no two classes which a configuration names have one name.
     """
     if not DOTTED.fullmatch(target):
         return target
@@ -195,15 +190,7 @@ def stable_name(target: str) -> str:
     if defined is None:  # of an older tree
         first = next((i for i, word in enumerate(words) if word[:1].isupper()), len(words) - 1)
         return ".".join(words[first:])
-    if defined[0].partition(".")[0] != "attnlab":
-        return ".".join(defined)
-    modules = definitions(defined[1].partition(".")[0])
-    if len(modules) > 1:
-        raise ConfigError(
-            f"{target}: {' and '.join(modules)} define the same name {defined[1]}; rename one, "
-            "or runs of the two could not be told apart"
-        )
-    return defined[1]
+    return defined[1] if defined[0].partition(".")[0] == "attnlab" else ".".join(defined)
 
 
 def _changed(node: Any, change: Callable[[Any], Any]) -> Any:
@@ -247,10 +234,3 @@ def _pop(plain: dict[str, Any], key: str) -> None:
     parent, last = _parent(plain, key)
     if isinstance(parent, dict):
         parent.pop(last, None)
-
-
-def _set(plain: dict[str, Any], key: str, value: Any) -> None:
-    *path, last = key.split(".")
-    for part in path:
-        plain = plain.setdefault(part, {})
-    plain[last] = value

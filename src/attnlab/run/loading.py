@@ -178,12 +178,8 @@ class _Loading:
 
     def _is_known(self, target: str) -> bool:
         source = definition(target)
-        if target.startswith(PACKAGES) and source and source[0].startswith(PACKAGES):
-            return True
-        try:
-            return stable_name(target) in self._named
-        except ConfigError:  # several definitions have its name: it is of no class that a file names
-            return False
+        ours = target.startswith(PACKAGES) and source and source[0].startswith(PACKAGES)
+        return bool(ours) or stable_name(target) in self._named
 
     @cached_property
     def _named(self) -> set[str]:
