@@ -3,7 +3,7 @@
 import copy
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ from tests.report.conftest import MUSTC, set_values
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 Job = Callable[..., Path]
+
+
+def note(sweep: Path, number: int, name: str, place: str = "", settings: Sequence[str] = ()) -> None:
+    """What a multirun notes of a job."""
+    (sweep / "jobs").mkdir(exist_ok=True)
+    about = {"name": name, "directory": place or name, "what": "start", "settings": settings}
+    (sweep / "jobs" / f"{number}.json").write_text(json.dumps(about))
 
 
 @pytest.fixture
@@ -36,6 +43,7 @@ def job(template: dict[str, Any], tmp_path: Path) -> Job:
         directory = tmp_path / "runs" / name
         directory.mkdir(parents=True)
         (directory / "record.json").write_text(json.dumps(record))
+        note(directory.parent, int(directory.name.partition("_")[0]), directory.name)
         return directory / "record.json"
 
     return make
@@ -62,7 +70,7 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     failed = {"status": "failed", "error": "killed by SIGKILL\n(out of memory?)", "quality": {}}
     job("13_mtla", "attention=mtla seed=3", training__tokens_per_second="not run", **failed)
     assert sweep.render(tmp_path / "nothing") == []
-    (tmp_path / "runs" / "14_mtla").mkdir()
+    note(tmp_path / "runs", 14, "14_mtla")
     paths = sweep.render(tmp_path / "runs")
     names = ["comparison.md", "comparison.csv", "comparison_unfinished.csv"]
     names += ["comparison_points.csv", "comparison_points.png"]
@@ -128,9 +136,7 @@ def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
     job("new/1_mha", "attention=mha seed=2", quality={"bleu": 21.0})
     for number, place in enumerate(("../old/4_mha", "1_mha", "2_mha")):
         words = ["attention=mha", f"seed={number}", f"task.dropout={number}"]
-        note = {"name": f"{number}_mha", "directory": place, "what": "start", "settings": words}
-        (tmp_path / "runs" / "new" / "jobs").mkdir(exist_ok=True)
-        (tmp_path / "runs" / "new" / "jobs" / f"{number}.json").write_text(json.dumps(note))
+        note(tmp_path / "runs" / "new", number, f"{number}_mha", place, words)
     sweep.render(tmp_path / "runs" / "new")
     table = rows(tmp_path / "runs" / "new")
     assert [(row["Job"], row["BLEU"], row["task.dropout"]) for row in table] == [

@@ -66,11 +66,7 @@ def stored(folder: Path, read: Callable[[Path], Content], write: Callable[[Path]
 
 
 def opened(folder: Path, read: Callable[[Path], Content]) -> Content:
-    """What `read` returns for a stored folder.
-
-    Raises:
-        Damaged: `read` has raised anything.
-    """
+    """What `read` returns for a stored folder. Damaged: `read` has raised anything."""
     try:
         return read(folder)
     except Exception as error:  # libraries raise many classes for damaged files
@@ -81,11 +77,7 @@ def opened(folder: Path, read: Callable[[Path], Content]) -> Content:
 def stored_files(folder: Path, write: Callable[[Path], None]) -> Path:
     """A stored folder of plain files, whose sizes and contents are checked against a manifest.
 
-    Args:
-        write: fills a new, empty folder.
-
-    Raises:
-        DataError: the folder cannot be written.
+    `write` fills a new, empty folder. DataError: the folder cannot be written.
     """
 
     def fill(partial: Path) -> None:
@@ -111,12 +103,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def write_tensors(folder: Path, tensors: "Mapping[str, Tensor]", about: Any = None) -> None:
-    """Write tensors, with plain values that describe them, into a stored folder.
-
-    Args:
-        tensors: of any shape, by name.
-        about: values that JSON can hold.
-    """
+    """Write tensors of any shape, with values that JSON can hold and that describe them, into a stored folder."""
     from safetensors.torch import save
 
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}

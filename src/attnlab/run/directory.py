@@ -28,7 +28,6 @@ STEPS = ("fit", "validate", "test")  # of trainer.profiler
 WRITTEN = (
     LOCK,
     "run.log",
-    ".ledger.*",  # of an older version
     CONFIG,
     RECORD,
     "predictions.tsv",

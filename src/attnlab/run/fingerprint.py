@@ -1,7 +1,6 @@
 """What a file, pretrained weights or a corpus contain, as a short text that changes with the content."""
 
 import json
-import logging
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +11,6 @@ from attnlab.errors import DataError
 from attnlab.run.cache import digest
 from attnlab.run.files import digest_of, write_text
 from attnlab.run.progress import progress
-
-log = logging.getLogger(__name__)
 
 LARGEST = 256 * 2**20  # bytes of a corpus file whose content is read; of a larger one, only the size counts
 BINARY = frozenset((  # recordings, images, archives and arrays: name and size identify them
@@ -35,9 +32,8 @@ def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
     """
     try:
         memo = dict(json.loads(memo_path.read_bytes())) if memo_path.exists() else {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        log.warning("%s: not a list of digests (%s); everything is hashed again", memo_path, error)
-        memo = {}
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{memo_path}: damaged ({error}); remove it: everything is then hashed again") from error
     paths = list(paths)
 
     def entry_of(path: Path) -> list[Any]:
@@ -95,11 +91,7 @@ def corpus(root: Path, cache_dir: Path) -> str:
     Where the corpus lies does not count. Hidden files do not either. The sizes are read each time, as a file that
     is overwritten in place leaves its folder's time of change as it was; contents are read when a text has changed.
 
-    Returns:
-        "sha256:" and 64 hexadecimal digits.
-
-    Raises:
-        DataError: a file or folder cannot be read.
+    Returns "sha256:" and 64 hexadecimal digits. DataError: a file or folder cannot be read.
     """
     folders, seen = [root], set()
     texts: list[Path] = []

@@ -58,8 +58,7 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: Sequence
         directory: the run directory; None: the mode uses a run and writes no record.
         created: the folders that were made for this run, the directory first: a command that is refused leaves none.
 
-    Returns:
-        The exit code: 0, the error's own, 1, or 128 plus the signal's number.
+    Returns the exit code: 0, the error's own, 1, or 128 plus the signal's number.
     """
     if not directory or not records.first_process():
         return _run(cfg, command, directory)

@@ -115,11 +115,7 @@ def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def collect(places: Iterable[Path]) -> list[SavedRecord]:
-    """Every record in these files and folders, the oldest first (see :func:`record_files`).
-
-    Raises:
-        DataError: a place does not exist.
-    """
+    """Every record in these files and folders, the oldest first. DataError: a place does not exist."""
     paths = {path: expected for place in places for path, expected in record_files(place)}
     records = [record for path, expected in sorted(paths.items()) if (record := _read(path, expected))]
     if not records:

@@ -84,11 +84,7 @@ def begun(sweep: Path) -> Iterator[None]:
 
 
 def listed(sweep: Path) -> list[SweepJob]:
-    """The jobs of a sweep that have a note, by number.
-
-    Raises:
-        DataError: a note cannot be read.
-    """
+    """The jobs of a sweep that have a note, by number. DataError: a note cannot be read."""
     jobs = []
     for path in (sweep / JOBS).glob("*.json"):
         try:
@@ -105,14 +101,9 @@ def listed(sweep: Path) -> list[SweepJob]:
 
 
 def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
-    """Decide what a job of a sweep does.
+    """What a job of a sweep does. `job_dir`: the directory that Hydra gives it, which may hold an earlier run.
 
-    Args:
-        cfg: the job's configuration; `retry` and `rerun` count.
-        job_dir: the directory that Hydra gives the job, which may hold an earlier run.
-
-    Raises:
-        ConfigError, DataError: the job has no identity (see :mod:`attnlab.run.identity`).
+    DataError: its pretrained weights cannot be read.
     """
     free = free_directory(job_dir)
     start = Decision("start", free, f"starts: {near(free)}")
@@ -297,8 +288,7 @@ def best(record: Mapping[str, Any]) -> float:
 def summarize(sweep: Path, jobs: int | None) -> int:
     """Print to stderr how many of `jobs` have finished, by their records. None: of as many as have a record.
 
-    Returns:
-        The exit code: 0 if all have finished, else 1.
+    Returns the exit code: 0 if all have finished, else 1.
     """
     with_record = [job for job in listed(sweep) if (job.directory / RECORD).is_file()]
     statuses = [(job.what, records.recorded(job.directory).get("status")) for job in with_record]
