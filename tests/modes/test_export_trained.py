@@ -1,7 +1,6 @@
 """mode=export checkpoint=RUN: what a run was trained for, in the formats of other programs."""
 
 import json
-import math
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,13 @@ from attnlab.compression import load as load_compressed
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.truncatt import GlobalSVD
 from attnlab.config.check import check, compose
-from attnlab.errors import ConfigError, DataError, WriteError
+from attnlab.errors import ConfigError, DataError
 from attnlab.export import images
-from attnlab.export.card import card
 from attnlab.modes import export, train
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
 from attnlab.tasks.image_classification.task import ImageClassificationTask
-from tests.export.trained import ids, record
+from tests.export.trained import ids
 from tests.modes.conftest import TrainedRun
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 
@@ -211,33 +209,6 @@ def test_runs_without_weights_or_with_damaged_ones(trained_run: TrainedRun, tmp_
     with pytest.raises(DataError, match="vocabulary.json: no such file"):
         exported(run)
     assert not (tmp_path / "used" / "exported").exists()
-
-
-def test_a_full_disk_leaves_the_earlier_folder(trained_run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, _ = trained_run(*LANGUAGE)
-    folder = exported(run, "format=safetensors")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    def full(path: Path, text: str, **_: Any) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    monkeypatch.setattr(Path, "write_text", full)
-    for format in ("safetensors", "hf"):
-        with pytest.raises(WriteError, match="exported: cannot be written .*No space left"):
-            exported(run, f"format={format}")
-    monkeypatch.undo()
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert not [path for path in folder.parent.iterdir() if path != folder]
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan, None, "x", [], {}])
-def test_a_record_of_other_values_has_a_card(value: Any, tmp_path: Path) -> None:
-    values = record("mtla", command="echo '```' ````x")
-    for key in [*values, "parameters.total", "quality.perplexity", "training.steps"]:
-        name, _, part = key.partition(".")
-        text = card({**values, name: {**values[name], part: value} if part else value}, title="t", usage="u")
-        assert text.count("\n## ") == 4
-    assert "\n`````bash\necho '```' ````x\n`````\n" in text
 
 
 def test_a_run_without_a_record_has_no_numbers(trained_run: TrainedRun) -> None:

@@ -88,14 +88,8 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
 
 
 def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[str, Any]:
-    """The record in the first folder that has one; what it lacks, or all if it is damaged, is `otherwise`."""
-    run = next((folder for folder in folders if (folder / "record.json").is_file()), None)
-    try:
-        record: Any = None if run is None else records.read(run)
-        if isinstance(record, dict):
-            return otherwise | records.upgraded(record)
-        reason = "there is no record.json" if run is None else "record.json is no record"
-    except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-    log.warning("%s: %s; the model card's numbers are not run", run or folders[0], reason)
-    return otherwise
+    """The record in the first folder that has one; what it lacks is `otherwise`."""
+    record = next((record for folder in folders if (record := records.recorded(folder))), {})
+    if not record:
+        log.warning("%s: no record that can be read; the model card's numbers are not run", folders[0])
+    return otherwise | records.upgraded(record)

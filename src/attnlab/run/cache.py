@@ -103,7 +103,11 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def write_tensors(folder: Path, tensors: "Mapping[str, Tensor]", about: Any = None) -> None:
-    """Write tensors of any shape, with values that JSON can hold and that describe them, into a stored folder."""
+    """Write tensors, with values that JSON can hold and that describe them, into a stored folder.
+
+    Args:
+        tensors: of any shape, by name.
+    """
     from safetensors.torch import save
 
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
