@@ -131,16 +131,17 @@ def earlier_runs(cfg: DictConfig, sweep: Path) -> list[LedgerEntry]:
     """The recorded runs in outputs/ and in the sweep's directory that are this job, the oldest first."""
     folders = [OUTPUTS] if sweep.resolve().is_relative_to(OUTPUTS.resolve()) else [OUTPUTS, sweep]
     weights = identity.contents(cfg)
+    recipe = identity.recipe(cfg, weights)
     identity_with = functools.cache(lambda content: identity.run(cfg, content, weights))
-    runs = [
-        run
-        for folder in folders
-        for run in entries(folder)
-        if (run.value("mode"), run.value("seed")) == (cfg.mode, cfg.seed)
-        and run.value("identity.run") == identity_with(run.value("identity.corpus"))
-        and _same_corpus(cfg, run)
-    ]
-    return sorted(runs, key=lambda run: run.started)
+
+    def same(run: LedgerEntry) -> bool:
+        if (run.value("mode"), run.value("seed"), run.value("recipe")) != (cfg.mode, cfg.seed, recipe):
+            return False
+        if run.value("identity.run") == records.NOT_RUN:  # it was killed: its record is that of its beginning
+            return run.value("identity.weights") == weights and run.value("config.data_root") == cfg.data_root
+        return run.value("identity.run") == identity_with(run.value("identity.corpus")) and _same_corpus(cfg, run)
+
+    return sorted((run for folder in folders for run in entries(folder) if same(run)), key=lambda run: run.started)
 
 
 def free_directory(job_dir: Path) -> Path:
