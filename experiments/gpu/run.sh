@@ -85,7 +85,7 @@ if gpu; then
     # Only the files that have such tests: others may need packages that this machine lacks.
     mapfile -t files < <(grep -rl 'mark\.gpu' tests --include='test_*.py' | grep -v '^tests/bench/' | sort)
     step tests 200 "${tests[@]}" -n 12 --dist worksteal --durations=20 "${files[@]}"
-    step tests_bench 45 "${tests[@]}" -n 0 tests/bench/test_kernels.py tests/bench/test_bench.py tests/bench/test_utilisation.py
+    step tests_bench 45 "${tests[@]}" -n 0 tests/bench/test_kernels.py tests/bench/test_bench.py
     lines=(hardware=gpu bench.dtype=bfloat16 task=wikitext2 mode=bench task.model.d_model=2048 task.attention_heads=32 bench.prefix=0)
     latent=256 batch=64 few=4 contexts=4096,32768 curve=4096,8192,16384,32768,65536,131072,262144,524288 texts=4096,8192,16384 longest=16384 steps=64 rows=16
     on=(hardware=gpu)

@@ -163,7 +163,7 @@ def test_every_workload_has_its_class() -> None:
         (["bench.overrides=['mha.heads=2']"], "bench.overrides: mha has no heads; nearest: "),
         (["bench.references=[mtla]", "bench.overrides=['mtla.stride=3']"], "mtla.stride=3: mtla is the mechanism of"),
         (["bench.references=[mhaa]"], "bench.references: mhaa is no mechanism; nearest: mha"),
-        (["bench.references=[published_compiled_mla]"], "bench.references: published_compiled_mla is no mechanism"),
+        (["bench.references=[published_compiled_mla]"], "bench.references: compiled_mla is no mechanism"),
         (["bench.references=[mtla.stride]"], "references: mtla.stride: expected NAME or NAME.KEY=VALUE"),
         (["bench.references=['mtla.strid=4']"], "mtla has no strid; nearest: stride"),
     ],

@@ -28,7 +28,7 @@ HARDWARE = {  # the words for it, and by how much the jobs and the kills are div
     "one process": ("hardware=cpu", 1),
     "two ranks": ("hardware=ddp hardware.accelerator=cpu", 4),
 }
-PATIENCE = 1800.0  # seconds for a sweep on a busy machine
+PATIENCE = max(1800.0, 60.0 * JOBS)  # seconds for a sweep on a busy machine
 GONE = 40.0  # seconds in which every process has ended after its parent was killed
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 

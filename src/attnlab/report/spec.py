@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from attnlab.config.nearest import nearest
 
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, nearest
 from attnlab.report.figure import Panel, Plot
 from attnlab.run.record import NOT_RUN
 
