@@ -1,15 +1,13 @@
-"""Values against annotations, and bounds enforced at construction."""
+"""Values against annotations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
 from annotated_types import Ge, Gt, Lt, MinLen, MultipleOf
 
-from attnlab.attention import MHA
-from attnlab.config.bounds import bounded, fits, words
+from attnlab.config.bounds import fits, words
 
 
 class Tensor: ...
@@ -45,30 +43,3 @@ def test_values_and_annotations(annotation: Any, good: list[Any], bad: list[Any]
     assert [value for value in good if not fits(annotation, value)] == []
     assert [value for value in bad if fits(annotation, value)] == []
     assert expected in (None, words(annotation))
-
-
-@bounded
-@dataclass(frozen=True)
-class Settings:
-    size: Annotated[int, Ge(1)] = 1
-    sizes: Annotated[list[Annotated[int, Ge(1)]], MinLen(1)] | None = None
-
-
-@bounded
-class Plain:
-    def __init__(self, rate: Annotated[float, Gt(0), Lt(1)], *, attention: MHA | None = None) -> None:
-        self.rate = rate
-
-
-def test_a_class_keeps_its_bounds_without_a_configuration() -> None:
-    assert Settings(2, sizes=[3]).size == 2 and Plain(0.5).rate == 0.5
-    for make, message in [
-        (lambda: Settings(0), "size=0: expected int >= 1"),
-        (lambda: Settings(sizes=[]), r"sizes=\[\]: expected a list, each int >= 1, not empty or null"),
-        (lambda: Settings(sizes=[0]), r"sizes=\[0\]"),
-        (lambda: Plain(rate=1.0), "rate=1.0: expected float > 0 and < 1"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            make()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'sise'"):
-        Settings(sise=1)  # type: ignore[call-arg]

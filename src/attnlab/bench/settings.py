@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, MinLen
 
-from attnlab.config.bounds import Size, SizeOrZero, bounded
+from attnlab.config.bounds import Size, SizeOrZero
 
 What = Literal[
     "training", "model", "decoding", "beam", "forward", "projections", "whole", "decomposition", "generation",
@@ -14,7 +14,6 @@ What = Literal[
 ]  # fmt: skip
 
 
-@bounded
 @dataclass(frozen=True)
 class Settings:
     """The `bench` node of a configuration. Widths, heads and layers are those of the task's model.

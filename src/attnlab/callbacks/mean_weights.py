@@ -11,12 +11,9 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
-from attnlab.config.bounds import bounded
-
 log = logging.getLogger(__name__)
 
 
-@bounded
 class MeanWeightAveraging(WeightAveraging):
     """Averaged stochastic gradient descent: validated, saved and scored is the mean of the weights of many updates.
 

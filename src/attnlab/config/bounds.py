@@ -4,20 +4,15 @@ Bounds are those of annotated_types, `Annotated[int, Ge(1)]`. Types that are not
 null: the class itself checks them.
 """
 
-import functools
-import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen, MultipleOf
 
-from attnlab.config.schema import signature
-
-Class = TypeVar("Class", bound=type)
 Size = Annotated[int, Ge(1), Le(1_048_576)]  # those of attention/bounds.py, which imports torch
 SizeOrZero = Annotated[int, Ge(0), Le(1_048_576)]
 Rank = Annotated[int, Ge(1), Le(65536)]
@@ -34,42 +29,9 @@ _BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {  # attribut
 }
 
 
-def bounded(cls: Class) -> Class:
-    """Class decorator: the constructor raises ValueError for an argument outside the bounds of its annotation."""
-    init = cls.__init__  # type: ignore[misc]
-
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        declared = signature(f"{cls.__module__}.{cls.__qualname__}").parameters
-        try:
-            arguments = inspect.signature(init).bind(self, *args, **kwargs).arguments
-        except TypeError:
-            arguments = {}  # the constructor raises its own error
-        for name, value in arguments.items():
-            if declared.get(name) is not None and not within(declared[name], value):
-                raise ValueError(f"{name}={value}: expected {words(declared[name])}")
-        init(self, *args, **kwargs)
-
-    cls.__init__ = checked  # type: ignore[misc]
-    return cls
-
-
 def fits(annotation: Any, value: Any) -> bool:
     """Whether a plain value, as YAML holds it, may stand where `annotation` does."""
     return any(_fits(part, value) for part in alternatives(annotation))
-
-
-def within(annotation: Any, value: Any) -> bool:
-    """Whether a Python value lies within the bounds of an annotation; of types only those with bounds are checked."""
-    parts = list(alternatives(annotation))
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        bounded = any(get_origin(part) is Annotated for part in parts)
-        return not bounded or any(_fits(part, value) for part in parts)
-    for part in parts if isinstance(value, list | tuple) else ():
-        inner, bounds = _split(part)
-        if _is_list(inner) and get_args(inner):
-            return _holds(bounds, value) and all(within(get_args(inner)[0], item) for item in value)
-    return True
 
 
 def words(annotation: Any) -> str:

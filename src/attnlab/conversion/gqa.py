@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from attnlab.attention import MHA
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Size
 from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of, mha_node
 from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
 
 
-@bounded
 @dataclass(frozen=True)
 class ToGQA(Conversion):
     """Fewer key-value heads by mean pooling of the weights (GQA paper, section 2.1): the usual baseline.

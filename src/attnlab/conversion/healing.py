@@ -11,7 +11,6 @@ from annotated_types import Ge, Gt, Le, MinLen
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.config.bounds import bounded
 from attnlab.models.decoder import Decoder
 
 Objective = Literal["layers", "logits", "text"]
@@ -19,7 +18,6 @@ Objective = Literal["layers", "logits", "text"]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-@bounded
 @dataclass(frozen=True)
 class Healing:
     """Training of a converted model, with the original as its teacher.

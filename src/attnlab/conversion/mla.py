@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import MHA, MLA, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
-from attnlab.config.bounds import Size, SizeOrZero, bounded
+from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of
 from attnlab.conversion.budget import LayerPlan, Sharing, Survey, distribute, near, same
 from attnlab.conversion.split import (
@@ -50,7 +50,6 @@ class Split(NamedTuple):
     lost: float
 
 
-@bounded
 @dataclass(frozen=True)
 class ToMLA(Conversion):
     """MLA from grouped-query attention: rotary components that are shared by all heads, and a latent for the rest.

@@ -9,7 +9,6 @@ import torch
 from annotated_types import Ge, Le
 
 from attnlab.attention import MHA, MTLA, Attention, MTLAWindow, SlidingWindow
-from attnlab.config.bounds import bounded
 from attnlab.conversion.base import Inputs, Layer
 from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.mla import ToMLA
@@ -17,7 +16,6 @@ from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
 
 
-@bounded
 @dataclass(frozen=True)
 class ToMTLA(ToMLA):
     """MTLA from grouped-query attention: an MLA of the same settings, whose latents are then merged along time.

@@ -13,7 +13,6 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
-from attnlab.config.bounds import bounded
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 
@@ -25,7 +24,6 @@ HELD_OUT: tuple[Split, ...] = ("validation", "test")
 LONGEST = 32  # characters of a token at most: bounds how much of a text file is read
 
 
-@bounded
 @dataclass(frozen=True)
 class Calibration:
     """Texts whose statistics decide what a conversion leaves out.

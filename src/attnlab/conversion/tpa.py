@@ -10,14 +10,13 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, SlidingWindow, TPAKVOnly, TPANonContextualA
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Size
 from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of
 from attnlab.conversion.budget import LayerPlan
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
 
-@bounded
 @dataclass(frozen=True)
 class ToTPA(Conversion):
     """Keys and values of a token, (G, D), as a sum of R outer products of a head factor and a token factor.

@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge
 from omegaconf import DictConfig
 
-from attnlab.config.bounds import bounded
 from attnlab.data.files import Row, check_folder, rows
 from attnlab.data.samples.world import write_world
 from attnlab.errors import ConfigError, DataError
@@ -301,7 +300,6 @@ def check_layout(root: Path, data: DictConfig) -> None:
     question_set(data.questions).check(root)
 
 
-@bounded
 class Questions:
     """The questions of one set.
 

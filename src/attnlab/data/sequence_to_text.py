@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from torch.utils.data import Dataset
 
 from attnlab.config.batch import FrameShare, share_frames
-from attnlab.config.bounds import Size, SizeOrZero, bounded
+from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import Example, FrameUpdates, Ids, collate, filler, frame_batches
 from attnlab.data.corpus import Reader, Segment, Stored, Utterance, at_speed, statistics
@@ -75,7 +75,6 @@ class Examples(Dataset[Example]):
         return self.sizes[self.chosen]
 
 
-@bounded
 class SequenceToTextData(Data):
     """A corpus that `reader` understands, at `root`, or the reader's embedded sample corpus where that is None.
 

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from attnlab.attention import Cache
-from attnlab.config.bounds import Size, SizeOrZero, bounded
+from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.decoding.steps import Compiler, Stepping, Steps
 
 BLOCK = 32  # tokens of the vocabulary, of which the best is read first
@@ -42,7 +42,6 @@ class Hypothesis:
     score: float
 
 
-@bounded
 @dataclass(frozen=True)
 class BeamSearch:
     """The search of the MTLA recipes, which is fairseq's.

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from attnlab.attention import Cache
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Size
 from attnlab.decoding.steps import Compiler, Stepping, Steps
 
 WAIT = {"cuda": 16}  # tokens between two looks whether all rows have ended; elsewhere one
@@ -28,7 +28,6 @@ class Continuable(Stepping, Protocol):
     ) -> list[Cache]: ...
 
 
-@bounded
 @dataclass(frozen=True)
 class Sampling:
     """Draws new tokens, one after another. The same seed gives the same text.

@@ -18,7 +18,6 @@ from annotated_types import Ge, MinLen
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attnlab.config.bounds import bounded
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.hub import offline_if_unreachable
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
-@bounded
 @dataclass(frozen=True)
 class Harness(ABC):
     """Evaluates a language model on tasks of lm-evaluation-harness.
@@ -248,7 +246,6 @@ class TrainedRun(TemplateLM):
         return any(stop in text for stop in stops)
 
 
-@bounded
 @dataclass(frozen=True)
 class Evaluation(Harness):
     """Evaluates a trained run on tasks of lm-evaluation-harness."""
@@ -257,7 +254,6 @@ class Evaluation(Harness):
         return TrainedRun(module, self.batch_size, dtype)
 
 
-@bounded
 @dataclass(frozen=True)
 class TransformersEvaluation(Harness):
     """Evaluates a decoder of transformers, dense or compressed, through the harness's class for it.

@@ -8,8 +8,6 @@ from annotated_types import Ge, Le
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from attnlab.config.bounds import bounded
-
 Updates = Annotated[int, Ge(1)]
 Share = Annotated[float, Ge(0), Le(1)]
 
@@ -39,7 +37,6 @@ class _Warmup(LambdaLR):
             group["lr"], group["initial_lr"] = base * self.lr_lambdas[0](self.last_epoch), base
 
 
-@bounded
 class InverseSquareRoot(_Warmup):
     """Linear warm-up to the optimizer's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step).
 
@@ -58,7 +55,6 @@ class InverseSquareRoot(_Warmup):
         return max(self.floor, (self.warmup_steps / at) ** 0.5)
 
 
-@bounded
 class WarmupCosine(_Warmup):
     """Linear warm-up to the optimizer's rate, then half a cosine down to `floor` times it at `total_steps`.
 

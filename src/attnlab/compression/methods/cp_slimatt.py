@@ -14,7 +14,7 @@ from attnlab.compression.decompositions import CP, BlockTerms, Slices, cp_als, c
 from attnlab.compression.methods.base import KeepOf, Share, Watch, settings_of
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, fill
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.config.bounds import Rank, bounded
+from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 
 Objective = Literal["sensitivity", "norm", "none"]
@@ -70,7 +70,6 @@ class FromCP(QueryKeyMethod):
             yield cp, told
 
 
-@bounded
 class CPSlimAtt(FromCP):
     """CP decomposition of the query-key tensor, then the error-preserving correction.
 

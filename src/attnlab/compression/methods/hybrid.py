@@ -11,14 +11,12 @@ from torch import nn
 
 from attnlab.compression.keep import with_budget
 from attnlab.compression.methods.base import Ladder, Method, Share, Unit
-from attnlab.config.bounds import bounded
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
 RANKS = ("rank", "rho", "rate", "free_ranks", "vo_rank", "mlp_rank", "keep")  # how a step says what remains
 
 
-@bounded
 class Hybrid(Method):
     """The units of several methods. No two of them may change the same matrix.
 

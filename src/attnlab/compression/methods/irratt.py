@@ -23,10 +23,9 @@ from attnlab.compression.methods.base import KeepOf, Share, Unit, Watch
 from attnlab.compression.methods.cp_slimatt import FromCP, Objective
 from attnlab.compression.methods.query_key import Fit, Heads, Sizes, ValueRanks, even, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
-from attnlab.config.bounds import Rank, bounded
+from attnlab.config.bounds import Rank
 
 
-@bounded
 class IrrAtt(FromCP):
     """BTD-(L, L, 1) of the query-key tensor; ranks differ between heads.
 

@@ -27,7 +27,7 @@ from attnlab.compression.methods.base import (
 )
 from attnlab.compression.methods.mlp_svd import matrix_ladder
 from attnlab.compression.modules.base import Replacement
-from attnlab.config.bounds import Rank, bounded
+from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
@@ -35,7 +35,6 @@ RHO = 0.1  # the default of rank, rho and rate
 ALIASES = {"fc_in": ("fc1", "gate"), "fc_up": ("up",), "fc_out": ("fc2", "down")}  # LASER's names, and the families'
 
 
-@bounded
 class LASER(Method):
     """Each chosen matrix becomes its best approximation of a lower rank; biases stay.
 

@@ -25,14 +25,13 @@ from attnlab.compression.methods.base import (
     fitted_pair,
     pair,
 )
-from attnlab.config.bounds import Rank, bounded
+from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer, Projection
 
 STEPS = 32  # ranks that a budget chooses from
 
 
-@bounded
 class MLPSVD(Method):
     """Each matrix of every MLP as a product of two.
 

@@ -29,7 +29,7 @@ from attnlab.compression.methods.base import (
 )
 from attnlab.compression.methods.mlp_svd import mlp_units
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
-from attnlab.config.bounds import Rank, bounded
+from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 from attnlab.pretrained import family_of
 from attnlab.pretrained.base import ATTENTION, Layer
@@ -121,7 +121,6 @@ class Heads:
 Fit = tuple[CompressedAttention, dict[str, Any]]  # the layer in float64, and plain values for the report
 
 
-@bounded
 class QueryKeyMethod(Method):
     """A low-rank form of the query-key tensor of every layer; values and outputs, and on request MLPs, by SVD.
 

@@ -33,7 +33,7 @@ from attnlab.compression.methods.base import (
     settings_of,
 )
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
-from attnlab.config.bounds import Rank, bounded
+from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
@@ -74,7 +74,6 @@ class Sizes:
         return small + (self.dim * columns if absorbed else (columns + self.dim) * first)
 
 
-@bounded
 class TensorLLM(Method):
     """Partial Tucker (HOOI) of the tensor of all heads' q, k, v and o: shared U1, U2 and U3, heads left free.
 

@@ -30,7 +30,7 @@ from attnlab.compression.methods.base import (
     settings_of,
 )
 from attnlab.compression.modules.base import Replacement
-from attnlab.config.bounds import Rank, bounded
+from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
@@ -61,7 +61,6 @@ class MatrixStack:
         return torch.stack([part.double() for part in parts])
 
 
-@bounded
 class TRAWL(Method):
     """Each matrix of a stack becomes a matrix of rank R at most, with row and column spaces shared by the stack.
 

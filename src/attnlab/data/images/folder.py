@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from attnlab.config.batch import Share, share_equally
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Size
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import EpochBatches, ordered_batches
 from attnlab.data.corpus import IMAGE_SPLITS, image_folder
@@ -40,7 +40,6 @@ LAYOUT = "attnlab.data.corpus.check_images"  # checks the files of data_root wit
 Batch = tuple[Tensor, ...]  # images and labels; of a test set, indices too
 
 
-@bounded
 class ImageData(Data):
     """Training and validation images; the validation images are also the test set, as is usual for ImageNet.
 

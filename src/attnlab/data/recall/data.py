@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from torch.utils.data import Dataset
 
 from attnlab.config.batch import Share, counted, share_equally
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Size
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import EpochBatches, ordered_batches
 from attnlab.data.files import repeated
@@ -311,7 +311,6 @@ class CellUpdates(EpochBatches):
         return sequences
 
 
-@bounded
 class RecallData(Data):
     """Generated sequences of one problem; nothing is read, and nothing is stored.
 

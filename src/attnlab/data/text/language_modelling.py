@@ -10,7 +10,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from attnlab.config.batch import Share, share_equally
-from attnlab.config.bounds import Size, bounded
+from attnlab.config.bounds import Size
 from attnlab.data.base import Data, Loader, Workers
 from attnlab.data.batching import ordered_batches
 from attnlab.data.samples import sample_corpus
@@ -37,7 +37,6 @@ def write_sample(cache_dir: Path, corpus: TextCorpus) -> Path:
     return sample_corpus(cache_dir / "samples", f"text-{name}", settings, write)
 
 
-@bounded
 class LanguageModellingData(Data):
     """A corpus in its published layout, or the embedded sample corpus in that layout where `root` is None.
 

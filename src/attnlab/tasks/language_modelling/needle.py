@@ -11,7 +11,6 @@ import torch
 from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
-from attnlab.config.bounds import bounded
 from attnlab.data.samples.world import random_fact
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
@@ -73,7 +72,6 @@ class Trial:
         return nearest if inside and abs(nearest - wanted) * NEAR <= len(self.hay) else wanted
 
 
-@bounded
 @dataclass(frozen=True)
 class Needle:
     """How a model's recall over the length of a text and the depth of a fact in it is measured.

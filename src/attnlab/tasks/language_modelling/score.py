@@ -13,7 +13,6 @@ from torch import Tensor
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.quality import Quality, write_predictions
 from attnlab.callbacks.speed import WATCHED, timed
-from attnlab.config.bounds import bounded
 from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
@@ -24,7 +23,6 @@ from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle
 
 
-@bounded
 @dataclass(frozen=True)
 class LanguageScore:
     """How a language model is scored.

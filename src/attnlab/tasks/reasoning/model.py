@@ -19,7 +19,6 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from attnlab.compression import folder
-from attnlab.config.bounds import bounded
 from attnlab.data.questions import SETS, Question, QuestionSet
 from attnlab.data.samples import world
 from attnlab.errors import ConfigError, DataError
@@ -71,7 +70,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-@bounded
 @dataclass(frozen=True)
 class AskedModel:
     """A pretrained language model with its tokenizer.

@@ -16,6 +16,7 @@ from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import parameters, rate
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
+from attnlab.config.nodes import check_nodes
 from attnlab.data.files import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
@@ -65,6 +66,7 @@ class ReasoningTask(Compresses, Restores):
                     hint = nearest(key, [str(name) for name in cfg.compress if name != "_target_"])
                     raise ConfigError(f"task.search.{i}.{key}: compress={cfg.choices.compress} has no such key{hint}")
             node: Any = OmegaConf.merge(cfg.compress, settings)
+            check_nodes(OmegaConf.to_container(node), "compress")
             self.candidates.append((settings, instantiate(node, path="compress")))
 
     def build(self) -> nn.Module:

@@ -10,7 +10,6 @@ from annotated_types import Ge
 from attnlab.callbacks.memory import MemoryMeter
 from attnlab.callbacks.quality import Quality, write_predictions
 from attnlab.callbacks.speed import WATCHED, now
-from attnlab.config.bounds import bounded
 from attnlab.data.recall.data import RecallData
 from attnlab.data.text.windows import IGNORE
 from attnlab.metrics.numbers import RecallAccuracy
@@ -19,7 +18,6 @@ from attnlab.tasks.base import measured_by
 from attnlab.tasks.recall.module import Recall
 
 
-@bounded
 @dataclass(frozen=True)
 class RecallScore:
     """Accuracy of answers, computed in parallel; and some sequences of each cell, read through the caches.
