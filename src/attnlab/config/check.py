@@ -87,13 +87,11 @@ class CommandLine:
         return any(setting.key_or_group == SWEEPER and setting.value() != "basic" for setting in self.settings)
 
     def jobs(self) -> list[list[Override]]:
-        """The settings of every job of Hydra's own sweeper; of another one, a job with the first values.
+        """The settings of every job of a multirun by Hydra's own sweeper; of another one, a job with the first values.
 
         Raises:
             ConfigError: there are several values without -m, or a sweeper that searches is not told in which direction.
         """
-        if not self.swept:
-            return [self.settings]
         if not self.multirun:
             raise ConfigError(f"{self.swept[0].input_line}: several values need -m; quote the value if it is one text")
         lines: list[list[str]]
@@ -242,20 +240,23 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
     composer = Composer(flags.config_dir)
     with composer.hydra():
         line = parse(words, flags, composer)
-        settings = line.jobs()
+        settings = line.jobs() if line.swept else [line.settings]
         loaded = [load(composer, job) if load else None for job in settings]
         of_hydra = [str(setting.input_line) for setting in line.settings if setting.key_or_group.startswith("hydra.")]
         composed = [
             composer.compose(of_hydra) if run else _complete(composer.job(job), job, read_models)
             for run, job in zip(loaded, settings, strict=True)
         ]
-        here = not _check_cluster(composed, line.multirun)
-        builtin = Composer().compose([]).hydra if flags.config_dir is not None else None
-        for cfg in [*composed, *([composer.job(_of_groups(line))] if line.swept and builtin is not None else [])]:
-            check_hydra(cfg.hydra, builtin, line.keys)
+        here = composed[0].hydra.launcher.get("_target_") != SLURM or "SUBMITIT_EXECUTOR" in os.environ
+        if not here:
+            _check_cluster(composed, line.multirun)
+        if flags.config_dir is not None:
+            for cfg in [*composed, *([composer.job(_of_groups(line))] if line.swept else [])]:
+                check_hydra(cfg.hydra, Composer().compose([]).hydra, line.keys)
         jobs = [run.cfg if run else _fix(cfg, composer) for run, cfg in zip(loaded, composed, strict=True)]
         for job in jobs:
-            _check_folder(job, line.keys)
+            if job.mode == "evaluate" and FOLDER not in line.keys:
+                _check_folder(job)
         run = loaded[0]
         if line.multirun and any(job.resume is not None for job in jobs):
             raise ConfigError("resume= continues one run: leave -m out")
@@ -274,7 +275,7 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             directory,
             bool(keeps or constant(f"attnlab.modes.{jobs[0].mode}.KEEPS") is not False),
             here and not flags.cfg,
-            [*line.for_hydra(), *_names_of_directories(loaded, line.keys)],
+            [*line.for_hydra(), *(_names_of_directories(loaded, line.keys) if run else [])],
         )
 
 
@@ -323,7 +324,8 @@ def check_fixed(cfg: DictConfig) -> None:
 
 def _names_of_directories(loaded: Sequence[Job | None], keys: Sequence[str]) -> list[str]:
     """Options of the runs that a multirun's jobs use, for the names of the jobs' directories."""
-    first = loaded[0].choices if loaded[0] else []
+    assert loaded[0] is not None
+    first = loaded[0].choices
     shared = [text for text in first if all(run is not None and text in run.choices for run in loaded)]
     chosen = [text for text in shared if text.partition("=")[0] not in keys]
     if first and "hydra.sweep.subdir" not in keys and any(run and run.choices != first for run in loaded):
@@ -332,14 +334,8 @@ def _names_of_directories(loaded: Sequence[Job | None], keys: Sequence[str]) -> 
     return chosen
 
 
-def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> bool:
-    """Whether SLURM's launcher submits the jobs; in a job that it has started it does not.
-
-    Raises:
-        ConfigError: it could not submit them.
-    """
-    if jobs[0].hydra.launcher.get("_target_") != SLURM or "SUBMITIT_EXECUTOR" in os.environ:
-        return False
+def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
+    """Refuse jobs that SLURM's launcher cannot submit."""
     if not multirun:
         raise ConfigError("hardware=slurm: jobs are submitted by -m, a single one too; on this machine: hardware=gpu")
     if shutil.which("sbatch") is None:
@@ -348,21 +344,17 @@ def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> bool:
         if len(values := {str(job.hardware[name]): None for job in jobs}) > 1:
             numbers = " and ".join(values)
             raise ConfigError(f"hardware.{name}={numbers}: expected one value for all jobs of a multirun on SLURM")
-    return True
 
 
-def check_hydra(hydra: DictConfig, builtin: DictConfig | None, keys: Sequence[str]) -> None:
-    """Check the parts of Hydra's own node of which Hydra builds objects and runs commands.
+def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> None:
+    """Check the parts of Hydra's own node of which Hydra builds objects and runs commands, as --config-dir sets them.
 
     Args:
-        builtin: the node without the files of --config-dir; None: there are none.
+        builtin: the node without the files of --config-dir.
         keys: those that the command line sets.
-
-    Raises:
-        ConfigError: names the key.
     """
     for name in RESERVED:
-        value, expected = (config.written(OmegaConf.select(node, name)) for node in (hydra, builtin or hydra))
+        value, expected = (config.written(OmegaConf.select(node, name)) for node in (hydra, builtin))
         if value and value != expected and not any(f"hydra.{name}".startswith(key) for key in keys):
             raise ConfigError(f"hydra.{name}: a file of --config-dir cannot set it; give it on the command line")
     for name in ("launcher", "sweeper"):
@@ -376,13 +368,13 @@ def check_hydra(hydra: DictConfig, builtin: DictConfig | None, keys: Sequence[st
                 raise ConfigError(f"{path}._target_={target}: expected {expected}")
 
 
-def _check_folder(job: DictConfig, keys: Sequence[str]) -> None:
+def _check_folder(job: DictConfig) -> None:
     """Refuse a folder of tasks that a file names, a run's or one of --config-dir: only the command line may.
 
     Besides `!function`, which names a file beside that of the task, prompts are templates that can reach all of Python.
     """
     folder = OmegaConf.select(job, FOLDER)
-    if job.mode == "evaluate" and folder is not None and FOLDER not in keys:
+    if folder is not None:
         raise ConfigError(
             f"{FOLDER}={folder}: a file of the configuration names this folder, and tasks can bring code; if the "
             f"folder is yours, give {FOLDER}=<folder> on the command line, or {FOLDER}=null for the harness's own tasks"
@@ -411,7 +403,8 @@ def check_present(cfg: DictConfig) -> None:
         encoder = cfg.task.get("encoder_checkpoint")
         if encoder is not None and not Path(encoder).expanduser().is_dir():
             check_weights("task.encoder_checkpoint", str(encoder))
-    _check_corpus(cfg)
+    if cfg.task.data.get("root") is not None:
+        _check_corpus(cfg)
     if OmegaConf.select(cfg, "task.model._target_") == TIMM:
         _check_timm(cfg)
 
@@ -429,7 +422,7 @@ def _check_corpus(cfg: DictConfig) -> None:
     data = cfg.task.data
     reader = definition(str(data._target_))
     layout = constant(f"{reader[0]}.LAYOUT") if reader else None
-    if data.get("root") is None or not isinstance(layout, str):
+    if not isinstance(layout, str):
         return
     root = Path(data.root).expanduser()
     try:

@@ -90,10 +90,6 @@ class Composer:
             raise ConfigError(f"{file}: not YAML in UTF-8 ({one_line(error)})") from error
         if not isinstance(content, dict):
             raise ConfigError(f"{file}: expected keys and values, found {type(content).__name__}")
-        group, _, option = place.with_suffix("").as_posix().partition("/")
-        for entry in content.get("defaults") or ():
-            if entry == option or (isinstance(entry, dict) and entry.get(f"/{group}") == option):
-                raise ConfigError(f"{file}: it builds on itself; remove {entry} from its defaults")
         return text
 
     def text(self, group: str, option: str) -> str:
@@ -106,12 +102,9 @@ class Composer:
 
     def scales(self, task: str) -> list[str]:
         """The scales for which a task has a recipe: its own, or that of the file that it builds on."""
-        bases = re.findall(r"^ *- base/(\w+)@_here_", self.text("task", task), re.MULTILINE)
-        shared = [file.stem for folder in self.directories for file in (folder / "recipe" / "base").glob("*.yaml")]
-        names = [*self.options("recipe"), *(name for name in shared if name.startswith(tuple(bases)))]
-        return sorted(
-            scale for scale in self.options("scale") if {f"{name}_{scale}" for name in (task, *bases)} & set(names)
-        )
+        names = [task, *re.findall(r"^ *- base/(\w+)@_here_", self.text("task", task), re.MULTILINE)]
+        recipes = {file.stem for folder in self.directories for file in (folder / "recipe").rglob("*.yaml")}
+        return [scale for scale in self.options("scale") if any(f"{name}_{scale}" in recipes for name in names)]
 
     def parse(self, text: str) -> Override:
         try:

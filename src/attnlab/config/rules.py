@@ -6,7 +6,7 @@ asked.
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,7 +19,6 @@ from attnlab.errors import ConfigError, nearest
 METRICS = Path(__file__).parents[1] / "metrics"
 SAMPLE = "sample"  # in place of a decoder's folder or name: a small model, trained on the task's own text
 TIMM = "attnlab.pretrained.timm.VisionTransformer"  # the `_target_` whose weights are files, runs or names of timm
-SAVED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, today and before version 1.6
 OF_THE_MODEL = ("attention", "task.model", "task.data.vocab_size", "task.data.vocabulary")  # nodes that it decides
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight files
 READ_BY = {  # root keys that only some modes read
@@ -64,7 +63,6 @@ TRAINER = {
     "use_distributed_sampler": None,
     "reload_dataloaders_every_n_epochs": None,
 }
-POLICY = r"(rand|augmix|originalr?|v0r?|3a)(-[a-z]+[\d.]*)*"  # of timm's augmentation
 DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
 
 
@@ -75,8 +73,11 @@ def check_composed(cfg: DictConfig, composer: Composer) -> None:
     """Check the mode, the task's groups and the knobs of a composed configuration."""
     check_mode(cfg, cfg.hydra.runtime.choices.task)
     _check_task(cfg, composer)
-    _check_overrides(cfg)
-    _check_knobs(cfg, composer)
+    if cfg.mode == "bench":
+        _check_overrides(cfg)
+    for knob in config.KNOBS:
+        if cfg[knob] is not None and not config.knob_paths(cfg, knob):
+            _refuse_knob(cfg, knob, composer)
 
 
 def check_mode(cfg: DictConfig, task: str) -> None:
@@ -101,25 +102,29 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; remove data_root=, or "
             "unset the variable DATA_ROOT"
         )
-    _check_weights(cfg)
+    if cfg.checkpoint is not None:
+        _check_checkpoint(cfg)
+    elif cfg.mode in (*NEED_WEIGHTS, "export"):
+        _check_weights(cfg)
+
+
+def _check_checkpoint(cfg: DictConfig) -> None:
+    if cfg.task.modes[0] == "compress" and cfg.model is not None:
+        raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
+    path = Path(cfg.checkpoint).expanduser()
+    if not path.is_dir():
+        check_weights("checkpoint", str(path))
+    elif not any((path / name).exists() for name in USABLE):
+        raise ConfigError(f"checkpoint={path}: not the directory of a run: there is no config.yaml")
 
 
 def _check_weights(cfg: DictConfig) -> None:
-    """Refuse a mode without the weights that it needs, and a `checkpoint` that has none."""
+    """Refuse a mode without the weights that it needs."""
     untrained = cfg.task.modes[0] == "compress"  # such a task trains nothing: model= names what it has
     pretrained = cfg.task.get("weights") is not None  # a decoder, which can be used as it is
-    if cfg.checkpoint is not None:
-        if untrained and cfg.model is not None:
-            raise ConfigError(f"checkpoint={cfg.checkpoint} and model={cfg.model}: give one of them")
-        path = Path(cfg.checkpoint).expanduser()
-        if not path.is_dir():
-            check_weights("checkpoint", str(path))
-        elif not any((path / name).exists() for name in USABLE):
-            raise ConfigError(f"checkpoint={path}: not the directory of a run: there is no config.yaml")
-        return
     if cfg.mode == "export" and (cfg.model is None or pretrained):
         raise ConfigError("mode=export needs checkpoint=<a trained run>, or model=<a run of mode=compress>")
-    if cfg.mode not in NEED_WEIGHTS:
+    if cfg.mode == "export":
         return
     choices = cfg.hydra.runtime.choices
     pretrained_images = OmegaConf.select(cfg, "task.model._target_") == TIMM and cfg.task.model.weights is not None
@@ -165,8 +170,6 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
 
 def _check_overrides(cfg: DictConfig) -> None:
     """Refuse values of mechanisms that `bench.references` does not name."""
-    if cfg.mode != "bench":
-        return
     references = [str(name).partition(".")[0] for name in cfg.bench.references or ()]
     names = [re.sub("^(published|compiled)_", "", name) for name in references]
     for override in map(str, cfg.bench.overrides or ()):
@@ -174,22 +177,19 @@ def _check_overrides(cfg: DictConfig) -> None:
             raise ConfigError(f"bench.overrides: {override}: expected REFERENCE.KEY=VALUE, of one in bench.references")
 
 
-def _check_knobs(cfg: DictConfig, composer: Composer) -> None:
-    for knob in config.KNOBS:
-        if cfg[knob] is None or config.knob_paths(cfg, knob):
-            continue
-        chosen = [f"{group}={name}" for group in config.KNOB_GROUPS if (name := cfg.hydra.runtime.choices[group])]
-        having = [
-            f"{group}={option}"
-            for group in config.KNOB_GROUPS
-            for option in composer.options(group)
-            if f"${{{knob}}}" in composer.text(group, option)
-        ]
-        if set(chosen) & set(having):
-            raise ConfigError(f"{knob}={cfg[knob]} has no effect: what it sets is itself set on the command line")
-        named = [name for name in chosen if not name.endswith("=none")]
-        mechanism = " with ".join(named) or chosen[-1]
-        raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
+def _refuse_knob(cfg: DictConfig, knob: str, composer: Composer) -> NoReturn:
+    """Say which mechanisms and methods have a knob that the chosen ones do not read."""
+    chosen = [f"{group}={name}" for group in config.KNOB_GROUPS if (name := cfg.hydra.runtime.choices[group])]
+    having = [
+        f"{group}={option}"
+        for group in config.KNOB_GROUPS
+        for option in composer.options(group)
+        if f"${{{knob}}}" in composer.text(group, option)
+    ]
+    if set(chosen) & set(having):
+        raise ConfigError(f"{knob}={cfg[knob]} has no effect: what it sets is itself set on the command line")
+    mechanism = " with ".join(name for name in chosen if not name.endswith("=none")) or chosen[-1]
+    raise ConfigError(f"{mechanism} has no {knob}; with one: {', '.join(having) or 'none'}")
 
 
 # --- a fixed configuration ---------------------------------------------------------------------------------------
@@ -242,16 +242,13 @@ def _check_callbacks(cfg: DictConfig) -> None:
 
 
 def _check_names(cfg: DictConfig) -> None:
-    """Refuse names of metrics, augmentations, models and optimizers that there are not."""
+    """Refuse names of metrics that there are not."""
     sources = [file.read_text(encoding="utf-8") for file in METRICS.glob("*.py")]
     metrics = sorted(name for source in sources for name in re.findall(r'^    name = "(\w+)"$', source, re.MULTILINE))
     for key in ("task.score", "task.train.validate_score"):
         name = OmegaConf.select(cfg, key)
         if isinstance(name, str) and name not in metrics:
             raise ConfigError(f"{key}={name}: expected one of {', '.join(metrics)}")
-    policy = OmegaConf.select(cfg, "task.data.auto_augment")
-    if policy is not None and not re.fullmatch(POLICY, policy):
-        raise ConfigError(f"task.data.auto_augment={policy}: expected a policy of timm, such as rand-m9-mstd0.5-inc1")
 
 
 def _check_lengths(cfg: DictConfig) -> None:
@@ -292,17 +289,8 @@ def check_model(source: str, target: str) -> None:
 
 
 def check_weights(key: str, source: str) -> None:
-    """Refuse what is no file of weights, by its first bytes: reading it takes the import of torch.
-
-    Raises:
-        ConfigError: there is no such file, or it is of another kind.
-    """
+    """Refuse what is no file of weights, by its ending (ConfigError)."""
     path = Path(source).expanduser()
-    expected = "expected a .safetensors file, or a .ckpt or .pth file of torch.save"
-    if not path.is_file():
-        raise ConfigError(f"{key}={source}: {'not a file' if path.exists() else 'no such file'}; {expected}")
-    with path.open("rb") as file:
-        head = file.read(9)
-    tensors = head[8:] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size - 8
-    if not tensors and not head.startswith(SAVED):
-        raise ConfigError(f"{key}={source}: holds no weights, or is damaged; {expected}")
+    if not path.is_file() or path.suffix not in FILES:
+        found = "" if path.is_file() else "not a file; " if path.exists() else "no such file; "
+        raise ConfigError(f"{key}={source}: {found}expected a file of weights, {', '.join(FILES)}")
