@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import attnlab
 from attnlab import cli as entry
 from attnlab.errors import ConfigError
 
@@ -37,19 +36,8 @@ def test_a_typo_costs_seconds_and_leaves_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: attention=mtlla: no such attention; nearest: mtla, mla\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_traceback_on_demand(tmp_path: Path) -> None:
-    done = shell("attention=mtlla", cwd=tmp_path, HYDRA_FULL_ERROR="1")
-    assert done.returncode == 2
-    assert "Traceback (most recent call last)" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: attention=mtlla")
-
-
-def test_the_version_is_a_line(tmp_path: Path) -> None:
-    done = shell("--version", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith(f"attnlab {attnlab.__version__} (torch ")
-    assert len(done.stdout.splitlines()) == 1 and not done.stderr
+    traced = shell("attention=mtlla", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    assert "Traceback (most recent call last)" in traced.stderr and traced.stderr.endswith(done.stderr)
 
 
 def test_a_checkout_runs_its_own_code(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def run(words: Sequence[str]) -> int:
         from attnlab.report import runs
 
         return runs.main(words[1:])
-    if text := information(words):
-        print(printable(text, keep="\n"), flush=True)
+    if words[:1] == ["list"] or {"--help", "-h", "--version"} & set(words):
+        print(printable(information(words), keep="\n"), flush=True)
         return 0
     os.environ[STAMP] = stamp(words)
     flags = parse_flags(words)
@@ -209,8 +209,7 @@ def run_jobs(checked: Command) -> int:
 def end_of_multirun(checked: Command, code: int) -> int:
     """Say how the jobs ended, compare them in a table, and write the table beside them.
 
-    Returns:
-        The exit code: `code`, or 1 if it was 0 and a job has not finished or the table could not be written.
+    Returns the exit code: `code`, or 1 if it was 0 and a job has not finished or the table could not be written.
     """
     from attnlab.report import sweep as comparison
 
@@ -228,11 +227,7 @@ def end_of_multirun(checked: Command, code: int) -> int:
 
 
 def information(arguments: Sequence[str]) -> str:
-    """What `attnlab --help`, `attnlab --version` and `attnlab list` print; empty for any other command.
-
-    Raises:
-        ConfigError: `list` of a group that does not exist.
-    """
+    """What `attnlab --help`, `attnlab --version` and `attnlab list` print."""
     if {"--help", "-h"} & set(arguments):
         name = Path(sys.argv[0]).name
         return help_text(name if name == "attnlab" else f"python -m {'src.run' if name == 'run.py' else 'attnlab'}")
@@ -240,17 +235,14 @@ def information(arguments: Sequence[str]) -> str:
         installed = {name: distribution.version for name in VERSIONS for distribution in distributions(name=name)}
         versions = ", ".join(f"{name} {version}" for name, version in installed.items())
         return f"attnlab {__version__} ({versions}, python {platform.python_version()})"
-    return listing(list(arguments[1:])) if arguments[:1] == ["list"] else ""
+    return listing(list(arguments[1:]))
 
 
 def run_one(checked: Command) -> float:
     """Run one job of a multirun in a new process. Hydra calls this.
 
-    Returns:
-        What a sweeper optimizes: the best value of the validation metric that the task monitors; NaN if there is none.
-
-    Raises:
-        TrainingError: a sweeper that searches gets no value.
+    Returns what a sweeper optimizes: the best value of the validation metric that the task monitors; NaN if there is
+    none. TrainingError: a sweeper that searches gets no value.
     """
     context = HydraConfig.get()
     number, directory = context.job.num, Path(context.runtime.output_dir)
@@ -268,8 +260,7 @@ def run_one(checked: Command) -> float:
 def stamp(arguments: Sequence[str]) -> str:
     """When this run began, the same in all processes of the run: each would write to another directory otherwise.
 
-    Raises:
-        ConfigError: torchrun or the like started several processes, and no `hydra.run.dir=` is given.
+    ConfigError: torchrun or the like started several processes, and no `hydra.run.dir=` is given.
     """
     first = first_process()
     if not first and STAMP in os.environ:

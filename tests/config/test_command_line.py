@@ -38,9 +38,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "attention=mha": {"stride": None, "rank": None},
     "attention=mla rank=64": {"attention.latent_dim": 64, "rank": 64, "stride": None},
     "attention.stride=4": {"attention.stride": 4},
-    "task.data.augment=null": {"task.data.augment": None},
     "+task.optimizer.eps=1e-9": {"task.optimizer.eps": 1e-9},
-    "++task.model.d_model=96": {"task.model.d_model": 96},
     "task.model.encoder.conv_kernels.0=7": {"task.model.encoder.conv_kernels.0": 7},
     "hydra.run.dir=x seed=3": {"seed": 3},
 }

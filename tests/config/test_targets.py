@@ -26,11 +26,6 @@ def plain() -> DictConfig:
     return compose("task=wikitext2", "attention=mha")
 
 
-@pytest.fixture(scope="module")
-def speech() -> DictConfig:
-    return compose("attention=mha")
-
-
 def changed(cfg: DictConfig, key: str, value: Any) -> DictConfig:
     """Like a run's config.yaml: plain values, one of them set."""
     own = OmegaConf.create(OmegaConf.to_container(cfg))
@@ -47,13 +42,11 @@ TOUCH = {"command": "touch /tmp/attnlab_was_here"}
 HOSTILE = {  # key: node, what the refusal says
     "a function of the standard library": ("attention", call("os.system", **TOUCH), ATTENTION),
     "by way of one of ours": ("attention", call("attnlab.cli.os.system", **TOUCH), "no such class"),
-    "a class that starts processes": ("attention", call("subprocess.Popen", args=["touch", "/tmp/x"]), ATTENTION),
     "a class of another base": ("attention", call("torch.nn.Linear", in_features=1, out_features=1), ATTENTION),
     "a function of ours": ("attention", call("attnlab.run.files.write_text", path="x", text="y"), ATTENTION),
     "a method of the right class": ("attention", call("attnlab.attention.MHA.to_bytes"), "no such class"),
     "code from the hub": ("task.model", call("torch.hub.load", repo_or_dir="a/b", model="c"), "torch.nn.Module"),
     "a partial": ("task.optimizer", call("os.system", _partial_=True), "derived from torch.optim.Optimizer"),
-    "a factory in another place": ("attention", call("timm.optim.create_optimizer_v2"), ATTENTION),
     "a function inside a callback": (
         "callbacks.mine",
         call("lightning.pytorch.callbacks.LambdaCallback", on_fit_start=call("os.system", _partial_=True)),
@@ -64,7 +57,6 @@ HOSTILE = {  # key: node, what the refusal says
     "a name that is code": ("attention", call("os.system('x')"), "expected the dotted name of a class"),
     "no text": ("attention", {"_target_": ["os", "system"]}, "expected the dotted name of a class"),
     "what a reference hides": ("attention", call("${hide:}"), "expected the dotted name of a class"),
-    "the kind of task": ("task.kind", call("multiprocessing.Process", target="x"), "attnlab.tasks.base.Task"),
 }
 
 
@@ -82,8 +74,6 @@ def test_a_hostile_configuration_is_refused_before_anything_is_imported(name: st
     ("path", "node"),
     [
         ("attention", call("subprocess.Popen", args=["false"])),
-        ("task.optimizer", call("os.system", _partial_=True)),
-        ("task.decode", call("attnlab.errors.ConfigError")),
         ("elsewhere", call("os.getcwd")),
         ("task.data", call("attnlab.data.recall.data.RecallData", task="${oc.create:{_target_: pathlib.Path}}")),
         ("bench", "${oc.create:{_target_: os.getcwd}}"),
@@ -134,10 +124,8 @@ HYDRA: dict[str, tuple[str, Any]] = {  # key below hydra, value
     "launcher": ("launcher", call("os.system")),
     "sweeper": ("sweeper", call("subprocess.Popen", args="x")),
     "a class inside": ("launcher.x", call("os.system")),
-    "inside, by way of a plugin": ("launcher.x", call("hydra._internal.core_plugins.bash_completion.os.system")),
     "a function of a plugin": ("launcher", call("hydra._internal.core_plugins.basic_launcher.configure_log")),
     "a reference to a node": ("launcher.x", "${task.evil}"),
-    "a reference that only a job resolves": ("launcher.x", "${task.nothing}"),
     "callback": ("callbacks", {"x": call("os.system")}),
     "a factory of a handler": ("job_logging.handlers.x", {"()": "os.system"}),
     "the environment": ("job.env_set", {"LD_PRELOAD": "/evil.so"}),
@@ -176,18 +164,11 @@ def test_what_a_person_writes_on_the_command_line_of_a_cluster(composed: DictCon
 
 @pytest.mark.slow
 def test_the_command_itself_runs_nothing(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    config = tmp_path / "own"
+    made, config = tmp_path / "made", tmp_path / "own"
     node = json.dumps({"_target_": "os.system", "command": f"touch {made}"})
-    own(config, "experiment/callback", f"# @package _global_\nhydra:\n  callbacks:\n    x: {node}\n")
-    own(config, "experiment/launcher", f"# @package _global_\nhydra:\n  launcher: {node}\n")
-    own(config, "experiment/sweeper", f"# @package _global_\nhydra:\n  sweeper: {node}\n")
-    own(config, "experiment/kind", f"# @package _global_\ntask:\n  kind: {node}\n")
-    logged = json.dumps({"()": "os.system", "command": f"touch {made}"})
-    own(config, "experiment/logged", f"# @package _global_\nhydra:\n  job_logging:\n    handlers:\n      x: {logged}\n")
-    for name in ("callback", "launcher", "sweeper", "kind", "logged"):
-        for more in ([], ["-m", "seed=1,2"], ["--cfg", "job"], ["--info", "all"]):
+    for name, text in (("callback", f"callbacks:\n    x: {node}"), ("launcher", f"launcher: {node}")):
+        own(config, f"experiment/{name}", f"# @package _global_\nhydra:\n  {text}\n")
+        for more in ([], ["-m", "seed=1,2"], ["--info", "all"]):
             command = [sys.executable, "-m", "attnlab", f"--config-dir={config}", f"experiment={name}", *more]
             done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-            assert done.returncode == 2, done.stderr
-            assert not made.exists()
+            assert done.returncode == 2 and not made.exists(), done.stderr

@@ -30,17 +30,13 @@ class FrameShare:
 
 
 def share_equally(unit: str, number: int, limit: int, processes: int, window: int = 1, paired: bool = False) -> Share:
-    """Share an update of windows, images or sequences of one length.
+    """Share an update of windows, images or sequences of one length. ConfigError names the nearest values that can be.
 
     Args:
         unit: tokens, images or sequences: the key in `task.train.batch`.
-        number: units of an update, on all processes together; a multiple of `window`.
+        number: units of an update, on all processes together; a multiple of `window`, the tokens of a training window.
         limit: the most windows, images or sequences of a batch; the largest divisor of a process's share is taken.
-        window: tokens of a training window.
         paired: whether images are mixed in pairs (Mixup, CutMix): each batch of a divided update is then even.
-
-    Raises:
-        ConfigError: the update cannot be shared equally; the message names the nearest values that can.
     """
     key = f"task.train.batch.{unit}"
     check_tokens(key, number, window)
@@ -70,20 +66,15 @@ def check_tokens(key: str, tokens: int, window: int) -> None:
 
 
 def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: int, split: bool = True) -> FrameShare:
-    """Share an update whose sentences are chosen by length.
+    """Share an update whose sentences are chosen by length; frames include padding. ConfigError: it cannot be shared.
 
     Args:
-        frames: input frames or pieces of an update, padding included, on all processes together; a multiple of
-            `bucket`.
-        bucket: frames of a group of sentences of similar length, padding included.
-        limit: the largest number of frames in a batch, padding included.
+        frames: input frames or pieces of an update on all processes together; a multiple of `bucket`.
+        bucket: frames of a group of sentences of similar length.
+        limit: the largest number of frames in a batch.
         longest: frames of the longest sentence that training accepts.
-        split: whether a bucket may be divided into several batches. False where the model has BatchNorm, whose
-            statistics are those of a bucket. An update of one bucket is then divided once, so that each process has
-            a part of it at the same time, and BatchNorm's statistics are summed over the parts.
-
-    Raises:
-        ConfigError: the update cannot be shared equally, or no batch fits `limit`.
+        split: whether a bucket may be divided into several batches. If not, BatchNorm's statistics are those of a
+            bucket; an update of one bucket is divided over the processes, which sum the statistics.
     """
     key = "task.train.batch"
     if frames % bucket:
@@ -113,13 +104,9 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
 
 
 def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
-    """Refuse a global batch that the processes of a run cannot share.
+    """Refuse a global batch that the processes of a run cannot share (ConfigError).
 
-    Args:
-        processes: None: from `cfg.hardware`. Nothing is checked where it depends on the machine (devices=auto).
-
-    Raises:
-        ConfigError: names the key, and the nearest values that can be shared.
+    `processes=None`: those of `cfg.hardware`; nothing is checked where they depend on the machine (devices=auto).
     """
     processes = processes or configured_processes(cfg)
     batch, data = OmegaConf.select(cfg, "task.train.batch"), cfg.task.get("data")

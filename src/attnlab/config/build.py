@@ -124,11 +124,8 @@ def _make_absolute(cfg: DictConfig) -> None:
 def settle(cfg: DictConfig) -> None:
     """Decide what a run computes in on this machine: config.yaml, record and identity hold no `auto`.
 
-    Replaces `hardware.precision=auto` by the precision that it stands for, and `hardware.tf32` by its default
-    where the run has no device with TF32.
-
     The precision is bf16-mixed on CUDA devices with bfloat16, and where a GPU is asked for and there is none, as on a
-    login node. Elsewhere it is 32-true.
+    login node. Elsewhere it is 32-true, and `hardware.tf32` has its default.
     """
     hardware = cfg.hardware
     if hardware.precision != "auto" and hardware.tf32:

@@ -34,7 +34,7 @@ TEXTS = ("prompt", "input", "output")  # keys whose values are free texts or pat
 SPELLINGS = {"compress.search": "task.search"}  # the task scores the settings; their keys are those of `compress`
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
-NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # of jobs that use runs of several tasks
+NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # the directories of jobs that use runs
 BUILT = {  # what Hydra builds, with the base of its classes
     "hydra.launcher": "hydra.plugins.launcher.Launcher",
     "hydra.sweeper": "hydra.plugins.sweeper.Sweeper",
@@ -53,19 +53,12 @@ FILES = ("task.data.vocabulary.file", "task.text.file", "convert.calibration.fil
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line.
+    """A parsed command line."""
 
-    Args:
-        words: as given, the flags first.
-        flags: Hydra's.
-        settings: with the keys that the configuration files and records have.
-        composer: for the files that the flags name.
-    """
-
-    words: list[str]
-    flags: Namespace
-    settings: list[Override]
-    composer: Composer
+    words: list[str]  # as given, the flags first
+    flags: Namespace  # Hydra's
+    settings: list[Override]  # with the keys that the configuration files and records have
+    composer: Composer  # for the files that the flags name
 
     @property
     def keys(self) -> list[str]:
@@ -132,11 +125,7 @@ class CommandLine:
 
 
 def parse_flags(words: Sequence[str]) -> Namespace:
-    """Hydra's flags, which may stand anywhere, and the other words as `overrides`.
-
-    Raises:
-        ConfigError: a flag that there is not.
-    """
+    """Hydra's flags, which may stand anywhere, and the other words as `overrides`. ConfigError: a wrong flag."""
     parser = get_args_parser()
     parser.error = _usage  # type: ignore[method-assign]
     flags: Namespace = parser.parse_intermixed_args(list(words))
@@ -147,11 +136,7 @@ def parse_flags(words: Sequence[str]) -> Namespace:
 
 
 def parse(words: Sequence[str], flags: Namespace, composer: Composer) -> CommandLine:
-    """The settings of a command line, inside :meth:`Composer.hydra`.
-
-    Raises:
-        ConfigError: a word is neither a flag nor a setting.
-    """
+    """The settings of a command line, inside :meth:`Composer.hydra`. ConfigError: a word is none."""
     texts = list(flags.overrides)
     settings = [_setting(text, composer, bool(flags.multirun)) for text in texts]
     return CommandLine([*(word for word in words if word not in texts), *texts], flags, settings, composer)
@@ -189,52 +174,36 @@ def _usage(message: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that uses or continues a run. `directory`: where it writes."""
+    """A job that uses or continues a run."""
 
     cfg: DictConfig
-    choices: list[str]
-    directory: str
+    directory: str  # where it writes
 
 
 @dataclass(frozen=True)
 class Command:
-    """A checked command line.
-
-    Args:
-        line: as it was parsed.
-        jobs: the fixed configuration of each job; of a sweeper that searches, of one with the first values.
-        texts: the settings of each job.
-        hydra: the composed configuration of the first job, with Hydra's node.
-        directory: of the run, or of the multirun.
-        keeps: whether the run has a directory, with its record.
-        here: whether the jobs run on this machine.
-        for_hydra: the settings that Hydra is called with.
-    """
+    """A checked command line."""
 
     line: CommandLine
-    jobs: list[DictConfig]
-    texts: list[list[str]]
-    hydra: DictConfig
-    directory: Path
-    keeps: bool
-    here: bool
-    for_hydra: list[str]
+    jobs: list[DictConfig]  # the fixed configuration of each; of a sweeper that searches, of one with the first values
+    texts: list[list[str]]  # the settings of each job
+    hydra: DictConfig  # the composed configuration of the first job, with Hydra's node
+    directory: Path  # of the run, or of the multirun
+    keeps: bool  # whether the run has a directory, with its record
+    here: bool  # whether the jobs run on this machine
+    for_hydra: list[str]  # the settings that Hydra is called with
 
 
 Loader = Callable[[Composer, Sequence[Override]], Job | None]
 
 
 def check(words: Sequence[str], load: Loader | None = None, read_models: bool = True) -> Command:
-    """Compose and check the jobs of a command line.
+    """Compose and check the jobs of a command line, sys.argv[1:]. ConfigError: the first error found, in one line.
 
     Args:
-        words: as in sys.argv[1:].
         load: gives the job of settings that use or continue a run, by the run's own configuration; None for any other
             settings. Without it everything is composed.
         read_models: whether the pretrained model that a configuration names is there, and decides the rest of it.
-
-    Raises:
-        ConfigError: the first error found, in one line.
     """
     flags = parse_flags(words)
     composer = Composer(flags.config_dir)
@@ -275,7 +244,7 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             directory,
             bool(keeps or constant(f"attnlab.modes.{jobs[0].mode}.KEEPS") is not False),
             here and not flags.cfg,
-            [*line.for_hydra(), *(_names_of_directories(loaded, line.keys) if run else [])],
+            [*line.for_hydra(), *([NUMBERED] if run and "hydra.sweep.subdir" not in line.keys else [])],
         )
 
 
@@ -320,18 +289,6 @@ def check_fixed(cfg: DictConfig) -> None:
     check_nodes(config.written(cfg))
     check_relations(cfg)
     check_batch(cfg)
-
-
-def _names_of_directories(loaded: Sequence[Job | None], keys: Sequence[str]) -> list[str]:
-    """Options of the runs that a multirun's jobs use, for the names of the jobs' directories."""
-    assert loaded[0] is not None
-    first = loaded[0].choices
-    shared = [text for text in first if all(run is not None and text in run.choices for run in loaded)]
-    chosen = [text for text in shared if text.partition("=")[0] not in keys]
-    if first and "hydra.sweep.subdir" not in keys and any(run and run.choices != first for run in loaded):
-        one_task = any(text.startswith("task=") for text in chosen)
-        chosen.append(NUMBERED + "_${hydra.runtime.choices.task}" * one_task)
-    return chosen
 
 
 def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
@@ -387,8 +344,7 @@ def _check_folder(job: DictConfig) -> None:
 def check_present(cfg: DictConfig) -> None:
     """Refuse a job whose device, corpus or files are not on this machine, before a run directory is changed.
 
-    Raises:
-        ConfigError: names the key or the path, and what is expected there.
+    ConfigError names the key or the path, and what is expected there.
     """
     if cfg.mode not in ("describe", "export"):
         _check_device(str(cfg.hardware.accelerator))

@@ -146,8 +146,8 @@ class Composer:
         options = [s for s in settings if "/" in s.key_or_group or s.key_or_group in self.groups]
         values = [setting for setting in settings if setting not in options]
         cfg = copy.deepcopy(self.compose([*implied_options(settings), *(str(s.input_line) for s in options)]))
-        patterns = [setting.value() for setting in values if setting.key_or_group == config.PATTERN]
-        self._add_mechanisms(cfg, patterns[-1] if patterns else None)
+        if "pattern" in (cfg.get("attention") or {}):
+            self._add_mechanisms(cfg, values)
         plain = config.written(cfg)
         pairs = [pair for setting in values for pair in assigned(plain, setting, self.groups)]
         for key, value in pairs:
@@ -160,12 +160,10 @@ class Composer:
             raise ConfigError(one_line(error)) from error
         return cfg
 
-    def _add_mechanisms(self, cfg: DictConfig, pattern: Any) -> None:
-        """Put the files of a hybrid stack's mechanisms below `attention.mechanisms`; `pattern`: the command line's."""
-        if "pattern" not in (cfg.get("attention") or {}):
-            return
-        pattern = OmegaConf.select(cfg, config.PATTERN) if pattern is None else pattern
-        names = mechanisms_of(pattern, self.options("attention"))
+    def _add_mechanisms(self, cfg: DictConfig, settings: Sequence[Override]) -> None:
+        """Put the files of a hybrid stack's mechanisms below `attention.mechanisms`."""
+        given = [setting.value() for setting in settings if setting.key_or_group == config.PATTERN]
+        names = mechanisms_of(given[-1] if given else cfg.attention.pattern, self.options("attention"))
         nodes = {name: config.written(self.compose([], f"attention/{name}").attention) for name in names}
         OmegaConf.update(cfg, "attention.mechanisms", nodes, merge=False, force_add=True)
 

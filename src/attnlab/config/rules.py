@@ -33,35 +33,17 @@ READ_BY = {  # root keys that only some modes read
 NEED_WEIGHTS = ("test", "predict", "generate", "evaluate")
 # What a directory has that `checkpoint=` may name: a run's, a compressed model's, one of transformers.
 USABLE = ("config.yaml", "record.json", "checkpoints", "compressed", "manifest.json", "config.json")
-# Arguments of Lightning's Trainer that other keys set, with these keys.
-TRAINER = {
-    "accelerator": "hardware.accelerator",
-    "devices": "hardware.devices",
-    "num_nodes": "hardware.num_nodes",
-    "strategy": "hardware.strategy",
-    "precision": "hardware.precision",
-    "sync_batchnorm": "task.train.batch.split",
-    "max_steps": "task.train.max_steps",
-    "max_epochs": "task.train.max_epochs",
-    "max_time": "task.train.max_minutes",
-    "accumulate_grad_batches": "task.train.batch",
-    "gradient_clip_val": "task.train.clip",
-    "gradient_clip_algorithm": "task.train.clip",
-    "val_check_interval": "task.train.validate_every",
-    "check_val_every_n_epoch": "task.train.validate_every_epochs",
-    "log_every_n_steps": "task.train.log_every",
-    "logger": "logger",
-    "callbacks": "callbacks",
-    "default_root_dir": "hydra.run.dir",
-    "enable_progress_bar": None,
-    "enable_checkpointing": None,
-    "enable_autolog_hparams": None,
-    "fast_dev_run": "debug=fast",
-    "limit_test_batches": None,  # a score of a part of the test set would pass for one of the whole
-    "plugins": None,
-    "model_registry": None,
-    "use_distributed_sampler": None,
-    "reload_dataloaders_every_n_epochs": None,
+TRAINER = {  # arguments of Lightning's Trainer that attnlab sets, and what says their value
+    "by the keys of hardware": ("accelerator", "devices", "num_nodes", "strategy", "precision"),
+    "by the keys of task.train": (
+        *("max_steps", "max_epochs", "max_time", "accumulate_grad_batches", "gradient_clip_val", "sync_batchnorm"),
+        *("gradient_clip_algorithm", "val_check_interval", "check_val_every_n_epoch", "log_every_n_steps"),
+    ),
+    "by logger=, callbacks=, debug= and hydra.run.dir=": ("logger", "callbacks", "fast_dev_run", "default_root_dir"),
+    "itself": (  # a score of a part of the test set would pass for one of the whole
+        *("enable_progress_bar", "enable_checkpointing", "enable_autolog_hparams", "limit_test_batches", "plugins"),
+        *("model_registry", "use_distributed_sampler", "reload_dataloaders_every_n_epochs"),
+    ),
 }
 DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
 
@@ -197,17 +179,18 @@ def _refuse_knob(cfg: DictConfig, knob: str, composer: Composer) -> NoReturn:
 
 def check_trainer(cfg: DictConfig) -> None:
     """Refuse the arguments of Lightning's Trainer that other keys set."""
-    for name in cfg.trainer:
-        if name in TRAINER:
-            instead = f"; give {TRAINER[name]}" if TRAINER[name] else ""
-            raise ConfigError(f"trainer.{name}: attnlab sets it itself{instead}")
+    for how, names in TRAINER.items():
+        if wrong := set(names) & set(cfg.trainer):
+            raise ConfigError(f"trainer.{min(wrong)}: attnlab sets it {how}")
 
 
 def check_relations(cfg: DictConfig) -> None:
     """Check the keys of a resolved configuration that depend on each other."""
-    _check_callbacks(cfg)
+    if cfg.callbacks:
+        _check_callbacks(cfg)
     _check_names(cfg)
-    _check_lengths(cfg)
+    if OmegaConf.select(cfg, "task.data.window") is not None:
+        _check_lengths(cfg)
     kind = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
     if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
         raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
@@ -258,7 +241,7 @@ def _check_lengths(cfg: DictConfig) -> None:
         return OmegaConf.select(cfg, key)
 
     window, longest = get("task.data.eval_window") or get("task.data.window"), get("task.model.max_length")
-    if window is None or constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
+    if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
         return
     if (stride := get("task.score.sliding_stride")) is not None and stride > window:
         raise ConfigError(f"task.score.sliding_stride={stride} is more than the window of {window}")

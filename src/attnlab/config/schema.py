@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
@@ -82,19 +82,14 @@ def ancestors(target: str) -> set[str]:
 
 
 @lru_cache
-def _modules_of_names() -> dict[str, list[str]]:
-    """The classes and functions at the top of this package's modules, each with its modules."""
+def modules_of_names() -> dict[str, list[str]]:
+    """The modules of each class and function at the top of this package's modules, by its name."""
     modules: dict[str, list[str]] = {}
     for file in sorted((ROOT / "attnlab").rglob("*.py")):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for name in re.findall(r"^(?:class|def|async def) (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
             modules.setdefault(name, []).append(module)
     return modules
-
-
-def definitions(name: str) -> list[str]:
-    """The modules of this package that define a class or function of this name."""
-    return list(dict.fromkeys(_modules_of_names().get(name, [])))
 
 
 def constant(target: str) -> object:
@@ -173,11 +168,9 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _source(module: str, node: ast.ImportFrom) -> str:
     """The absolute name of the module that `from ... import` reads, inside `module`."""
-    if not node.level:
-        return node.module or ""
-    path, parts = _file(module), module.split(".")
-    up = node.level - (path is not None and path.name == "__init__.py")
-    return ".".join([*parts[: len(parts) - up], *([node.module] if node.module else [])])
+    path = _file(module)
+    package = module if path and path.name == "__init__.py" else module.rpartition(".")[0]
+    return resolve_name("." * node.level + (node.module or ""), package)
 
 
 _Seen = frozenset[tuple[str, str]]  # modules and names on the way here: modules may import each other

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.build import PATTERN, at
 from attnlab.config.nodes import mappings
-from attnlab.config.schema import definition, definitions
+from attnlab.config.schema import definition, modules_of_names
 from attnlab.config.settings import ABSENT, REMOVED
 from attnlab.run import fingerprint
 from attnlab.run.cache import digest
@@ -166,7 +166,8 @@ def current(plain: dict[str, Any]) -> dict[str, Any]:
             if isinstance(parent, dict):
                 parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
     for _, node in mappings(plain):
-        if isinstance(target := node.get("_target_"), str) and (modules := definitions(target.partition(".")[0])):
+        target = node.get("_target_")
+        if isinstance(target, str) and (modules := modules_of_names().get(target.partition(".")[0])):
             node["_target_"] = f"{modules[0]}.{target}"
     return plain
 

@@ -148,8 +148,7 @@ class _Loading:
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from error
         check_fixed(cfg)
-        groups = {group: name for group, name in cfg.choices.items() if name is not None and group != "recipe"}
-        return Job(cfg, [f"{group}={name}" for group, name in groups.items()], self._directory(cfg, changed))
+        return Job(cfg, self._directory(cfg, changed))
 
     # --- the run's configuration --------------------------------------------------------------------------------
 
