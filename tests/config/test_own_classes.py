@@ -60,11 +60,10 @@ class Slow(torch.optim.Adam):
 
 class Count(Callback):
     def __init__(self, file: str) -> None:
-        self.file, self.batches = Path(file), 0
+        self.file = Path(file)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        self.batches += 1
-        self.file.write_text(str((self.batches, type(trainer.optimizers[0]).__name__)))
+        self.file.write_text(f"{trainer.global_step} {type(trainer.optimizers[0]).__name__}")
 """,
 }
 FILES = {
@@ -125,13 +124,10 @@ def test_own_attention_reader_optimizer_and_callback(tmp_path: Path) -> None:
     record = json.loads((folder / "run" / "record.json").read_text())
     assert (record["status"], record["task"], record["attention"]) == ("finished", "numbers", "loud")
     assert record["quality"]["sentences"] == 6
-    batches, optimizer = eval((folder / "count").read_text())
-    assert batches >= 4 and optimizer == "Slow"
+    assert (folder / "count").read_text() == "4 Slow"
     again = attnlab(folder, "mode=test", "checkpoint=run", "hydra.run.dir=again")
     assert again.returncode == 0, again.stderr
     scored = json.loads((folder / "again" / "record.json").read_text())
     assert scored["quality"]["bleu"] == record["quality"]["bleu"]
     wrong = attnlab(folder, "experiment=theirs", "attention.loudnes=3", *given)
     assert wrong.returncode == 2 and "nearest: attention.loudness" in wrong.stderr
-    moved = attnlab(folder, "experiment=theirs", "task.optimizer._target_=theirs.training.Count", *given)
-    assert moved.returncode == 2 and "expected a class derived from torch.optim.Optimizer" in moved.stderr

@@ -61,13 +61,12 @@ def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _is_list(annotation: Any) -> bool:
-    kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, Iterable) and not issubclass(kind, Mapping | str)
+    return _is(annotation, Iterable) and not _is(annotation, Mapping) and annotation is not str
 
 
-def _is_mapping(annotation: Any) -> bool:
+def _is(annotation: Any, base: type) -> bool:
     kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, Mapping)
+    return isinstance(kind, type) and issubclass(kind, base)
 
 
 def _fits(annotation: Any, value: Any) -> bool:
@@ -83,7 +82,7 @@ def _fits(annotation: Any, value: Any) -> bool:
         right = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
     elif inner in (bool, str, Path):
         right = isinstance(value, bool if inner is bool else str)
-    elif _is_mapping(inner):
+    elif _is(inner, Mapping):
         right = isinstance(value, Mapping)
     elif _is_list(inner):
         right = isinstance(value, Sequence) and not isinstance(value, str) and _elements_fit(inner, value)
@@ -127,7 +126,7 @@ def _type_in_words(annotation: Any) -> str:
         return "null"
     if get_origin(annotation) is Literal:
         return " or ".join(map(str, get_args(annotation)))
-    if _is_mapping(annotation):
+    if _is(annotation, Mapping):
         return "a group of keys"
     if _is_list(annotation):
         parts = [part for part in get_args(annotation) if part is not Ellipsis]

@@ -82,8 +82,7 @@ class CommandLine:
     def jobs(self) -> list[list[Override]]:
         """The settings of every job of a multirun by Hydra's own sweeper; of another one, a job with the first values.
 
-        Raises:
-            ConfigError: there are several values without -m, or a sweeper that searches is not told in which direction.
+        ConfigError: there are several values without -m, or a sweeper that searches is not told in which direction.
         """
         if not self.multirun:
             raise ConfigError(f"{self.swept[0].input_line}: several values need -m; quote the value if it is one text")
@@ -236,6 +235,7 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
         if run and not line.multirun and "hydra.run.dir" not in line.keys:
             directory = Path(run.directory)
         keeps = line.multirun or flags.cfg or "hydra.run.dir" in line.keys
+        for_hydra = line.for_hydra() if line.multirun or flags.info else []
         return Command(
             line,
             jobs,
@@ -244,7 +244,7 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             directory,
             bool(keeps or constant(f"attnlab.modes.{jobs[0].mode}.KEEPS") is not False),
             here and not flags.cfg,
-            [*line.for_hydra(), *([NUMBERED] if run and "hydra.sweep.subdir" not in line.keys else [])],
+            [*for_hydra, *([NUMBERED] if run and "hydra.sweep.subdir" not in line.keys else [])],
         )
 
 

@@ -40,11 +40,7 @@ def one_line(error: BaseException) -> str:
 class Composer:
     """Composes and checks configurations, inside :meth:`hydra`.
 
-    Args:
-        directory: another directory of YAML files besides conf/ (`--config-dir`).
-
-    Raises:
-        ConfigError: there is no such directory, or a file in it cannot be read.
+    `directory`: of YAML files besides conf/ (--config-dir). ConfigError: it does not exist, or a file cannot be read.
     """
 
     def __init__(self, directory: str | None = None) -> None:

@@ -58,11 +58,7 @@ def help_text(program: str) -> str:
 
 
 def listing(names: list[str]) -> str:
-    """What `attnlab list` prints: the groups, or the options of some, a line each.
-
-    Raises:
-        ConfigError: no such group.
-    """
+    """What `attnlab list` prints: the groups, or the options of some, a line each. ConfigError: no such group."""
     composer = Composer()
     if not names:
         return "\n".join(f"{group:12}{ABOUT[group]} ({len(composer.options(group))})" for group in GROUPS)

@@ -138,11 +138,7 @@ def targets(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_target(target: Any, path: str) -> None:
-    """Check the `_target_` of a node before it is imported.
-
-    Raises:
-        ConfigError: names the key and what its place takes.
-    """
+    """Check the `_target_` of a node before it is imported. ConfigError names the key and what its place takes."""
     key, bases = f"{path}._target_={target}", bases_of(path)
     if not isinstance(target, str) or not re.fullmatch(r"\w+(\.\w+)*", target):
         raise ConfigError(f"{key}: expected the dotted name of a class, package.module.Name")

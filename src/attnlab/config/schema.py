@@ -51,10 +51,7 @@ class _Definition(NamedTuple):
 
 @lru_cache
 def signature(target: str) -> Signature:
-    """The signature of a class or function by its dotted name.
-
-    Raises LookupError if the source of no module defines it.
-    """
+    """The signature of a class or function by its dotted name. LookupError: the source of no module defines it."""
     if (defined := _locate(target)) is None:
         raise LookupError(target)
     return _signature_of(defined)
