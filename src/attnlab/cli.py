@@ -213,12 +213,10 @@ def end_of_multirun(checked: Command, code: int) -> int:
     """
     from attnlab.report import sweep as comparison
 
-    jobs, keys = checked.jobs, [setting.key_or_group for setting in checked.line.swept]
-    if checked.line.searches:
-        jobs = []
-    code = max(code, sweep.summarize(checked.directory, len(jobs) or None))
+    jobs = None if checked.line.searches else len(checked.jobs) or None
+    code = max(code, sweep.summarize(checked.directory, jobs))
     try:
-        for path in comparison.render(checked.directory, jobs, keys):
+        for path in comparison.render(checked.directory):
             print(printable(str(path)), file=sys.stderr)
     except AttnlabError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)

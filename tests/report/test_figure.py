@@ -13,7 +13,7 @@ from matplotlib.text import Annotation, Text
 
 from attnlab.config.build import CONF
 from attnlab.report import bench, compression, decoders, figure
-from attnlab.report.figure import POINTS, Panel, Plot, frontier, scatter, seeds, together
+from attnlab.report.figure import POINTS, Panel, Plot, frontier, scatter, together
 
 EXPERIMENTS = CONF.parent / "experiments"
 TITLE = "a title of the length that such a title has, with the model"
@@ -47,16 +47,13 @@ def page_of(kind: str) -> Figure:
             for step in (100, 200, 300)
         ]
         return figure.draw_together(pd.DataFrame(logged, columns=figure.CURVES), "title")
-    if kind == "lines":
-        points = [(name, s, x, x * s + i) for i, name in enumerate(names) for s in (1, 2) for x in (4, 8, 16)]
-        return figure.seeds(pd.DataFrame(points, columns=figure.POINTS), Plot("", "", "rank", "top-1, %"), "title")
     random = np.random.default_rng(1)
     weights = [(i, h, t, random.normal()) for i in range(3) for h in range(12) for t in range(48)]
     data = pd.DataFrame(weights, columns=["layer", "head", "term", "weight"])
     return compression.fusion_plot(data, "cp_slimatt, 48 columns a layer")
 
 
-CASES = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*DRAW, "curves", "lines", "fusion")] + ["context"]
+CASES = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*DRAW, "curves", "fusion")] + ["context"]
 
 
 def shown(page: Figure) -> Iterator[Text]:
@@ -96,7 +93,7 @@ def test_no_text_lies_on_another_or_outside(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*DRAW, "curves", "lines", "fusion", "context"])
+@pytest.mark.parametrize("kind", [*DRAW, "curves", "fusion", "context"])
 def test_the_same_numbers_give_the_same_bytes(kind: str) -> None:
     assert figure.png(page_of(kind), "digest") == figure.png(page_of(kind), "digest")
 
@@ -107,17 +104,6 @@ def test_every_seed_is_drawn_and_the_label_stands_at_the_mean() -> None:
     drawn = [np.asarray(line.get_xydata()).tolist() for line in axes.lines]
     assert drawn == [[[2.0, 10.0], [4.0, 20.0]], [[3.0, 15.0]], [[3.0, 5.0]]]
     assert [text.xy for text in axes.texts if isinstance(text, Annotation)] == [(3.0, 15.0), (3.0, 5.0)]
-
-
-def test_lines_go_through_the_means_and_bars_are_the_spread() -> None:
-    rows = [["a", "1", "8", "10.0"], ["a", "2", "8", "20.0"], ["a", "1", "4", "5.0"], ["b", "1", "4", "7.0"]]
-    page = seeds(pd.DataFrame(rows, columns=POINTS), Plot("", "", "rank", "top1"))
-    (axes,) = page.axes
-    a, b = axes.containers
-    assert np.asarray(a[0].get_xydata()).tolist() == [[4.0, 5.0], [8.0, 15.0]]
-    (bars,) = a[2]
-    assert [segment.tolist() for segment in bars.get_segments()] == [[[4, 5], [4, 5]], [[8, 10], [8, 20]]]
-    assert [text.get_text() for text in page.legends[0].texts] == ["a", "b"]
 
 
 def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:

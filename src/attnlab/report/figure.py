@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEY = "Data"  # of the PNG's own text: the SHA-256 of the CSV that it was drawn from
 STYLES = ("-", "--", ":", "-.")  # of lines, after each ten colours
-POINTS = ["row", "seed", "x", "y"]  # the columns of scatter and seeds
+POINTS = ["row", "seed", "x", "y"]  # the columns of scatter
 SIDES = (  # of a point: offsets to the right and up, and the text's side that lies there; the last if none is free
     (8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
     (7, 7, "left", "bottom"), (7, -7, "left", "top"), (-7, 7, "right", "bottom"), (-7, -7, "right", "top"),
@@ -70,9 +70,6 @@ class Panel:
     label: str
     exp: bool = False
     rows: str = ""
-
-
-LOSSES = (Panel("loss", "training loss"), Panel("val_loss", "validation loss"))
 
 
 def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> list[Path]:
@@ -184,16 +181,6 @@ def frontier(points: pd.DataFrame, better: str) -> pd.DataFrame:
     return ordered[y > y.cummax().shift(fill_value=-math.inf)]
 
 
-def seeds(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
-    """A line for each row of POINTS through the means at each x, with bars from the least to the most of the seeds."""
-    page, axes = _page(plot, title)
-    at = points.astype({"x": float, "y": float}).groupby(["row", "x"], sort=False)["y"]
-    means = at.agg(["mean", "min", "max"]).reset_index()
-    lines(axes, means, "row", list(points["row"].unique()), "x", "mean", ("min", "max"))
-    name_below(page)
-    return page
-
-
 def _page(plot: Plot, title: str) -> tuple[Figure, Axes]:
     from matplotlib.ticker import ScalarFormatter
 
@@ -260,7 +247,7 @@ def plot_curves(directory: Path) -> Path | None:
     return path
 
 
-def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel] = LOSSES) -> pd.DataFrame:
+def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.DataFrame:
     """The columns CURVES of several runs, each with its label, seed and run directory."""
     import pandas as pd
 
