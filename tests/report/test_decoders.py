@@ -54,7 +54,7 @@ def test_seeds_points_and_methods(tmp_path: Path, run: Run) -> None:
     points = read(out / "perplexity.csv")
     assert ["sample", "original", "", "100", "2", "4.5000", "4.0000", "5.0000"] in points
     assert (out / "perplexity.png").is_file()
-    for path in decoders.render_again(out, tmp_path / "again"):  # `make tables` needs no records
+    for path in decoders.render_again(out / "runs.csv", [], tmp_path / "again"):  # `make tables` needs no records
         assert path.suffix == ".png" or path.read_bytes() == (out / path.name).read_bytes()
 
 
@@ -96,14 +96,14 @@ def test_table_and_plot(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[
     assert points[3] == ["sample llama", "fever", "dense", "1", "2", "90.000", "0.000"]
     assert (out / "accuracy.png").is_file()
     file = out / "runs.csv"
-    for path in decoders.render_again(out, tmp_path / "again")[:4]:
+    for path in decoders.render_again(out / "runs.csv", [], tmp_path / "again")[:4]:
         other = (out / path.name).read_text()
         assert path.read_text() == re.sub(
             r"(70\.0|90\.0|1\.250) ± (5\.0|0\.100)", r"\1", other
         )  # of one seed no line has these
     file.write_text(file.read_text().replace(",50,", ",fifty,"))
     with pytest.raises(DataError, match="runs.csv: .*fifty"):
-        decoders.render_again(out, tmp_path / "again")
+        decoders.render_again(out / "runs.csv", [], tmp_path / "again")
 
 
 def test_runs_with_other_settings_or_another_corpus_are_other_rows(tmp_path: Path, run: Run) -> None:

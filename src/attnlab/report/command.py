@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from attnlab.errors import ConfigError, DataError, printable
@@ -22,7 +23,7 @@ Report = Callable[[Sequence[SavedRecord], Path], list[Path]]
 REPORTS: dict[str, Report] = {
     "bench": bench.render,
     "speed": speed.render,
-    "compressed": compression.render,
+    "compressed": decoders.render,
     "needle": needle.render,
 }
 PAGE = Path("report.html")
@@ -124,17 +125,28 @@ def _of_records(kind: str, places: Sequence[Path], out: Path | None) -> list[Pat
     records = collect(places)
     if not records:
         raise DataError("no readable record among these records")
-    report = REPORTS[kind]
-    done = [saved for saved in records if saved.record["status"] == "finished"]
-    if kind == "compressed" and done:
-        if all(map(decoders.is_asked, done)):
-            report = decoders.render_compressions
-        elif all(map(decoders.is_converted, done)):
-            report = decoders.render_conversions
+    return made(REPORTS[kind], records, out or records[0].path.parent)
+
+
+def made(report: Report, records: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    """Write a report. DataError names the files of damaged records: those for which it fails by themselves."""
     try:
-        return report(records, out or records[0].path.parent)
+        return report(records, directory)
     except UNREADABLE as error:
-        raise DataError(f"report {kind}: a damaged record among these: {type(error).__name__}: {error}") from error
+        with TemporaryDirectory() as folder:
+            files = [saved.name for saved in records if not _works(report, saved, Path(folder))]
+        message = f"{type(error).__name__}: {error}"
+        raise DataError(f"{', '.join(files) or 'these records'}: damaged, not reported: {message}") from error
+
+
+def _works(report: Report, saved: SavedRecord, directory: Path) -> bool:
+    try:
+        report([saved], directory)
+    except DataError:  # it leaves the record out
+        return True
+    except UNREADABLE:
+        return False
+    return True
 
 
 def everything(root: Path, kind: str) -> list[Path]:
@@ -155,8 +167,8 @@ def everything(root: Path, kind: str) -> list[Path]:
     if kind == "figure":
         return paths
     for folder, report in folders(root):
-        paths += report(below(folder, records), folder)
-    return paths + speed.render(records, root)
+        paths += made(report, below(folder, records), folder)
+    return paths + made(speed.render, records, root)
 
 
 def specifications(root: Path) -> list[Path]:
@@ -180,8 +192,5 @@ def folders(root: Path) -> list[tuple[Path, Report]]:
         "needle/needle.csv": needle.render,
     }
     reports = [(path.parent, kind) for pattern, kind in kinds.items() for path in sorted(root.glob(f"*/{pattern}"))]
-    return reports + [(path.parent, partial(_again, path.parent)) for path in sorted(root.glob("*/*/runs.csv"))]
-
-
-def _again(folder: Path, _: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    return decoders.render_again(folder, directory)
+    again = sorted(root.glob("*/*/runs.csv"))
+    return reports + [(path.parent, partial(decoders.render_again, path)) for path in again]

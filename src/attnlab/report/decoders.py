@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnlab.report import figure
-from attnlab.report.table import Grid, differing, finished, frame, known, read_runs, spread
+from attnlab.report import compression, figure
+from attnlab.report.table import Grid, differing, frame, known, read_runs, spread
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
@@ -63,31 +63,23 @@ COMPRESSION_NOTES = [
 ]
 
 
-def is_converted(saved: SavedRecord) -> bool:
-    """Whether a record is of a converted decoder."""
-    return "conversion" in saved.record
+def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    """Write the report of converted decoders or, if there is none, of compressed models; DataError without one.
+
+    Converted decoders: conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}. Language models: sweep.{md,csv,tex},
+    runs.csv, and accuracy.{csv,png} of runs with `compress.keep`. Vision models: see `compression.render`.
+    """
+    done = [saved for saved in records if saved.record["status"] == "finished"]
+    if converted := [saved for saved in done if "conversion" in saved.record]:
+        return _write_conversions(conversions(converted), directory)
+    if asked := [saved for saved in done if saved.record["task"] == "reasoning" and _rate(saved)]:
+        return _write_compressions(compressions(asked), directory)
+    return compression.render(done, directory)
 
 
-def is_asked(saved: SavedRecord) -> bool:
-    """Whether a record is of a language model that was asked, however the run has ended."""
-    return bool(saved.record["task"] == "reasoning")
-
-
-def render_conversions(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write the table conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}; DataError if there is none."""
-    return _write_conversions(conversions(finished(records, is_converted, "of a converted decoder")), directory)
-
-
-def render_compressions(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} of runs with `compress.keep`; DataError if none."""
-    compressed = finished(records, lambda saved: is_asked(saved) and _rate(saved), "of a compressed language model")
-    return _write_compressions(compressions(compressed), directory)
-
-
-def render_again(folder: Path, directory: Path) -> list[Path]:
-    """Write the same files into `directory` from the runs.csv in `folder`, without standard errors."""
-    path = folder / "runs.csv"
-    if folder.joinpath("conversions.csv").is_file():
+def render_again(path: Path, _: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    """Write the same files into `directory` from a runs.csv, without standard errors. No record is read."""
+    if path.with_name("conversions.csv").is_file():
         return _write_conversions(_with_share(read_runs(path, CONVERTED, ["Seed", *SIZES, *STATES])), directory)
     columns = [*COMPRESSION, "Seed", *NUMBERS, *ABOUT]
     return _write_compressions(read_runs(path, columns, ["Kept", "Seed", *NUMBERS]), directory)
@@ -143,30 +135,31 @@ def _listed(runs: pd.DataFrame, columns: Sequence[str], headers: list[str], form
 
 def conversion_table(runs: pd.DataFrame) -> Grid:
     """A row for each model, method and size of the cache: means over the seeds."""
-    headers = ["Model", "Method", "Cache, %", "Bytes per token", "Seeds", *STATES]
-    headers += ["Converted / original", "Healed / original"]
-    grid = Grid("Converted decoders: perplexity and cache", headers, notes=list(CONVERSION_NOTES))
-    for (model, method, share), members in runs.groupby(CONVERSION, sort=False):
-        sizes = " to ".join(f"{size:g}" for size in sorted(members[SIZES[1]].unique()))
-        cells = [model, method, f"{share:g}", sizes, str(len(members))]
-        cells += [spread(known(members[state]), ".2f") for state in STATES]
-        cells += [spread(known(members[state] / members["Original"]), ".3f") for state in STATES[1:]]
-        grid.rows.append(cells)
-    return grid
+    ratios = {f"{state} / original": runs[state] / runs["Original"] for state in STATES[1:]}
+    digits = dict.fromkeys(STATES, 2) | dict.fromkeys(ratios, 3)
+    rows = _means(runs.assign(**ratios), CONVERSION, digits)
+    for row, (_, members) in zip(rows, runs.groupby(CONVERSION, sort=False), strict=True):
+        row.insert(len(CONVERSION), " to ".join(f"{size:g}" for size in sorted(members[SIZES[1]].unique())))
+    headers = [*CONVERSION, "Bytes per token", "Seeds", *digits]
+    return Grid("Converted decoders: perplexity and cache", headers, rows, CONVERSION_NOTES)
 
 
 def compression_table(runs: pd.DataFrame) -> Grid:
     """A row for each model, question set, method, kept share and other settings: means over the seeds."""
     title = "Compressed language models: accuracy, loss and perplexity"
-    grid = Grid(title, [*COMPRESSION, "Seeds", *HEADERS], notes=list(COMPRESSION_NOTES))
-    for group, members in runs.groupby(COMPRESSION, dropna=False, sort=False):
-        cells = [*map(_text, group), str(len(members))]
-        for column, digits in NUMBERS.items():
+    return Grid(title, [*COMPRESSION, "Seeds", *HEADERS], _means(runs, COMPRESSION, NUMBERS), COMPRESSION_NOTES)
+
+
+def _means(runs: pd.DataFrame, by: list[str], digits: Mapping[str, int]) -> list[list[str]]:
+    """A row for each group of runs: its keys, their number, and means with deviations, of one run with its error."""
+    rows = []
+    for group, members in runs.groupby(by, dropna=False, sort=False):
+        rows.append([*map(_text, group), str(len(members))])
+        for column, places in digits.items():
             errors = members.get(f"{column} stderr", pd.Series([None]))
             error = errors.iloc[0] if len(members) == 1 else None
-            cells.append(spread(known(members[column]), f".{digits}f", error))
-        grid.rows.append(cells)
-    return grid
+            rows[-1].append(spread(known(members[column]), f".{places}f", error))
+    return rows
 
 
 def perplexities(runs: pd.DataFrame) -> pd.DataFrame:
