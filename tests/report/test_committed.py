@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.report import command, figure, speed
+from attnlab.report import bench, command, figure
 from attnlab.report.command import main
 from attnlab.report.match import differences
 from attnlab.report.render import write_table
@@ -97,8 +97,8 @@ def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.Monk
     page = EXPERIMENTS / "SPEED.md"
     committed = page.read_bytes()
     written: list[str] = []
-    monkeypatch.setattr(speed, "write_text", lambda path, text: written.append(text))
-    assert speed.render(records, page.parent) == [page]
+    monkeypatch.setattr(bench, "write_text", lambda path, text: written.append(text))
+    assert bench.render_speeds(records, page.parent) == [page]
     assert written[0].encode() == committed, "render it again: report speed experiments --out experiments"
 
 

@@ -1,11 +1,9 @@
 """Compressed models as a table and plots."""
 
 from pathlib import Path
-from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
-import pytest
 import timm
 import torch
 
@@ -25,16 +23,6 @@ def test_the_fusion_shown_is_that_of_the_saved_model(tmp_path: Path) -> None:
     folder.save(model, tmp_path, "deit_small_patch16_224", VIT)
     fusion = compression.fusions(tmp_path)
     assert fusion.loc[fusion["layer"] == 1, "weight"].tolist() == ["1", "0.5", "0.25", "2"]
-
-
-def test_the_density_of_ranks() -> None:
-    """Of [2, 4, 9]: three kernels of Scott's width; of equal ranks the narrowest one."""
-    at = np.linspace(-30, 40, 7001)
-    values = compression.density([2, 4, 9], at)
-    width = float(np.std([2, 4, 9], ddof=1)) * 3**-0.2
-    expected = fmean(NormalDist(rank, width).pdf(float(at[3321])) for rank in (2, 4, 9))
-    assert values[3321] == pytest.approx(expected) and values.sum() * 0.01 == pytest.approx(1)
-    assert compression.density([5, 5, 5], at).max() == pytest.approx(NormalDist(5, 0.5).pdf(5))
 
 
 def test_a_fusion_matrix_in_blocks() -> None:

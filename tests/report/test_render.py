@@ -145,9 +145,9 @@ def test_broken_specifications(tmp_path: Path) -> None:
         good.replace("note: gate", "note: gait"): "note 'gait'",
         good.replace("note: gate", "baseline: MLB"): "baseline 'MLB' is the label of no row",
         good.replace("note: gate", "corpus: MuST-C"): "its baseline 'MHA' has another corpus",
+        good + "picture: rank": "'rank': expected ranks or fusion or context",
         good.replace("baseline: MHA\n", ""): "baseline '' is the label of no row",
         good.replace("digits: 2", "digit: 2"): "digit",
-        good + "plots: [{x: a, y: b, x_label: a, y_label: b, frontier: best}]": "frontier 'best': expected max or min",
     }
     for text, expected in broken.items():
         (tmp_path / "t.yaml").write_text(text)

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from attnlab.errors import ConfigError, DataError, printable
-from attnlab.report import bench, compression, decoders, needle, runs, speed
+from attnlab.report import bench, decoders, needle, runs
 from attnlab.report.match import is_of
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
@@ -22,7 +22,7 @@ from attnlab.run.store import SavedRecord, collect
 Report = Callable[[Sequence[SavedRecord], Path], list[Path]]
 REPORTS: dict[str, Report] = {
     "bench": bench.render,
-    "speed": speed.render,
+    "speed": bench.render_speeds,
     "compressed": decoders.render,
     "needle": needle.render,
 }
@@ -168,7 +168,7 @@ def everything(root: Path, kind: str) -> list[Path]:
         return paths
     for folder, report in folders(root):
         paths += made(report, below(folder, records), folder)
-    return paths + made(speed.render, records, root)
+    return paths + made(bench.render_speeds, records, root)
 
 
 def specifications(root: Path) -> list[Path]:
@@ -188,7 +188,7 @@ def folders(root: Path) -> list[tuple[Path, Report]]:
     """
     kinds: dict[str, Report] = {
         "bench/bench.csv": bench.render,
-        "*/top1.csv": compression.render,
+        "*/top1.csv": decoders.render,
         "needle/needle.csv": needle.render,
     }
     reports = [(path.parent, kind) for pattern, kind in kinds.items() for path in sorted(root.glob(f"*/{pattern}"))]

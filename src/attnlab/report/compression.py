@@ -212,12 +212,10 @@ def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
 
 def density(ranks: Sequence[int], at: "Vector") -> "Vector":
     """A Gaussian kernel density (n,) of integers `at` (n,), with Scott's width and at least that of integers, 0.5."""
-    import numpy as np
+    from scipy.stats import norm
 
-    deviation = stdev(ranks) if len(ranks) > 1 else 0.0
-    width = max(0.5, deviation * len(ranks) ** -0.2)
-    kernels = np.exp(-0.5 * ((at[:, None] - np.asarray(ranks)) / width) ** 2) / (width * np.sqrt(2 * np.pi))
-    return kernels.mean(-1)
+    width = max(0.5, (stdev(ranks) if len(ranks) > 1 else 0.0) * len(ranks) ** -0.2)
+    return norm.pdf(at[:, None], ranks, width).mean(-1)
 
 
 def fusions(folder: Path) -> pd.DataFrame:

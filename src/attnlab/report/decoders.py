@@ -66,8 +66,8 @@ COMPRESSION_NOTES = [
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write the report of converted decoders or, if there is none, of compressed models; DataError without one.
 
-    Converted decoders: conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}. Language models: sweep.{md,csv,tex},
-    runs.csv, and accuracy.{csv,png} of runs with `compress.keep`. Vision models: see `compression.render`.
+    Converted decoders: conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}. Language models:
+    sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} of runs with `compress.keep`. Vision models: `compression`.
     """
     done = [saved for saved in records if saved.record["status"] == "finished"]
     if converted := [saved for saved in done if "conversion" in saved.record]:

@@ -155,7 +155,15 @@ def name_below(page: Figure) -> None:
 
 def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
     """A point for each row of POINTS at the mean of its seeds, its label beside it, and a small dot for each seed."""
-    page, axes = _page(plot, title)
+    from matplotlib.ticker import ScalarFormatter
+
+    page, [[axes]] = panels(1, 1, (6.4, 3.6))
+    plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set_title(title, fontsize=10)
+    axes.margins(0.12)
+    if plot.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
     points = points.astype({"x": float, "y": float})
     rows = points.groupby("row", sort=False)
     means = rows[["x", "y"]].mean()
@@ -179,20 +187,6 @@ def frontier(points: pd.DataFrame, better: str) -> pd.DataFrame:
     ordered = points.sort_values(["x", "y"], ascending=[True, better == "min"])
     y = ordered["y"] * (1 if better == "max" else -1)
     return ordered[y > y.cummax().shift(fill_value=-math.inf)]
-
-
-def _page(plot: Plot, title: str) -> tuple[Figure, Axes]:
-    from matplotlib.ticker import ScalarFormatter
-
-    page, [[axes]] = panels(1, 1, (6.4, 3.6))
-    plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
-    if title:
-        axes.set_title(title, fontsize=10)
-    axes.margins(0.12)
-    if plot.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-    return page, axes
 
 
 def _place_labels(page: Figure, points: Sequence[tuple[str, float, float]]) -> None:
@@ -274,7 +268,6 @@ def draw_together(data: pd.DataFrame, title: str = "") -> Figure:
             axes.plot(points["update"], points["value"], style, color=f"C{number % 10}", linewidth=1.1, label=run,
                       marker="." if len(line) < FEW else None)  # fmt: skip
         plain(axes, xlabel="update", ylabel=name)
-    if title:
-        page.suptitle(title, fontsize=10)
+    page.suptitle(title, fontsize=10)
     name_below(page)
     return page

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 STEM = "needle"  # of the files
 TITLE = "Needle in a haystack"
 STATES = ("original", "converted", "healed", "scored")  # the last: of a run without a conversion
-NOT_SETTINGS = ("_target_", "calibration", "healing")
 NAMED = ("keep", "stride", "rank", "groups")  # settings of a conversion that its name always has
 POINTS = ["run", "state", "seed", "length", "depth", "value"]
 WHAT = {"recall": ("accuracy", "recall, %", 100.0), "gain": ("gain", "gain, nats per token", 1.0)}
@@ -30,11 +29,6 @@ NOTE = (
     "Recall: share of the texts in which each token of the answer is the most probable one. Gain: mean log-probability "
     "of a token of the answer in nats, minus that in the same text without the fact; above 0 the model has used it."
 )
-
-
-def is_one(saved: SavedRecord) -> bool:
-    """Whether a record is that of a finished run which has a needle in a haystack."""
-    return saved.record["status"] == "finished" and bool(_states(saved))
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
@@ -160,11 +154,8 @@ def _states(saved: SavedRecord) -> dict[str, Mapping[str, Any]]:
 
 def _conversion(saved: SavedRecord) -> tuple[str, dict[str, Any]]:
     """The target of a record's conversion with its settings; an empty name: the model keeps its attention."""
-    if conversion := saved.record.get("conversion"):
-        return conversion["target"], conversion["settings"]
-    config = saved.record["config"]
-    settings = {key: value for key, value in (config.get("convert") or {}).items() if key not in NOT_SETTINGS}
-    return (config["choices"]["convert"] or "", settings) if settings else ("", {})
+    conversion = saved.record.get("conversion", {"target": "", "settings": {}})
+    return conversion["target"], conversion["settings"]
 
 
 def _mean(values: pd.Series, digits: int, factor: float) -> str:

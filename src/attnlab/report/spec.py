@@ -182,11 +182,10 @@ def _problems(spec: Spec) -> Iterator[str]:
     """What is wrong with a specification."""
     if any(c.measured and not c.statistic for c in spec.columns) and not (spec.corpus and spec.quality):
         yield "measured columns need `corpus` and a column of quality"
-    for plot in spec.plots:
-        if plot.frontier not in ("", "max", "min"):
-            yield f"frontier {plot.frontier!r}: expected max or min"
-    if spec.picture not in ("", "ranks", "fusion", "context"):
-        yield f"picture {spec.picture!r}: expected ranks, fusion or context"
+    words = [(spec.picture, ("ranks", "fusion", "context")), *((plot.frontier, ("max", "min")) for plot in spec.plots)]
+    for word, known in words:
+        if word and word not in known:
+            yield f"{word!r}: expected {' or '.join(known)}"
     if "{row}" not in spec.command:
         yield f"command {spec.command!r} has no {{row}} for the rows' own overrides"
     for note in [column.note for column in spec.columns] + [row.note for row in spec.rows]:

@@ -19,7 +19,7 @@ from tests.report.page.conftest import ROOT, Write
 pytest.importorskip("bokeh")
 pytest.importorskip("itables")
 
-from attnlab.report.page.render import POINTS, differing, gather, groups, render, samples, thinned
+from attnlab.report.page.render import POINTS, gather, groups, render, samples, thinned
 
 HOSTILE = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -140,17 +140,11 @@ def test_samples_of_the_same_reference_stand_together(write: Write, tmp_path: Pa
     write(tmp_path / "c", predictions=rows, task="other", started="2025")
     grouped = samples(gather([tmp_path]))
     assert [sample.source for sample, _ in grouped] == ["satz 0", "satz 2", "satz 4", "satz 6"] * 2
-    assert grouped[1][1] == [(0, [("sentence 2", False)]), (1, [("nothing", True)])]
+    assert grouped[1][1] == [(0, "sentence 2"), (1, "nothing")]
     assert [number for number, _ in grouped[-1][1]] == [2]
 
 
-def test_differing_words_and_thinned_curves() -> None:
-    assert differing("er hat zwei Bücher", "er hat drei Bücher") == [
-        ("er hat", False),
-        ("zwei", True),
-        ("Bücher", False),
-    ]
-    assert differing("", "word") == []
+def test_thinned_curves() -> None:
     curve = [(step, 1 / step) for step in range(1, 1001)]
     assert thinned(curve[:POINTS]) == curve[:POINTS]
     thin = thinned(curve)

@@ -37,8 +37,6 @@ function draw(id, runs, column) {
   drawn[id] = new Set(indices.map((i) => all[i]));
   document.getElementById(id).classList.toggle("empty", !indices.length);
   marks.visible = indices.length > 0;
-  const dots = plots[id].get_model_by_name("dots");  // of curves with one point
-  if (dots) dots.visible = marks.visible;
   if (!marks.visible) return;  // Bokeh complains on the console of a plot without a range
   if (column) marks.glyph.x = { field: column };
   plots[id].get_model_by_name("shown").indices = indices;

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from difflib import SequenceMatcher
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,16 +50,15 @@ GRAY = "#808690"  # of texts and lines: legible on white and on black
 PALETTE = (*Category10[10], *Dark2[8])
 TOOLS = "box_zoom,wheel_zoom,reset,save"
 ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
-NEAR = (*sweep.SIZES, sweep.SPEED)  # what is shown beside the mouse; the table has all
-Lines = list[tuple[int, list[tuple[str, bool]]]]
+Lines = list[tuple[int, str]]
 
 
 class Sample(NamedTuple):
-    """A line of predictions.tsv, shortened; the hypothesis in parts, each with whether it differs."""
+    """A line of predictions.tsv, shortened."""
 
     source: str
     reference: str
-    hypothesis: list[tuple[str, bool]]
+    hypothesis: str
 
 
 @dataclass(frozen=True)
@@ -120,13 +118,6 @@ def gather(places: Iterable[Path]) -> list[Shown]:
     return runs
 
 
-def differing(hypothesis: str, reference: str) -> list[tuple[str, bool]]:
-    """The words of a hypothesis in parts, each with whether it differs."""
-    words, wanted = hypothesis.split(), reference.split()
-    steps = SequenceMatcher(None, wanted, words, autojunk=False).get_opcodes()
-    return [(" ".join(words[a:b]), kind != "equal") for kind, _, _, a, b in steps if b > a]
-
-
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """At most POINTS of a curve's points, evenly spread, the first and the last among them."""
     chosen = np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
@@ -144,13 +135,12 @@ def _shown(saved: SavedRecord) -> Shown:
     curves = {
         key: [(step, value if math.isfinite(value) else math.nan) for step, value in thinned(logged[key])]
         for key in LOSSES
-        if any(math.isfinite(value) for _, value in logged.get(key, ()))
+        if sum(math.isfinite(value) for _, value in logged.get(key, ())) > 1  # one point is no line
     }
     samples = []
     for row in spread(directory / "predictions.tsv", SAMPLES) if is_run else ():
         keys = ("source", "reference", "hypothesis")
-        source, reference, hypothesis = (textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in keys)
-        samples.append(Sample(source, reference, differing(hypothesis, reference)))
+        samples.append(Sample(*(textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in keys)))
     return Shown(
         name=printable(str(directory if is_run else saved.path)),
         record=record,
@@ -242,7 +232,7 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
 
 
 def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
-    """Of each source and reference the first sample, and for each run its position and its hypothesis in parts."""
+    """Of each source and reference the first sample, and for each run its position and its hypothesis."""
     sources: dict[tuple[Any, ...], tuple[Sample, Lines]] = {}
     for i, run in enumerate(runs):
         for sample in run.samples:
@@ -256,9 +246,6 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
         values = [run.record[key] for run in runs]
         return [("" if value is None else str(value), None) for value in values]
 
-    def numbers(key: str) -> list[tuple[str, Any]]:
-        return [(text, run.record[key] or "") for (text, _), run in zip(texts(key), runs, strict=True)]
-
     quality = [(f"{run.quality:g}", run.quality) if run.quality is not None else (NOT_RUN, "") for run in runs]
     measured = {
         name: [(sweep.cell(number := run.numbers.get(name), name), "" if number is None else number) for run in runs]
@@ -271,8 +258,8 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
         Column("Metric", [(label(run.metric), None) for run in runs], kind="text"),
         *(Column(name, cells, "search", "number" if name in FIRST.values() else "number extra")
           for name, cells in measured.items()),
-        Column("Rank", numbers("rank"), kind="number extra"),
-        Column("Seed", numbers("seed"), kind="number extra"),
+        Column("Rank", texts("rank"), kind="number extra"),
+        Column("Seed", texts("seed"), kind="number extra"),
         Column("Corpus", [(run.corpus, None) for run in runs]),
         Column("Scale", texts("scale")),
         Column("Mode", texts("mode")),
@@ -293,11 +280,9 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
     """The quality of the runs over one of their other numbers, at first `first`, for an element of the page."""
     columns: dict[str, Any] = _about(runs)
     columns["score"] = ["" if run.quality is None else f"{run.quality:g} {label(run.metric)}" for run in runs]
-    columns |= {f"{name} as text": [sweep.cell(run.numbers.get(name), name) for run in runs] for name in NEAR}
     columns["quality"] = np.array([np.nan if run.quality is None else run.quality for run in runs])
     columns |= {name: np.array([run.numbers.get(name, np.nan) for run in runs]) for name in sweep.NUMBERS}
-    measured = [("quality", "@score"), *((name, f"@{{{name} as text}}") for name in NEAR)]
-    plot, view = _figure(measured), _view(len(runs))
+    plot, view = _figure([("quality", "@score")]), _view(len(runs))
     plot.scatter(first, "quality", source=ColumnDataSource(columns), view=view, name="marks", size=11, color="colour",
                  alpha=0.8, line_color="white")  # fmt: skip
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
@@ -305,19 +290,15 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[Shown], loss: str) -> dict[str, Any]:
-    """A line for each run that logged a loss, as Bokeh's JSON; a dot where it logged one once."""
+    """A line for each run that logged a loss, as Bokeh's JSON."""
     numbers = [i for i, run in enumerate(runs) if run.curves.get(loss)]
     columns: dict[str, Any] = {key: [values[i] for i in numbers] for key, values in _about(runs).items()}
     lines = [np.array(runs[i].curves[loss]) for i in numbers]
     columns |= {"xs": [line[:, 0] for line in lines], "ys": [line[:, 1] for line in lines]}
-    alone = [line[0] if len(line) == 1 else (np.nan, np.nan) for line in lines]
-    columns |= {"x": [float(x) for x, _ in alone], "y": [float(y) for _, y in alone]}
     title = LOSSES[loss]
     plot = _figure([("update", "$snap_x{0,0}"), (title, "$snap_y{0.[0000]}")], line_policy="nearest")
     source, view = ColumnDataSource(columns), _view(len(numbers))
     plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2, alpha=0.85)
-    if any(len(line) == 1 for line in lines):
-        plot.scatter("x", "y", source=source, view=view, name="dots", color="colour", size=6, alpha=0.85)
     plot.xaxis.axis_label, plot.yaxis.axis_label = "update", title
     return dict(json_item(plot, ID(loss)))
 
