@@ -15,10 +15,7 @@ from sacrebleu.significance import PairedTest
 from attnlab.errors import DataError
 from attnlab.metrics.text import text_scores, word_errors
 from attnlab.report import significance
-from attnlab.report.render import table
-from attnlab.report.spec import read_spec
 from attnlab.run.store import SavedRecord, collect
-from tests.report.conftest import Run
 
 Scored = Callable[..., SavedRecord]
 WORDS = ["der", "die", "das", "Haus", "Hund", "sieht", "vier", "kleine", "rote", "Blumen", "nicht", ",", "."]
@@ -232,25 +229,3 @@ def test_standard_errors(scored: Scored) -> None:
         one.record["quality"] |= {"top1": value, "images": count}
         assert significance.standard_error(one, "quality.top1") is None
     assert significance.standard_error(one, "quality.images") is significance.standard_error(one, "seed") is None
-
-
-@pytest.mark.slow
-def test_a_table_says_how_sure_its_differences_are(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "table.yaml").write_text(
-        "title: t\nsource: s\nbaseline: MHA\ncorpus: {name: MuST-C, train: [1, 300000]}\n"
-        "command: python -m attnlab {row} task.encoder_checkpoint=ASR\n"
-        "columns: [{key: bleu, label: BLEU, value: quality.bleu}]\n"
-        "rows: [{label: MHA, command: task=mustc attention=mha, published: {}},\n"
-        "       {label: MLA, command: task=mustc attention=mla, published: {}},\n"
-        "       {label: MQA, command: task=mustc attention=mqa, baseline: MLA, published: {}}]\n"
-    )
-    for name, hypotheses in (("mha", GOOD), ("mla", BAD), ("mqa", GOOD)):
-        quality = bleu(hypotheses) | {"bleu_stderr": 2.0}
-        path = run(name, f"task=mustc attention={name}", quality=quality)
-        write_rows(path.parent / "predictions.tsv", hypotheses, REFERENCES)
-    grid = table(read_spec(tmp_path / "table.yaml"), collect([tmp_path / "runs"]))
-    assert [row[-1] for row in grid.rows] == [f"{bleu(texts)['bleu']:.2f} ± 2.00" for texts in (GOOD, BAD, GOOD)]
-    note, other = [note for note in grid.notes if "bootstrap" in note]
-    assert other.startswith("R3 against R2: BLEU +")
-    assert note.startswith("R2 against R1: BLEU -") and "1000 resamples, seed 12345; sacrebleu's own p is " in note
-    assert any(note.startswith("±: standard error") for note in grid.notes)

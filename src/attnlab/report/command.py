@@ -133,20 +133,17 @@ def made(report: Report, records: Sequence[SavedRecord], directory: Path) -> lis
     try:
         return report(records, directory)
     except UNREADABLE as error:
+        files = []
         with TemporaryDirectory() as folder:
-            files = [saved.name for saved in records if not _works(report, saved, Path(folder))]
+            for saved in records:
+                try:
+                    report([saved], Path(folder))
+                except DataError:  # it leaves the record out
+                    continue
+                except UNREADABLE:
+                    files.append(saved.name)
         message = f"{type(error).__name__}: {error}"
         raise DataError(f"{', '.join(files) or 'these records'}: damaged, not reported: {message}") from error
-
-
-def _works(report: Report, saved: SavedRecord, directory: Path) -> bool:
-    try:
-        report([saved], directory)
-    except DataError:  # it leaves the record out
-        return True
-    except UNREADABLE:
-        return False
-    return True
 
 
 def everything(root: Path, kind: str) -> list[Path]:

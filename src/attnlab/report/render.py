@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from math import exp
 from pathlib import Path
 from statistics import mean
@@ -12,7 +11,7 @@ from omegaconf import OmegaConf
 
 from attnlab.report import bench, compression, figure
 from attnlab.report.match import choose, composed, protocol, scored, statistics
-from attnlab.report.significance import has_predictions, standard_error, sure
+from attnlab.report.significance import standard_error
 from attnlab.report.spec import Column, Row, Spec
 from attnlab.report.table import Grid, facts
 from attnlab.run.record import NOT_RUN
@@ -140,7 +139,7 @@ class Filled:
         return [{"Record": "", "Row": label} | facts(self.names[saved.path], saved) for label, saved in pairs]
 
     def notes(self, errors: bool) -> list[str]:
-        """Which records are not of the row's recipe, and how sure the differences to the baselines are."""
+        """Which records are not of the row's recipe, and what ± is."""
         lines = [
             f"{self.names[saved.path]} {label}: NOT the row's recipe: {', '.join(wrong)}"
             for label, chosen in self.chosen.items()
@@ -148,13 +147,6 @@ class Filled:
             if wrong
         ]
         lines += ["±: standard error over the items of the test set, of one seed."] * errors
-        for row in self.spec.rows:
-            if row.label == (row.baseline or self.spec.baseline):
-                continue
-            for base, saved in product(self.baseline(row), self.of(row)):
-                if base.record["seed"] == saved.record["seed"] and has_predictions(base) and has_predictions(saved):
-                    about = f"{self.names[saved.path]} against {self.names[base.path]}"
-                    lines += [f"{about}: {line}" for line in sure(base, saved)]
         return lines
 
     def left_out(self) -> list[str]:

@@ -164,7 +164,7 @@ def prune(words: Request) -> None:
     root = _folder(rest)
     runs = [run for run in _chosen(root, words.filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
-    left = failed = 0
+    left = 0
     for path, why in gone.items():
         try:
             refuse_live(path)
@@ -174,20 +174,13 @@ def prune(words: Request) -> None:
             if words.yes:
                 ledgers.remove(path, root, what)
             print(printable(f"{path}  {size:,.1f} MiB  {why}"))
-        except (LockedError, DataError, OSError) as error:
-            text = str(error)
-            if isinstance(error, OSError):
-                text = f"{error.filename or path}: cannot be removed ({error.strerror})"
-                failed += words.yes
+        except (LockedError, DataError) as error:
             left += 1
-            print(printable(f"{path}: left: {' '.join(text.split())}"), file=sys.stderr)
+            print(printable(f"{path}: left: {' '.join(str(error).split())}"), file=sys.stderr)
     count = len(gone) - left
-    them = "it" if count == 1 else "them"
-    done = "removed" if words.yes else f"would be removed: the same command with --yes removes {them}"
+    done = "removed" if words.yes else "would be removed: the same command with --yes removes what is listed"
     more = f"; {left} left, see above" if left else ""
     print(f"{counted(count, 'folder')} {done}{more}", file=sys.stderr)
-    if failed:
-        raise DataError(f"{counted(failed, 'folder')} could not be removed, see above")
 
 
 def _folder(names: Sequence[str]) -> Path:

@@ -77,11 +77,6 @@ def predictions_file(saved: SavedRecord) -> Path:
     return path.parent / PREDICTIONS if path.name == RECORD else path.with_suffix(f".{PREDICTIONS}")
 
 
-def has_predictions(saved: SavedRecord) -> bool:
-    """Whether a record has a file of predictions beside it."""
-    return predictions_file(saved).is_file()
-
-
 def _rows(path: Path) -> list[dict[str, str]]:
     """The items of the test set in a file of predictions.
 

@@ -13,8 +13,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -61,24 +60,33 @@ class Sample(NamedTuple):
     hypothesis: str
 
 
-@dataclass(frozen=True)
 class Shown:
     """A run on the page, with its first score and those of :data:`attnlab.report.sweep.NUMBERS` that were measured.
 
     The name is that of its directory, or of its file where that is no record.json. The status is the record's, or
-    "interrupted" where the run's process is gone. Curves are pairs of update and loss, at most POINTS each.
+    "interrupted" where the run's process is gone. Curves are pairs of update and loss, at most POINTS each; curves and
+    predictions lie beside a record.json.
     """
 
-    name: str
-    record: Mapping[str, Any]
-    status: str
-    error: str = ""
-    mechanism: str = ""
-    metric: str = ""
-    quality: float | None = None
-    numbers: dict[str, float] = field(default_factory=dict)
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    def __init__(self, saved: SavedRecord) -> None:
+        directory, is_run = saved.path.parent, saved.path.name == RECORD
+        self.record, self.name = saved.record, printable(str(directory if is_run else saved.path))
+        self.status, self.error = self.record["status"], " ".join(str(self.record.get("error") or "").split())
+        if self.status == "running" and holder_of(directory) is None:
+            self.status, self.error = "interrupted", "its process is gone"
+        self.mechanism, self.metric = sweep.mechanism(saved), sweep.metric(saved) or ""
+        self.quality = saved.number(f"quality.{self.metric}")
+        self.numbers = {name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None}
+        logged = read_curves(directory) if is_run else {}
+        self.curves = {
+            key: [(step, value if math.isfinite(value) else math.nan) for step, value in thinned(logged[key])]
+            for key in LOSSES
+            if sum(math.isfinite(value) for _, value in logged.get(key, ())) > 1  # one point is no line
+        }
+        self.samples = [
+            Sample(*(textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in Sample._fields))
+            for row in (spread(directory / "predictions.tsv", SAMPLES) if is_run else ())
+        ]
 
     @property
     def title(self) -> str:
@@ -112,7 +120,7 @@ def gather(places: Iterable[Path]) -> list[Shown]:
     runs = []
     for saved in reversed(collect(places)):
         try:
-            runs.append(_shown(saved))
+            runs.append(Shown(saved))
         except (OSError, csv.Error, *UNREADABLE) as error:
             log.warning("%s: left out: %s: %s", saved.name, type(error).__name__, error)
     return runs
@@ -122,37 +130,6 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """At most POINTS of a curve's points, evenly spread, the first and the last among them."""
     chosen = np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
     return [points[i] for i in chosen]
-
-
-def _shown(saved: SavedRecord) -> Shown:
-    """A run with its curves and predictions, which lie beside a record.json."""
-    record, directory, is_run = saved.record, saved.path.parent, saved.path.name == RECORD
-    status, error = record["status"], " ".join(str(record.get("error") or "").split())
-    if status == "running" and holder_of(directory) is None:
-        status, error = "interrupted", "its process is gone"
-    metric = sweep.metric(saved) or ""
-    logged = read_curves(directory) if is_run else {}
-    curves = {
-        key: [(step, value if math.isfinite(value) else math.nan) for step, value in thinned(logged[key])]
-        for key in LOSSES
-        if sum(math.isfinite(value) for _, value in logged.get(key, ())) > 1  # one point is no line
-    }
-    samples = []
-    for row in spread(directory / "predictions.tsv", SAMPLES) if is_run else ():
-        keys = ("source", "reference", "hypothesis")
-        samples.append(Sample(*(textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in keys)))
-    return Shown(
-        name=printable(str(directory if is_run else saved.path)),
-        record=record,
-        status=status,
-        error=error,
-        mechanism=sweep.mechanism(saved),
-        metric=metric,
-        quality=saved.number(f"quality.{metric}"),
-        numbers={name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None},
-        curves=curves,
-        samples=samples,
-    )
 
 
 class Column(NamedTuple):
