@@ -14,7 +14,7 @@ import pandas as pd
 
 from attnlab.errors import DataError
 from attnlab.report import figure
-from attnlab.report.match import composed, differences
+from attnlab.report.match import composed, is_recipe
 from attnlab.report.spec import Row, Spec
 from attnlab.report.table import Grid, facts, finished
 from attnlab.run.files import write_text
@@ -207,7 +207,7 @@ def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord 
     shape = {key: cfg.bench[key] for key in SHAPE}
     for saved in filter(is_one, reversed(records)):
         about = saved.record["config"].get("bench") or {}
-        alike = {key: about.get(key) for key in SHAPE} == shape and not differences(saved, overrides)
+        alike = {key: about.get(key) for key in SHAPE} == shape and is_recipe(saved, overrides)
         if alike and set(_contexts(cfg.bench.context)) <= _by_length(saved, row).keys():
             return saved
     return None

@@ -1,9 +1,7 @@
 """Which records stand for the rows of a table.
 
 A record stands for a row if it is finished, read the row's corpus and has the row's recipe (see
-:mod:`attnlab.run.identity`), whatever its options were called. Where there is none, those of the row's task, mechanism
-and scale do, marked with what they differ in. Neither another model, nor the embedded sample corpus or any other, ever
-stands for a paper's.
+:mod:`attnlab.run.identity`), whatever its options were called. No other recipe, model or corpus ever stands for it.
 """
 
 import re
@@ -12,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from attnlab.config.build import PATTERN, leaves, written
+from attnlab.config.build import leaves
 from attnlab.config.check import check
 from attnlab.config.rules import OF_THE_MODEL
 from attnlab.report.spec import Row, Spec
@@ -22,11 +20,7 @@ from attnlab.run.identity import architecture, canonical
 from attnlab.run.speedup import PROTOCOL
 from attnlab.run.store import SavedRecord
 
-MODEL = {"task.model.name", "task.weights"}  # which pretrained model a run starts from
-PLACES = {  # a row's command names files that only exist where the row is measured
-    "task.encoder_checkpoint": "the encoder did not start from recognition",
-    "task.data.vocabulary.file": "the vocabulary was not read from a file",
-}
+PLACES = ("task.encoder_checkpoint", "task.data.vocabulary.file")  # files that only exist where a row is measured
 
 
 def scored(records: Sequence[SavedRecord], spec: Spec) -> tuple[list[SavedRecord], list[SavedRecord]]:
@@ -52,40 +46,13 @@ def is_of(saved: SavedRecord, spec: Spec) -> bool:
     return not corpora or any(is_corpus(saved.record["corpus"], corpus) for corpus in corpora)
 
 
-def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[tuple[SavedRecord, list[str]]]:
-    """The newest record of each seed with what it differs in; only those of the row's recipe, if there are any.
-
-    The records are scored, read the specification's corpus, and the oldest is first. Another pretrained model never
-    stands for a row, nor does a trained one for a row with mode=test.
-    """
-    if not records or not row.command or not spec.quality:
+def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[SavedRecord]:
+    """The newest record of each seed that has a row's recipe and a score; `records`: the oldest first."""
+    if not row.command or not spec.quality:
         return []
-    overrides = spec.overrides(row)
-    cfg = composed(*overrides)
-    keys = {"task": cfg.task.name, "compress": cfg.choices.compress, "scale": cfg.choices.scale}
-    keys |= {"stride": cfg.stride, "rank": cfg.rank}
-    if cfg.task.get("weights") is None:  # else the attention is the model's
-        keys["attention"] = cfg.choices.attention or "none"
-    records = [f for f in records if f.record["corpus"].startswith(row.corpus) and _is_model(f, row, overrides)]
-    if cfg.mode == "test":
-        records = [f for f in records if f.record["mode"] == "test" and f.record["config"].get("checkpoint") is None]
-    pairs = [(f, differences(f, overrides, row.start)) for f in records if f.number(spec.quality) is not None]
-    exact = [pair for pair in pairs if not pair[1]]
-    alike = [pair for pair in pairs if all(pair[0].record.get(key) == value for key, value in keys.items())]
-    pattern = written(OmegaConf.select(cfg, PATTERN))  # every stack of several mechanisms is called hybrid
-    alike = [pair for pair in alike if (pair[0].record["config"].get("attention") or {}).get("pattern") == pattern]
-    return list({pair[0].record["seed"]: pair for pair in exact or alike}.values())
-
-
-def _is_model(saved: SavedRecord, row: Row, overrides: Sequence[str]) -> bool:
-    """Whether a record starts from the pretrained model of a row, or from the compressed one of its `start`."""
-    untouched = composed(*overrides).mode == "test"
-    keys = MODEL | {"task.model.weights"} if untouched else MODEL  # a local copy of the weights has another name
-    start = architecture(composed(*shlex.split(row.start)))["compression"] if row.start else None
-    if saved.record.get("compression", {}).get("start") != start:
-        return False
-    recipe, expected = dict(leaves(saved.canonical)), _recipe(*overrides)
-    return all(recipe.get(key) == expected.get(key) for key in keys)
+    read = [f for f in records if f.record["corpus"].startswith(row.corpus) and f.number(spec.quality) is not None]
+    same = [saved for saved in read if is_recipe(saved, spec.overrides(row), row.start)]
+    return list({saved.record["seed"]: saved for saved in same}.values())
 
 
 @cache
@@ -103,29 +70,25 @@ def _recipe(*overrides: str) -> dict[str, Any]:
     return dict(leaves(canonical(composed(*overrides))))
 
 
-def differences(saved: SavedRecord, overrides: Sequence[str], start: str = "") -> list[str]:
-    """In what the recipe of a record differs from that of a command line; `start`: the overrides of a run before it."""
-    recipe, expected = dict(leaves(saved.canonical)), dict(_recipe(*overrides))
-    ignored = ["task.model.weights"] if start else []
-    if "task.weights" in expected:  # what a run has read from its model
-        parts = tuple(f"{node}." for node in OF_THE_MODEL)
-        ignored += [key for key in recipe | expected if f"{key}.".startswith(parts)]
-    wrong = []
-    for key, without in PLACES.items():
-        if expected.get(key) is not None:
-            wrong += [without] if recipe.get(key) is None else []
-            ignored.append(key)
-    wrong += [
-        f"{key}={recipe.get(key, 'unset')} instead of {expected.get(key, 'unset')}"
-        for key in sorted((recipe.keys() | expected.keys()) - set(ignored))
-        if recipe.get(key, "unset") != expected.get(key, "unset")
-    ]
-    tested = saved.record["mode"] == "test"
+def is_recipe(saved: SavedRecord, overrides: Sequence[str], start: str = "") -> bool:
+    """Whether a record has the recipe of a command line.
+
+    A checkpoint that was scored again does not count: how it was trained is not in that record. `start`: the overrides
+    of the run with the compressed model that the command line starts from.
+    """
+    tested, compression = saved.record["mode"] == "test", saved.record.get("compression", {})
+    compressed = architecture(composed(*shlex.split(start)))["compression"] if start else None
+    if compression.get("start") != compressed or tested != (composed(*overrides).mode == "test"):
+        return False
     if tested and saved.record["config"].get("checkpoint") is not None:
-        wrong.append("scored with mode=test: how the checkpoint was trained is not in this record")
-    elif tested != ((mode := composed(*overrides).mode) == "test"):
-        wrong.append(f"mode={saved.record['mode']} instead of {mode}")
-    return wrong
+        return False
+    recipe, expected = dict(leaves(saved.canonical)), _recipe(*overrides)
+    keys = recipe.keys() | expected.keys()
+    ignored = {key for key in PLACES if None not in (recipe.get(key), expected.get(key))}
+    ignored |= {"task.model.weights"} if start else set()
+    if "task.weights" in expected:  # what a run has read from its model
+        ignored |= {key for key in keys if f"{key}.".startswith(tuple(f"{node}." for node in OF_THE_MODEL))}
+    return all(recipe.get(key, "unset") == expected.get(key, "unset") for key in keys - ignored)
 
 
 def statistics(row: Row, records: Sequence[SavedRecord]) -> Mapping[str, float]:

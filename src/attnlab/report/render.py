@@ -30,19 +30,18 @@ def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[
     if not (spec.plots or spec.curves or spec.picture):
         return paths
     usable = scored(records, spec)[1]
-    chosen = [(row, *pair) for row in spec.rows for pair in choose(row, usable, spec)]
+    chosen = [(row, saved) for row in spec.rows for saved in choose(row, usable, spec)]
     for plot in spec.plots:
-        points = [(row.label, f.record["seed"], f.number(plot.x), f.number(plot.y)) for row, f, _ in chosen]
+        points = [(row.label, f.record["seed"], f.number(plot.x), f.number(plot.y)) for row, f in chosen]
         data = pd.DataFrame(points, columns=figure.POINTS, dtype=object).dropna()
         draw = partial(figure.scatter, plot=plot, title=spec.title)
         paths += figure.write(stem.with_name(f"{stem.name}_{plot.name}"), data, draw)
-    exact = [(row, saved) for row, saved, wrong in chosen if not wrong]  # only these have curves and pictures
     if spec.curves:
-        runs = [(row.label, int(saved.record["seed"]), saved.path.parent) for row, saved in exact]
+        runs = [(row.label, int(saved.record["seed"]), saved.path.parent) for row, saved in chosen]
         draw = partial(figure.draw_together, title=spec.title)
         paths += figure.write(stem.with_name(f"{stem.name}_curves"), figure.together(runs, spec.curves), draw)
-    elif spec.picture and exact:
-        paths += compression.pictures(exact[0][1], {spec.picture: stem.with_name(f"{stem.name}_{spec.picture}")})
+    elif spec.picture and chosen:
+        paths += compression.pictures(chosen[0][1], {spec.picture: stem.with_name(f"{stem.name}_{spec.picture}")})
     return paths
 
 
@@ -68,28 +67,29 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
             cells.append(filled.cell(column, row))
         grid.rows.append(cells)
     grid.list_records(filled.facts())
-    grid.notes += filled.notes(errors=any(" ± " in cell for row in grid.rows for cell in row[1:]))
+    if any(" ± " in cell for row in grid.rows for cell in row[1:]):
+        grid.notes.append("±: standard error over the items of the test set, of one seed.")
     grid.notes += filled.left_out() + filled.commands()
     return grid
 
 
 class Filled:
-    """Our numbers of a table: for each row the records that stand for it, with what their recipes differ in."""
+    """Our numbers of a table: for each row the records that stand for it."""
 
     def __init__(self, spec: Spec, records: Sequence[SavedRecord]) -> None:
         self.spec, self.records = spec, records
         self.scored, self.usable = scored(records, spec)
         self.chosen = {row.label: choose(row, self.usable, spec) for row in spec.rows if row.command}
-        paths = (saved.path for pairs in self.chosen.values() for saved, _ in pairs)
+        paths = (saved.path for records in self.chosen.values() for saved in records)
         self.names = {path: f"R{i}" for i, path in enumerate(paths, 1)}
 
     def of(self, row: Row) -> list[SavedRecord]:
         """The records that stand for a row."""
-        return [saved for saved, _ in self.chosen.get(row.label, [])]
+        return self.chosen.get(row.label, [])
 
     def baseline(self, row: Row) -> list[SavedRecord]:
-        """The records of the recipe of a row's baseline: a difference to one of another recipe would have no mark."""
-        return [saved for saved, wrong in self.chosen.get(row.baseline or self.spec.baseline, []) if not wrong]
+        """The records that stand for a row's baseline."""
+        return self.chosen.get(row.baseline or self.spec.baseline, [])
 
     def cell(self, column: Column, row: Row) -> str:
         """Our number of a row."""
@@ -135,19 +135,8 @@ class Filled:
 
     def facts(self) -> list[dict[str, str]]:
         """The facts of each record in the table."""
-        pairs = [(label, saved) for label, chosen in self.chosen.items() for saved, _ in chosen]
+        pairs = [(label, saved) for label, chosen in self.chosen.items() for saved in chosen]
         return [{"Record": "", "Row": label} | facts(self.names[saved.path], saved) for label, saved in pairs]
-
-    def notes(self, errors: bool) -> list[str]:
-        """Which records are not of the row's recipe, and what ± is."""
-        lines = [
-            f"{self.names[saved.path]} {label}: NOT the row's recipe: {', '.join(wrong)}"
-            for label, chosen in self.chosen.items()
-            for saved, wrong in chosen
-            if wrong
-        ]
-        lines += ["±: standard error over the items of the test set, of one seed."] * errors
-        return lines
 
     def left_out(self) -> list[str]:
         """How many records have the scores of a row but read another corpus."""

@@ -144,7 +144,7 @@ def missing(words: Request) -> None:
             lacking = [row for row in rows if newest(spec, row, records) is None]
         else:
             usable = scored(records, spec)[1]
-            lacking = [row for row in rows if not any(not wrong for _, wrong in choose(row, usable, spec))]
+            lacking = [row for row in rows if not choose(row, usable, spec)]
         commands = [spec.before] * bool(spec.before and lacking) + [spec.row_command(row) for row in lacking]
         for command in dict.fromkeys(commands):
             print(command)
