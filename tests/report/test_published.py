@@ -16,7 +16,6 @@ import pytest
 from omegaconf import DictConfig
 
 from attnlab.config.build import CONF, instantiate
-from attnlab.data.images.folder import ImageData
 from attnlab.data.questions import question_set
 from attnlab.data.recall.data import NAMES
 from attnlab.report.command import specifications
@@ -192,22 +191,6 @@ def check(spec: Spec) -> None:
     assert wrong == {(row.label, key) for row in spec.rows for key in row.differs}
     explained = {column.key for column in spec.columns if column.note}
     assert all(row.note or set(row.differs) <= explained for row in spec.rows)
-
-
-def test_the_text_of_a_folder_of_images(tmp_path: Path) -> None:
-    """That of the records above is what the task writes."""
-    from PIL import Image
-
-    for split in ("train", "val"):
-        (tmp_path / "some folder" / split / "cat").mkdir(parents=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / "some folder" / split / "cat" / "a.png")
-    cfg = composed("task=imagenet", "scale=paper", f"data_root='{tmp_path / 'some folder'}'")
-    data: ImageData = instantiate(cfg.task.data)
-    data.setup()
-    spec = read_spec(EXPERIMENTS / "irratt" / "table1.yaml")
-    text = corpus_of(cfg, spec, spec.rows[0])
-    shape = re.sub(r"\d+", "N", re.sub(r" at .*(?=: train )", "", text))
-    assert re.sub(r"\d+", "N", re.sub(r" at .*(?=: train )", "", data.corpus)) == shape
 
 
 IRRATT = read_spec(EXPERIMENTS / "irratt" / "table1.yaml")

@@ -206,7 +206,7 @@ def test_what_is_refused(scored: Scored) -> None:
     cut = scored("cut", GOOD, bleu(GOOD))
     path = cut.path.parent / "predictions.tsv"
     path.write_text(path.read_text().rpartition("\t")[0] + "\n")
-    cases["line 41: expected 4 cells"] = cut
+    cases["cut/predictions.tsv: not a file of predictions"] = cut
     (one.path.parent / "b.json").write_bytes(one.path.read_bytes())
     cases["a/b.predictions.tsv: cannot be read"] = collect([one.path.parent / "b.json"])[0]
     for message, two in cases.items():

@@ -26,7 +26,6 @@ REPORTS: dict[str, Report] = {
     "compressed": decoders.render,
     "needle": needle.render,
 }
-PAGE = Path("report.html")
 HELP = {
     "page": "the runs in a folder as one HTML page, which needs no network (also without the word page)",
     "table": "tables of papers from their specifications; of a folder (experiments) all of them, and its benchmarks",
@@ -54,7 +53,9 @@ def parser() -> Parser:
     parsers = {name: kinds.add_parser(name, help=text, description=text) for name, text in HELP.items()}
     page = parsers["page"]
     page.add_argument("places", nargs="*", type=Path, metavar="FOLDER", help="folders or records (default: outputs)")
-    page.add_argument("-o", "--out", type=Path, default=PAGE, metavar="FILE", help="the page (default: report.html)")
+    page.add_argument(
+        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default: report.html)"
+    )
     for name in ("table", "figure"):
         parsers[name].add_argument(
             "specs", nargs="+", type=Path, metavar="SPEC", help="a specification, rendered beside it; or a folder"
@@ -96,8 +97,6 @@ def _page(places: Sequence[Path], out: Path) -> list[Path]:
         from attnlab.report.page.render import gather, render
     except ModuleNotFoundError as error:
         raise ConfigError(f"attnlab report needs Bokeh and itables: pip install 'attnlab[report]' ({error})") from error
-    if out.is_dir():
-        raise ConfigError(f"report: -o {out} is a folder; give a file, such as {out / PAGE}")
     write_text(out, render(gather(places), places))
     return [out]
 

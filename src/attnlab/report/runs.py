@@ -5,11 +5,10 @@ Everything comes from the records in the folder (:mod:`attnlab.run.ledger`); not
 
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
-from itertools import compress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from attnlab.callbacks.summary import label
 from attnlab.config.batch import counted
@@ -42,15 +41,8 @@ FILTERS = (
 HEADINGS = ("started (UTC)", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
 PRUNED = ("failed", "interrupted", BROKEN)
 NUMBERS = ("quality", "parameters", "kv_cache", "training", "inference")  # sections whose numbers are compared
+Filters = dict[str, list[str]]
 ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.device", "environment.git")
-
-
-class Request(NamedTuple):
-    """A command line of `attnlab runs` in its parts; `names` are words that are neither a filter nor a flag."""
-
-    names: list[str]
-    filters: dict[str, list[str]]
-    yes: bool
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,19 +51,19 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(HELP.format(keys=", ".join(FILTERS)))
         return 0
-    words = parsed(arguments)
-    actions = {"compare": compare, "missing": missing, "prune": prune}
-    first = words.names[0] if words.names else ""
-    if words.yes and first != "prune":
+    names, filters, yes = parsed(arguments)
+    actions = {"compare": compare, "missing": missing, "prune": partial(prune, yes=yes)}
+    first = names[0] if names else ""
+    if yes and first != "prune":
         raise ConfigError("--yes belongs to attnlab runs prune")
     if first in actions:
-        actions[first](words._replace(names=words.names[1:]))
+        actions[first](names[1:], filters)
         return 0
     if first and not Path(first).is_dir():
         raise ConfigError(
             f"runs {first}: neither a folder nor one of {', '.join(actions)}{nearest(first, list(actions))}"
         )
-    runs = _chosen(_folder(words.names), words.filters)
+    runs = _chosen(_folder(names), filters)
     rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
     errors = [f"  ({' '.join(run.error.split())[:120]})" if run.error else "" for run in runs]
     for row, error in zip(rows, ["", *errors], strict=True):
@@ -80,9 +72,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parsed(arguments: Sequence[str]) -> Request:
-    """The parts of a command line; ConfigError for an unknown flag or key."""
-    names, filters, yes = [], {}, False
+def parsed(arguments: Sequence[str]) -> tuple[list[str], Filters, bool]:
+    """The names in a command line, its filters, and whether it has --yes; ConfigError for an unknown flag or key."""
+    names: list[str] = []
+    filters, yes = {}, False
     for text in arguments:
         key, equals, value = text.partition("=")
         if text == "--yes":
@@ -95,21 +88,21 @@ def parsed(arguments: Sequence[str]) -> Request:
             raise ConfigError(f"runs {text}: runs are not filtered by {key}{nearest(key, list(FILTERS))}")
         else:
             filters[key] = value.strip("[]'\"").split(",")
-    return Request(names, filters, yes)
+    return names, filters, yes
 
 
-def compare(words: Request) -> None:
+def compare(names: Sequence[str], filters: Filters) -> None:
     """Print in what two or more runs differ, their numbers, and how sure the differences to the first run are."""
-    if len(words.names) < 2 or words.filters:
+    if len(names) < 2 or filters:
         raise ConfigError("runs compare takes two or more run directories or records, and nothing else")
-    files = [path / RECORD if (path := Path(name)).is_dir() else path for name in words.names]
+    files = [path / RECORD if (path := Path(name)).is_dir() else path for name in names]
     read = {saved.path: saved for saved in collect(files)}
     if unread := [file for file in files if file not in read]:
         raise DataError(f"{unread[0]}: not a record that can be read")
     runs = [read[file] for file in files]
     plain = [dict(leaves(run.record)) for run in runs]
     recipes = [dict(leaves(run.canonical)) for run in runs]
-    rows = [["", *words.names], *([key, *(str(values.get(key, NOT_RUN)) for values in plain)] for key in ABOUT)]
+    rows = [["", *names], *([key, *(str(values.get(key, NOT_RUN)) for values in plain)] for key in ABOUT)]
     settings = {key: [str(recipe.get(key, "unset")) for recipe in recipes] for recipe in recipes for key in recipe}
     differing = [[key, *values] for key, values in sorted(settings.items()) if len(set(values)) > 1]
     rows += [[f"RECIPE{'' if differing else ' (the same)'}", *[""] * len(runs)], *differing]
@@ -120,22 +113,22 @@ def compare(words: Request) -> None:
         if any(number is not None for number in numbers):
             rows.append([key, *(_number(run, key, first) for run in runs)])
     print("\n".join(_aligned([list(map(printable, row)) for row in rows])))
-    print(printable(f"SIGNIFICANCE, against {words.names[0]}"))
-    for name, run in zip(words.names[1:], runs[1:], strict=True):
+    print(printable(f"SIGNIFICANCE, against {names[0]}"))
+    for name, run in zip(names[1:], runs[1:], strict=True):
         print("\n".join(printable(f"{name}: {line}") for line in sure(runs[0], run)))
 
 
-def missing(words: Request) -> None:
+def missing(names: Sequence[str], filters: Filters) -> None:
     """Print the commands of the rows of tables for which there is no finished record of the row's recipe."""
     from attnlab.report.bench import newest
     from attnlab.report.match import choose, scored
     from attnlab.report.spec import read_spec
 
-    specs = {name: read_spec(Path(name)) for name in words.names if not Path(name).is_dir()}
+    specs = {name: read_spec(Path(name)) for name in names if not Path(name).is_dir()}
     if not specs:
         raise ConfigError("runs missing takes specifications of tables, such as experiments/mtla/table1.yaml")
-    roots = [name for name in words.names if name not in specs]
-    runs = _chosen(_folder(roots), words.filters) if roots or OUTPUTS.is_dir() else []
+    roots = [name for name in names if name not in specs]
+    runs = _chosen(_folder(roots), filters) if roots or OUTPUTS.is_dir() else []
     for name, spec in specs.items():
         files = [run.directory / RECORD for run in runs if run.status == "finished" and run.value("mode") in spec.modes]
         records = collect(files) if files else []
@@ -151,18 +144,18 @@ def missing(words: Request) -> None:
         print(f"{name}: {len(lacking)} of {len(rows)} rows are still to be run", file=sys.stderr)
 
 
-def prune(words: Request) -> None:
+def prune(names: Sequence[str], filters: Filters, yes: bool) -> None:
     """Show the runs that would be removed; remove them with --yes. What is left and why is printed to stderr.
 
     Only run directories below the folder are removed, none that is in progress, reached through a link, or holds
     anything that no run has written.
     """
-    what = [name for name in words.names if name in PRUNED]
-    rest = [name for name in words.names if name not in PRUNED]
+    what = [name for name in names if name in PRUNED]
+    rest = [name for name in names if name not in PRUNED]
     if not what:
         raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{nearest(' '.join(rest), PRUNED)}")
     root = _folder(rest)
-    runs = [run for run in _chosen(root, words.filters, quiet=True) if run.status in what]
+    runs = [run for run in _chosen(root, filters, quiet=True) if run.status in what]
     gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
     left = 0
     for path, why in gone.items():
@@ -171,14 +164,14 @@ def prune(words: Request) -> None:
             if reason := ledgers.refusal(path, root):
                 raise DataError(reason)
             size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
-            if words.yes:
+            if yes:
                 ledgers.remove(path, root, what)
             print(printable(f"{path}  {size:,.1f} MiB  {why}"))
         except (LockedError, DataError) as error:
             left += 1
             print(printable(f"{path}: left: {' '.join(str(error).split())}"), file=sys.stderr)
     count = len(gone) - left
-    done = "removed" if words.yes else "would be removed: the same command with --yes removes what is listed"
+    done = "removed" if yes else "would be removed: the same command with --yes removes what is listed"
     more = f"; {left} left, see above" if left else ""
     print(f"{counted(count, 'folder')} {done}{more}", file=sys.stderr)
 
@@ -195,7 +188,7 @@ def _folder(names: Sequence[str]) -> Path:
     return root
 
 
-def _chosen(root: Path, filters: Mapping[str, Sequence[str]], quiet: bool = False) -> list[LedgerEntry]:
+def _chosen(root: Path, filters: Filters, quiet: bool = False) -> list[LedgerEntry]:
     """The runs that pass all filters. Records that cannot be read are named, and left out unless asked for."""
     runs = ledgers.entries(root)
     asked = quiet or BROKEN in filters.get("status", ())
@@ -204,13 +197,9 @@ def _chosen(root: Path, filters: Mapping[str, Sequence[str]], quiet: bool = Fals
             print(printable(f"warning: {run.directory / RECORD}: skipped: {run.error}"), file=sys.stderr)
     runs = [run for run in runs if asked or run.status != BROKEN]
     for key, patterns in filters.items():
-        values = [_values(run, key) for run in runs]
-        passed = [any(fnmatchcase(text, pattern) for text in texts for pattern in patterns) for texts in values]
-        if runs and not any(passed):
-            there = sorted({text for texts in values for text in texts})
-            known = ", ".join(there[:12]) + (", …" if len(there) > 12 else "")
-            print(printable(f"no run has {key}={','.join(patterns)}; there are {known}"), file=sys.stderr)
-        runs = list(compress(runs, passed))
+        runs = [
+            run for run in runs if any(fnmatchcase(text, pattern) for text in _values(run, key) for pattern in patterns)
+        ]
     return runs
 
 

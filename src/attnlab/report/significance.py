@@ -90,11 +90,8 @@ def _rows(path: Path) -> list[dict[str, str]]:
         raise DataError(f"{path}: cannot be read ({error.strerror}); a run that scores writes it") from error
     except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: not a file of predictions: {' '.join(str(error).split())}") from error
-    if not rows or not rows[0].keys() >= HEADINGS:
+    if not rows or not rows[0].keys() >= HEADINGS or any(None in row or None in row.values() for row in rows):
         raise DataError(f"{path}: not a file of predictions: expected rows with {', '.join(sorted(HEADINGS))}")
-    for line, row in enumerate(rows, 2):
-        if None in row.values() or None in row:
-            raise DataError(f"{path}, line {line}: expected {len(rows[0])} cells")
     return rows
 
 
