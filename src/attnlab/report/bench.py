@@ -174,7 +174,7 @@ def over_the_context(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame
         bench = composed(*spec.overrides(row)).bench
         saved = newest(spec, row, records)
         measured = {} if saved is None else _by_length(saved, row)
-        rows += [[row.label, length, *_cells(measured.get(length), bench.steps)] for length in _contexts(bench.context)]
+        rows += [[row.label, length, *_cells(measured.get(length), bench.steps)] for length in bench.context]
     return pd.DataFrame(rows, columns=CONTEXT)
 
 
@@ -208,7 +208,7 @@ def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord 
     for saved in filter(is_one, reversed(records)):
         about = saved.record["config"].get("bench") or {}
         alike = {key: about.get(key) for key in SHAPE} == shape and is_recipe(saved, overrides)
-        if alike and set(_contexts(cfg.bench.context)) <= _by_length(saved, row).keys():
+        if alike and set(cfg.bench.context) <= _by_length(saved, row).keys():
             return saved
     return None
 
@@ -234,10 +234,6 @@ def context_plot(points: pd.DataFrame, title: str = "") -> "Figure":
     page.suptitle(title, fontsize=10)
     figure.name_below(page)
     return page
-
-
-def _contexts(value: Any) -> list[int]:
-    return [value] if isinstance(value, int) else list(value)
 
 
 def _by_length(saved: SavedRecord, row: Row) -> dict[int, dict[str, Any]]:

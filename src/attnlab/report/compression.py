@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import NormalDist, mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -212,10 +212,10 @@ def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
 
 def density(ranks: Sequence[int], at: "Vector") -> "Vector":
     """A Gaussian kernel density (n,) of integers `at` (n,), with Scott's width and at least that of integers, 0.5."""
-    from scipy.stats import norm
+    import numpy as np
 
     width = max(0.5, (stdev(ranks) if len(ranks) > 1 else 0.0) * len(ranks) ** -0.2)
-    return norm.pdf(at[:, None], ranks, width).mean(-1)
+    return np.mean([[NormalDist(rank, width).pdf(x) for x in at] for rank in ranks], 0)
 
 
 def fusions(folder: Path) -> pd.DataFrame:

@@ -5,7 +5,7 @@ Everything comes from the records in the folder (:mod:`attnlab.run.ledger`); not
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         print(HELP.format(keys=", ".join(FILTERS)))
         return 0
     names, filters, yes = parsed(arguments)
+    actions: dict[str, Callable[[Sequence[str], Filters], None]]
     actions = {"compare": compare, "missing": missing, "prune": partial(prune, yes=yes)}
     first = names[0] if names else ""
     if yes and first != "prune":

@@ -10,7 +10,7 @@ shade();
 
 const filters = [...document.querySelectorAll("#runs th")].map((th, i) => ({
   targets: i,
-  columnControl: th.dataset.filter === "list" ? [["searchList"]] : [["search"]],
+  columnControl: th.classList.contains("number") ? [["search"]] : [["searchList"]],
 }));
 const table = $("#runs").DataTable({
   autoWidth: false,

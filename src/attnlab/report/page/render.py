@@ -133,15 +133,14 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 class Column(NamedTuple):
-    """A column of the table: of each run the text, and what a column of numbers is sorted by, "" without a number.
+    """A column of the table: of each run the text, and what a number is sorted by, "" where there is none.
 
-    It is filtered by a "list" of its values or by a "search" for a text or a bound. The class of its cells is text or
-    number, with "extra" where a phone has no room for it.
+    The class of its cells is text, filtered by a list of values, or number, filtered by a bound; with "extra" where a
+    phone has no room for it.
     """
 
     name: str
     cells: Sequence[tuple[str, Any]]
-    filter: str = "list"
     kind: str = "text extra"
 
 
@@ -231,9 +230,9 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
     return [
         Column("Mechanism", [(run.mechanism, None) for run in runs], kind="text"),
         Column("Task", texts("task"), kind="text"),
-        Column("Quality", quality, "search", "number"),
+        Column("Quality", quality, "number"),
         Column("Metric", [(label(run.metric), None) for run in runs], kind="text"),
-        *(Column(name, cells, "search", "number" if name in FIRST.values() else "number extra")
+        *(Column(name, cells, "number" if name in FIRST.values() else "number extra")
           for name, cells in measured.items()),
         Column("Rank", texts("rank"), kind="number extra"),
         Column("Seed", texts("seed"), kind="number extra"),
@@ -242,7 +241,7 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
         Column("Mode", texts("mode")),
         Column("Tags", [(", ".join(map(str, run.record.get("tags") or ())), None) for run in runs]),
         Column("Status", [(run.status, None) for run in runs], kind="text"),
-        Column("Started (UTC)", [(run.record["started"][:16].replace("T", " "), None) for run in runs], "search"),
+        Column("Started (UTC)", [(run.record["started"][:16].replace("T", " "), None) for run in runs]),
     ]  # fmt: skip
 
 
