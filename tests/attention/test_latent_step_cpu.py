@@ -5,8 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import MLA
-from attnlab.attention.latent_step_cpu import applied
-from attnlab.attention.mla import LatentCache
+from attnlab.attention.mla import LatentCache, applied
 from tests.attention.mechanisms import error
 
 

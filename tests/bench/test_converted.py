@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from attnlab.attention import MTLAWindow
-from attnlab.attention.latent_step_cpu import LatentStep
+from attnlab.attention.mla import LatentStep
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load

@@ -88,18 +88,6 @@ def test_padding_changes_nothing_in_the_encoder(pre_norm: bool, attention: bool)
             assert error(out[row, :length], alone[0]) < 1e-10
 
 
-@pytest.mark.parametrize("pre_norm", [False, True])
-def test_cached_steps_of_the_cross_decoder_equal_its_parallel_form(pre_norm: bool) -> None:
-    _, decoder = small(pre_norm)
-    prefix, text = inputs(), torch.randint(4, 13, (8, 6))  # two rows a sentence
-    with torch.no_grad():
-        parallel = decoder(text, prefix.repeat_interleave(2, 0), LENGTHS.repeat_interleave(2))
-        caches = decoder.start(prefix, LENGTHS, 2, 6)
-        parts = [decoder.step(part, caches) for part in text.split([1, 2, 1, 1, 1], 1)]
-    assert error(torch.cat(parts, 1), parallel) < 1e-10
-    assert sum(c.nbytes for c in caches) == decoder.cache_bytes(8, 6, 7, 4, dtype=torch.float64)
-
-
 def test_reordered_and_dropped_rows_of_the_cross_decoder() -> None:
     _, decoder = small(True)
     prefix, text = inputs(), torch.randint(4, 13, (8, 4))

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from .base import Cache, blank, length_mask
 from .bounds import Ge, Le, Size
-from .latent_step_cpu import LatentStep
-from .mla import MLA, LatentCache, LatentOptions
+from .mla import MLA, LatentCache, LatentOptions, LatentStep
 from .ops.backends import Backend, choose
 from .ops.partial_softmax import Past, expanded_attention
 from .ops.tables import memoized
