@@ -55,7 +55,7 @@ def leave(code: int) -> NoReturn:
     """End the process of an interrupted run at once.
 
     Python would first take the libraries down, which lasts seconds, and wait for threads; one that is still inside a
-    library (:func:`attnlab.run.progress.waited`) would even abort the process then.
+    library (:func:`attnlab.run.console.waited`) would even abort the process then.
     """
     atexit._run_exitfuncs()  # loggers of services, worker processes, temporary folders
     for stream in (sys.stdout, sys.stderr):

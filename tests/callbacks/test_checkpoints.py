@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO, Resume
 from attnlab.errors import WriteError
+from attnlab.training.checkpoints import AtomicCheckpointIO, Resume
 from tests.run.test_files import files_up_to
 
 SMALL, LARGE = {"a": torch.zeros(8)}, {"a": torch.zeros(1 << 16)}

@@ -13,11 +13,9 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from attnlab.callbacks import speed
-from attnlab.callbacks.contribution import Contributor, Scored, Sections, contributions
-from attnlab.callbacks.memory import CacheBytes, Memory
-from attnlab.callbacks.quality import PredictionsFile, Quality
-from attnlab.callbacks.speed import ScoringSpeed, TrainingSpeed
+from attnlab.callbacks import cost as speed
+from attnlab.callbacks.cost import CacheBytes, Memory, ScoringSpeed, TrainingSpeed
+from attnlab.callbacks.scoring import Contributor, PredictionsFile, Quality, Scored, Sections, contributions
 from attnlab.metrics.numbers import Perplexity
 from attnlab.metrics.text import WER
 from tests.callbacks.test_training import Constant

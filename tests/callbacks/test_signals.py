@@ -13,10 +13,9 @@ import torch
 from lightning import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from attnlab.callbacks import signals
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast, Resume
-from attnlab.callbacks.signals import EndAfterUpdate
 from attnlab.run.processes import interruptible
+from attnlab.training import checkpoints as signals
+from attnlab.training.checkpoints import AtomicCheckpointIO, BestAndLast, EndAfterUpdate, Resume
 
 BATCHES, PER_UPDATE, EPOCHS, VALIDATE = 14, 2, 2, 3  # 7 updates in an epoch, a validation after every third
 

@@ -12,9 +12,9 @@ import torch
 from lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from attnlab.callbacks.checkpoints import BestAndLast
-from attnlab.callbacks.memory import Memory, MemoryMeter
+from attnlab.callbacks.cost import Memory, MemoryMeter
 from attnlab.callbacks.progress import ValidationLog
+from attnlab.training.checkpoints import BestAndLast
 
 
 class Constant(LightningModule):

@@ -15,7 +15,7 @@ from attnlab.bench.variants import LayerSteps
 from attnlab.decoding import BeamSearch, Sampling, Steps
 from attnlab.decoding.steps import BLOCK
 from attnlab.models import T6, PrefixDecoder
-from attnlab.training.compilation import Compiled
+from attnlab.training.module import Compiled
 from tests.attention.mechanisms import EVERY, Mechanism, error
 from tests.attention.test_compiled import quick
 

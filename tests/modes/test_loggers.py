@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.errors import ConfigError
 from attnlab.modes import train
-from attnlab.run.loggers import close_loggers
+from attnlab.training.trainer import close_loggers
 from tests.tasks.conftest import Start
 
 

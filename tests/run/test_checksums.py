@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO
 from attnlab.errors import DataError
 from attnlab.run import files
 from attnlab.run.files import SUMS, remove_checksum, replacing_summed, verify
-from attnlab.training.checkpoints import read_checkpoint, write_weights
+from attnlab.training.checkpoints import AtomicCheckpointIO, read_checkpoint, write_weights
 
 
 def write(path: Path, text: str) -> None:

@@ -21,6 +21,7 @@ from attnlab import cli
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
+from attnlab.modes import describe
 from attnlab.run import job as jobs
 from attnlab.run import record as records
 from tests.run.test_identity import changed
@@ -41,7 +42,7 @@ def run(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run
     """Run a function as the mode; the run directory is tmp_path."""
 
     def with_mode(mode: Mode) -> int:
-        monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))
+        monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode, show=describe.show))
         return jobs.run(cfg, COMMAND, tmp_path)
 
     return with_mode
@@ -252,6 +253,6 @@ def test_a_reader_that_has_gone(
     def mode(*arguments: Any) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode))
+    monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode, show=describe.show))
     assert jobs.run(cfg, COMMAND, None) == 128 + signal.SIGPIPE
     assert capsys.readouterr().err == "error: standard output was closed before everything was written\n"

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from attnlab.data.text.tokenizer import Tokenizer
-from attnlab.run import progress as module
-from attnlab.run.console import StderrHandler
-from attnlab.run.progress import each, progress, waited
+from attnlab.run import console as module
+from attnlab.run.console import StderrHandler, each, progress, waited
 
 
 class Terminal(io.StringIO):

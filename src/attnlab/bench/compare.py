@@ -13,7 +13,7 @@ from attnlab.attention.ops.backends import noting, used
 from attnlab.bench.memory import peak_mib, shortage
 from attnlab.bench.settings import Settings, Shape, rounded, summary
 from attnlab.bench.workloads import AttentionWorkload, Variant, Workload, workload_type
-from attnlab.run.progress import progress
+from attnlab.run.console import progress
 from attnlab.run.record import NOT_RUN
 
 

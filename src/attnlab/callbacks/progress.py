@@ -13,7 +13,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
 from attnlab.config.batch import counted
-from attnlab.run.progress import Pass
+from attnlab.run.console import Pass
 
 log = logging.getLogger(__name__)
 

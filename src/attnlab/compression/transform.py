@@ -26,7 +26,7 @@ from attnlab.compression.modules.linear import Fused
 from attnlab.errors import ConfigError
 from attnlab.pretrained import Family, Layer, Projection, family_of, replace
 from attnlab.run.cache import read_tensors, stored, write_tensors
-from attnlab.run.progress import progress
+from attnlab.run.console import progress
 
 log = logging.getLogger(__name__)
 

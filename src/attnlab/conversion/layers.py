@@ -24,7 +24,7 @@ from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
-from attnlab.run.progress import progress
+from attnlab.run.console import progress
 from attnlab.run.record import first_process
 
 log = logging.getLogger(__name__)

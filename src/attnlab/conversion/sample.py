@@ -18,8 +18,8 @@ from attnlab.data.text.vocabulary import END_OF_TEXT, byte_tokenizer
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.decoder import SAMPLE as SIZES
 from attnlab.run.cache import digest, stored_files
+from attnlab.run.console import progress
 from attnlab.run.fingerprint import file_digests
-from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 
 from attnlab.data.inputs import OBJECTS, Inputs, Item
 from attnlab.errors import ConfigError, WriteError, printable
+from attnlab.run.console import progress
 from attnlab.run.device import record_compiled
 from attnlab.run.files import replacing
-from attnlab.run.progress import progress
 from attnlab.tasks.base import Predicts, task_of
 from attnlab.tasks.prediction import Predictor, Result
 from attnlab.trained import Trained

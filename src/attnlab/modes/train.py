@@ -14,11 +14,10 @@ from attnlab.pretrained.weights import check_values
 from attnlab.report.figure import plot_curves
 from attnlab.run import record as records
 from attnlab.run.files import replacing_summed, verify
-from attnlab.run.loggers import open_loggers
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Trains, task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
-from attnlab.training.trainer import fit, last_checkpoint, process_count
+from attnlab.training.trainer import fit, last_checkpoint, open_loggers, process_count
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 

@@ -1,21 +1,24 @@
-"""Log lines and tables on a terminal, without control characters of the files that they name."""
+"""Log lines, tables and progress on a terminal, without control characters of the files that they name."""
+
+from __future__ import annotations
 
 import copy
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from threading import Thread
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
 from rich.segment import Segment
-from rich.table import Table
 
-from attnlab.config.build import leaves
 from attnlab.errors import printable
-from attnlab.run.record import NOT_RUN
-
-DESCRIBED = ("parameters", "kv_cache", "multiply_adds_per_token", "compression", "memory")  # sections of the record
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
@@ -44,20 +47,77 @@ class Screen(Console):
             yield Segment(text if control else printable(text, keep="\n"), style, control)
 
 
-def show_description(record: Mapping[str, Any]) -> None:
-    """Print the record of mode=describe as a table: title and sizes by section."""
-    names = [record[key] for key in ("task", "attention", "compress", "scale") if record[key] not in (None, "none")]
-    table = Table(title=" · ".join(map(str, names)), show_header=False, title_justify="left")
-    for section in DESCRIBED:
-        rows = [(path, value) for path, value in leaves(record.get(section, {})) if value not in (NOT_RUN, None)]
-        if rows:
-            table.add_section()
-            table.add_row(f"[bold]{section.replace('_', ' ')}[/]", "")
-        for path, value in rows:
-            shown = (
-                f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-            )
-            table.add_row(f"  {path.replace('.', ', ').replace('_', ' ')}", shown)
-    console = Screen(highlight=False)
-    console.print(table)
-    console.print("The whole record as JSON: the same command with its output in a file or a pipe.")
+log = logging.getLogger(__name__)
+
+SECONDS = 30.0  # between lines of the log
+Value = TypeVar("Value")
+
+
+class Pass:
+    """One pass over `total` rows; None: not known. Without a bar, the log has a line from time to time."""
+
+    def __init__(self, bar: Progress | None, what: str, total: int | None) -> None:
+        self._bar, self._what, self._total = bar, what, total
+        self._done, self._logged = 0, time.monotonic()
+        self.task: TaskID = TaskID(0) if bar is None else bar.add_task(what, total=total)
+
+    def __call__(self, rows: int, *, what: str | None = None, total: int | None = None) -> None:
+        """Advance by `rows`. `what` and `total` replace the earlier ones."""
+        self._done += rows
+        self._what, self._total = what or self._what, self._total if total is None else total
+        if self._bar is not None:
+            self._bar.update(self.task, completed=self._done, total=self._total, description=self._what)
+        elif time.monotonic() - self._logged >= SECONDS:
+            self._logged = time.monotonic()
+            done = f": {self._done}" if self._done else " ..."
+            log.info("%s%s", self._what, done if self._total is None else f": {self._done} of {self._total}")
+
+
+_shown: list[Progress] = []  # at most one bar: two on one terminal would overwrite each other
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Pass]:
+    """Yield a :class:`Pass`. Inside another pass, a line is added to the bar that is shown."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with ExitStack() as stack:
+        if not _shown and sys.stderr.isatty():
+            bar = Progress(*columns, Remaining(), console=Console(stderr=True), transient=True)
+            _shown.append(stack.enter_context(bar))
+            stack.callback(_shown.clear)
+        shown = _shown[0] if _shown else None
+        current = Pass(shown, what, total)
+        if shown:
+            stack.callback(shown.remove_task, current.task)
+        yield current
+
+
+def each(what: str, rows: Iterable[Value]) -> Iterator[Value]:
+    """Iterate over rows, and show how far that is."""
+    with progress(what, len(rows) if isinstance(rows, Sized) else None) as advance:
+        for row in rows:
+            yield row
+            advance(1)
+
+
+def waited(what: str, function: Callable[[], Value]) -> Value:
+    """The result of a function that stays outside Python for long, where Ctrl-C would have to wait for it.
+
+    It runs in another thread. A signal ends the waiting at once; the thread ends with the process.
+
+    Args:
+        function: must release Python's lock, as libraries in C++ and Rust do. Its exception is raised here.
+    """
+    future: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    with progress(what, None) as advance:
+        while not wait([future], timeout=0.5).done:
+            advance(0)
+    return future.result()

@@ -9,8 +9,8 @@ from typing import Any
 
 from attnlab.errors import DataError
 from attnlab.run.cache import digest
+from attnlab.run.console import progress
 from attnlab.run.files import digest_of, write_text
-from attnlab.run.progress import progress
 
 LARGEST = 256 * 2**20  # bytes of a corpus file whose content is read; of a larger one, only the size counts
 BINARY = frozenset((  # recordings, images, archives and arrays: name and size identify them

@@ -21,11 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
-from attnlab.run.console import show_description
 from attnlab.run.directory import holder_of, locked, refuse_foreign, refuse_live
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
-from attnlab.run.loggers import close_loggers
 from attnlab.run.processes import Interrupted, interruptible
 from attnlab.run.store import WEIGHTS
 
@@ -132,7 +130,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
             record["status"] = "finished"
             _save(record, directory)
             if directory and cfg.get("logger") and records.first_process():
-                close_loggers(cfg, record, directory)
+                importlib.import_module("attnlab.training.trainer").close_loggers(cfg, record, directory)
         except BaseException as error:
             code, message = _exit_code_and_message(error, received, directory, cfg.mode)
             if not received:
@@ -146,7 +144,7 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
                 print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
             return code
     if cfg.mode == "describe" and records.first_process():
-        show_description(record) if sys.stdout.isatty() else print(records.dumps(record))
+        mode.show(record)
     return 0
 
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
     from torch.optim import Optimizer
 
-    from attnlab.callbacks.contribution import Sections
-    from attnlab.callbacks.memory import MemoryMeter
+    from attnlab.callbacks.cost import MemoryMeter
+    from attnlab.callbacks.scoring import Sections
     from attnlab.compression import Method
     from attnlab.data.inputs import InputKind
     from attnlab.tasks.prediction import Predictor
@@ -317,7 +317,7 @@ class Trains(ReadsData, Restores):
 
     def scored(self, callbacks: list[Callback], data: Any, module: Any) -> Sections:
         """What the callbacks contribute when `trainer.test` has run, on rank zero; {} on other processes."""
-        from attnlab.callbacks.contribution import contributions
+        from attnlab.callbacks.scoring import contributions
         from attnlab.training.trainer import test
 
         complete = test(self.cfg, data, module, callbacks)

@@ -94,7 +94,7 @@ class RunningStatistics:
     @torch.no_grad()
     def end_update(self) -> None:
         """After the last batch of an update.  All ranks must call it."""
-        if not self._norms or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        if not self._norms:
             return
         rank, world = distributed.get_rank(), distributed.get_world_size()
         counts = torch.zeros(world, dtype=torch.int64, device=self._before[0].device)

@@ -1,18 +1,29 @@
-"""Weights on disk: only tensors and plain values are unpickled, and weights of another model are refused."""
+"""Checkpoints: written at once or not at all, read without running code, averaged, and saved before a job is ended."""
 
 import errno
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
+
 import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, distributed
 
-from attnlab.errors import DataError
+from attnlab.data.base import Data
+from attnlab.errors import DataError, WriteError
 from attnlab.pretrained.weights import damage
-from attnlab.run.files import replacing_summed, verify
+from attnlab.run.files import remove_checksum, replacing_summed, verify
 from attnlab.run.identity import of_checkpoint
 
 OVERRIDES = "give the command the overrides of the checkpoint's run (its config.yaml has them)"
@@ -118,3 +129,205 @@ def _difference(was: Any, now: Any) -> tuple[str, str]:
         keys = dict.fromkeys(k for k in (*now, *was) if was.get(k) != now.get(k))
         return tuple(", ".join(f"{k}={side.get(k)}" for k in keys) for side in (was, now))  # type: ignore[return-value]
     return str(was), str(now)
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the file and renames: the old checkpoint stays until the new one is complete. With checksums.
+
+    Lightning's own class writes to the system's temporary directory; if that is another file system, it then copies.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        with replacing_summed(path) as part:
+            try:
+                with part.open("wb") as file:  # an open file: torch's own writer hides why it cannot write
+                    torch.save(checkpoint, file)
+            except (OSError, RuntimeError) as error:
+                cause: BaseException | None = error  # torch hides the file system's error, such as a full disk
+                while cause is not None and not isinstance(cause, OSError):
+                    cause = cause.__cause__ or cause.__context__
+                if cause is None:
+                    raise
+                raise WriteError(cause.errno, cause.strerror or str(cause), str(path)) from error
+
+    def remove_checkpoint(self, path: Any) -> None:
+        super().remove_checkpoint(path)
+        remove_checksum(Path(path))
+
+
+class BestAndLast(ModelCheckpoint):
+    """Keeps the best checkpoints by `monitor`, and last.ckpt of every epoch and validation, whether best or not.
+
+    Args: those of Lightning's `ModelCheckpoint`.
+
+    Attributes:
+        last_step: the number of updates in the last.ckpt that this process has written. None: it has written none.
+    """
+
+    last_step: int | None = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the best checkpoints from this run's directory, wherever it lay when they were saved."""
+        moved = {path: str(Path(self.dirpath or "") / Path(path).name) for path in state_dict["best_k_models"]}
+        if all(Path(path).is_file() for path in moved.values()):
+            names = ("best_model_path", "kth_best_model_path", "last_model_path")
+            state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in names}
+            scores = {moved[path]: score for path, score in state_dict["best_k_models"].items()}
+            state_dict |= {"best_k_models": scores, "dirpath": self.dirpath}
+        super().load_state_dict(state_dict)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Whether a checkpoint is among the best: of equal ones the newest, which has trained for longer."""
+        worst = self.best_k_models.get(self.kth_best_model_path)
+        tied = current is not None and worst is not None and bool(current == worst) and self.save_top_k > 0
+        return tied or super().check_monitor_top_k(trainer, current)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        self.write_last(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
+        if trainer.check_val_every_n_epoch is None:  # validation inside an epoch
+            self.write_last(trainer)
+
+    def write_last(self, trainer: Trainer) -> None:
+        """Write last.ckpt. All processes of the run do this together."""
+        if self.dirpath is not None:
+            trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt")
+            self.last_step = trainer.global_step
+
+
+class Resume(Callback):
+    """Sets `data.resume_at` from the trainer's progress in the checkpoint that is loaded.
+
+    A checkpoint counts batches of a process.  With another number of processes, the same updates have more or fewer
+    batches: the counts are converted.
+
+    Attributes:
+        begun: the updates of the checkpoint; 0: none was loaded.
+    """
+
+    begun: int = 0
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.begun = int(checkpoint.get("global_step", 0))
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        now = trainer.accumulate_grad_batches
+        before = checkpoint.get("batches_per_update", now)
+        for counts in (progress["total"], progress["current"]):
+            counts.update({name: count * now // before for name, count in counts.items()})
+        if not progress["is_last_batch"]:
+            self.data.resume_at = checkpoint["epoch"], progress["current"]["completed"]
+
+
+EVERY = 5.0  # seconds between two times that the processes agree whether one of them has got the signal
+PATIENCE = 120.0  # seconds after which the run is ended where it is
+
+
+class KeepSignals(Callback):
+    """Restores the handler of SIGTERM that Lightning replaces when training or scoring starts.
+
+    Lightning's handler runs a collective operation. The other processes may be inside another one, and then all wait
+    for ever. The earlier handler raises KeyboardInterrupt, on which Lightning ends its other processes and stops.
+    """
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
+        # Lightning's share of the same work: a broadcast before each batch, for which the host waits.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        self._restore()
+
+    def on_test_start(self, *args: Any) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self.handler is not None:
+            signal.signal(signal.SIGTERM, self.handler)
+
+
+class EndAfterUpdate(Callback):
+    """On SIGUSR2, which a cluster sends before its time limit, saves last.ckpt after an update and ends the run.
+
+    The run ends through the handler of SIGUSR2 that was set before the training. Without one nothing is changed. After
+    120 s without the end of an update, as in a long validation, the run ends where it is. Several processes agree about
+    every five seconds: one that has got the signal is enough.
+
+    Args:
+        best: writes last.ckpt.
+    """
+
+    def __init__(self, best: BestAndLast) -> None:
+        self.best = best
+        self.asked: float | None = None  # when the signal came, by the monotonic clock
+        self.handler: Any = None
+        self.timer: threading.Timer | None = None  # repeats the signal; it must not outlive the training
+        self.following = 0  # the number of updates after which the processes agree again
+        self.before = (0, 0.0)  # updates and time when they last did
+
+    def on_train_start(self, trainer: Trainer, *args: Any) -> None:
+        handler = signal.getsignal(signal.SIGUSR2)
+        if not callable(handler) or threading.current_thread() is not threading.main_thread():
+            return
+        self.handler, self.process = handler, os.getpid()
+        self.following, self.before = trainer.global_step + 1, (trainer.global_step, time.monotonic())
+        loop = trainer.fit_loop.epoch_loop
+        advance = loop.advance
+
+        def advance_or_end(fetcher: Any) -> None:
+            # here an update, its counters and its validation are complete: what is saved continues exactly
+            if trainer.global_step >= self.following and self._agreed(trainer):
+                if self.best.last_step != trainer.global_step:
+                    self.best.write_last(trainer)
+                self._end()
+            advance(fetcher)
+
+        loop.advance = advance_or_end  # type: ignore[method-assign, assignment]
+        signal.signal(signal.SIGUSR2, self._ask)
+
+    def on_train_end(self, *args: Any) -> None:
+        self._restore()
+        if self.handler and self.asked is not None:
+            self._end()
+
+    def on_exception(self, *args: Any) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.handler:
+            signal.signal(signal.SIGUSR2, self.handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.process:  # a forked process, which reads data
+            return
+        if self.asked is None:
+            self.asked = time.monotonic()
+            self.timer = threading.Timer(PATIENCE, os.kill, (self.process, signal.SIGUSR2))
+            self.timer.daemon = True
+            self.timer.start()
+        elif time.monotonic() - self.asked >= PATIENCE:
+            self._end()
+
+    def _end(self) -> None:
+        """Give the signal to the earlier handler, which raises Interrupted."""
+        self._restore()
+        signal.raise_signal(signal.SIGUSR2)
+
+    def _agreed(self, trainer: Trainer) -> bool:
+        """Whether a process has got the signal. Also sets when to agree again, the same for all."""
+        step, now, ahead, asked = trainer.global_step, time.monotonic(), 1, self.asked is not None
+        if trainer.world_size > 1:
+            ahead = max(1, int(EVERY * (step - self.before[0]) / max(now - self.before[1], 1e-3)))
+            both = torch.tensor([asked, ahead], device=trainer.strategy.root_device)
+            distributed.all_reduce(both, distributed.ReduceOp.MAX)
+            asked, ahead = bool(both[0]), int(both[1])
+        self.following, self.before = step + ahead, (step, now)
+        return asked

@@ -2,8 +2,9 @@
 
 import copy
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -23,24 +24,28 @@ from omegaconf import DictConfig
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from attnlab.callbacks.checkpoints import AtomicCheckpointIO, BestAndLast, Resume
-from attnlab.callbacks.contribution import contributions
-from attnlab.callbacks.memory import Memory
+from attnlab.callbacks.cost import Memory, TrainingSpeed
 from attnlab.callbacks.progress import bar, progress
-from attnlab.callbacks.signals import EndAfterUpdate, KeepSignals
-from attnlab.callbacks.speed import TrainingSpeed
+from attnlab.callbacks.scoring import contributions
 from attnlab.config.batch import configured_processes, counted
-from attnlab.config.build import instantiate
+from attnlab.config.build import instantiate, leaves, written
 from attnlab.config.compose import one_line
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.weights import fill
 from attnlab.run.device import scoring_dtype
-from attnlab.run.loggers import open_loggers
 from attnlab.run.processes import in_submitit
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import share_statistics
-from attnlab.training.checkpoints import average, write_weights
+from attnlab.training.checkpoints import (
+    AtomicCheckpointIO,
+    BestAndLast,
+    EndAfterUpdate,
+    KeepSignals,
+    Resume,
+    average,
+    write_weights,
+)
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 from attnlab.training.module import Module
 
@@ -48,6 +53,8 @@ log = logging.getLogger(__name__)
 
 EMA_LENGTHS = 3  # updates in units of 1 / (1 - decay) before an average has forgotten its beginning: e^-3 = 0.05
 TEST_ARGUMENTS = ("detect_anomaly", "deterministic", "benchmark")  # of `trainer`, also in a test
+SECTIONS = ("quality", "inference", "training", "parameters", "kv_cache")  # of the record: a logger gets their numbers
+_opened: dict[Path, list[Logger]] = {}  # by run directory, so that scores go where the curves went
 PROFILERS: dict[Any, Any] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
@@ -335,3 +342,57 @@ def _next_curves(directory: Path) -> str:
     """The folder for the curves of this part of the run: a resumed run leaves the earlier ones as they are."""
     parts = len(list(directory.glob("curves*")))
     return "curves" if parts == 0 else f"curves-{parts + 1}"
+
+
+# --- loggers besides the record and the curves -------------------------------------------------------------------
+
+
+def open_loggers(cfg: DictConfig, directory: Path) -> list[Logger]:
+    """The loggers of the node `logger`; each run directory's are made once, and get the configuration then.
+
+    Raises:
+        ConfigError: a logger cannot start: a service that is not reached, or that wants a login.
+    """
+    if directory in _opened:
+        return _opened[directory]
+    loggers = []
+    for name, node in cfg.logger.items():
+        place = directory
+        if name == "mlflow":  # it takes every folder there for an experiment
+            place = (directory / "mlflow").absolute()
+            if not node.tracking_uri:  # MLflow 3.17, for one, opens a store of files only where this is set
+                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        try:
+            loggers.append(instantiate(node, path=f"logger.{name}", save_dir=str(place)))
+            if first_process():
+                loggers[-1].log_hyperparams(dict(leaves(written(cfg))))
+        except ConfigError:
+            raise
+        except Exception as error:  # of services: login, network, their own checks
+            hint = "; logger.wandb.offline=true needs no login" if name == "wandb" else ""
+            raise ConfigError(f"logger={name}: {type(error).__name__}: {one_line(error)}{hint}") from error
+    return _opened.setdefault(directory, loggers)
+
+
+def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -> None:
+    """Log the final numbers of a finished run, and end its loggers.
+
+    A service that fails now fails no run: the log names it, and the record has every number.
+    """
+    numbers = {
+        f"final/{path.replace('.', '/')}": value
+        for section in SECTIONS
+        for path, value in leaves(record[section], section)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    steps = record["training"]["steps"]
+    try:
+        for logger in open_loggers(cfg, directory):
+            logger.log_metrics(numbers, step=steps if isinstance(steps, int) else 0)
+            logger.finalize("success")
+            if type(logger).__name__ == "WandbLogger":
+                getattr(logger, "experiment").finish()  # noqa: B009  (the base class does not declare it)
+    except Exception as error:  # of services: network, disk, their own checks
+        log.warning("logger=%s: the final numbers were not logged (%s)", ",".join(cfg.logger), one_line(error))
+    finally:
+        _opened.pop(directory, None)

@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import attnlab
-from attnlab.callbacks.contribution import contributions
+from attnlab.callbacks.scoring import contributions
 from attnlab.config.build import freeze
 from attnlab.config.check import check
 from attnlab.data import AMI, SLURP, MustC

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from attnlab.data.samples import sample_corpus
-from attnlab.run.progress import each
+from attnlab.run.console import each
 
 SIZE = 32  # pixels
 SHAPES = ("disc", "square", "triangle")

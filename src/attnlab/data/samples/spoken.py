@@ -26,7 +26,7 @@ import soxr
 
 from attnlab.data.samples import draw_splits, sample_corpus, sample_texts, write_lines
 from attnlab.errors import DataError
-from attnlab.run.progress import each, waited
+from attnlab.run.console import each, waited
 
 # From espeak-ng's speak_lib.h, the same since 1.48.
 SYNCHRONOUS = 2  # the callback runs in the calling thread: about ten times faster than the threaded mode

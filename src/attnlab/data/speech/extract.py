@@ -33,9 +33,8 @@ from attnlab.data.files import read_json
 from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.errors import AttnlabError, DataError
 from attnlab.pretrained.weights import first_line
-from attnlab.run.console import StderrHandler
+from attnlab.run.console import StderrHandler, each
 from attnlab.run.files import write_bytes, write_text
-from attnlab.run.progress import each
 
 RATE = 16000  # what the pretrained models were trained on
 Model = Callable[[Array], Array]  # (samples,) at RATE -> (frames, width)

@@ -30,8 +30,8 @@ from attnlab.data.corpus import Kind, Segment
 from attnlab.data.files import reading
 from attnlab.errors import DataError
 from attnlab.run.cache import Damaged, read_index, stored, write_index
+from attnlab.run.console import progress
 from attnlab.run.fingerprint import file_digests
-from attnlab.run.progress import progress
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from attnlab.data.corpus import Kind as InputKind
 from attnlab.data.files import reading
 from attnlab.errors import ConfigError
 from attnlab.run.cache import stored_files
+from attnlab.run.console import progress, waited
 from attnlab.run.files import write_bytes
-from attnlab.run.progress import progress, waited
 
 Kind = Literal["unigram", "bpe", "char"]
 

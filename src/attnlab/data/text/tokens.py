@@ -17,7 +17,7 @@ import numpy.typing as npt
 from attnlab.data.files import reading
 from attnlab.errors import DataError
 from attnlab.run.cache import Damaged, read_index, stored, write_index
-from attnlab.run.progress import progress
+from attnlab.run.console import progress
 
 log = logging.getLogger(__name__)
 

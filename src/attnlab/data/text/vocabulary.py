@@ -17,9 +17,9 @@ from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.tokenizer import learned
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest
+from attnlab.run.console import each, waited
 from attnlab.run.files import write_bytes
 from attnlab.run.fingerprint import file_digests
-from attnlab.run.progress import each, waited
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.callbacks.contribution import Scored
-from attnlab.callbacks.speed import now
+from attnlab.callbacks.cost import now
+from attnlab.callbacks.scoring import Scored
 from attnlab.compression.decompositions import fusion_penalty
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.models.token_loss import at_least_float32

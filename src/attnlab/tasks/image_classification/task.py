@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from attnlab.callbacks.memory import Memory
-from attnlab.callbacks.quality import PredictionsFile, Quality
-from attnlab.callbacks.speed import ScoringSpeed
+from attnlab.callbacks.cost import Memory, ScoringSpeed
+from attnlab.callbacks.scoring import PredictionsFile, Quality
 from attnlab.compression import Method, folder
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
@@ -36,10 +35,10 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.metrics.numbers import TopAccuracy
 from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained.timm import Timm, VisionTransformer
+from attnlab.run.console import each
 from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
-from attnlab.run.progress import each
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Compresses, Predicts, beside
 from attnlab.tasks.image_classification.module import ImageClassification

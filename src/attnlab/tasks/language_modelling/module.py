@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-from attnlab.callbacks.contribution import Scored
+from attnlab.callbacks.scoring import Scored
 from attnlab.conversion import Healing
 from attnlab.conversion.healing import Teacher
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import Decoder, LanguageModel
-from attnlab.training.compilation import COMPILED_STEPS, Compiled
-from attnlab.training.module import Module
+from attnlab.training.module import COMPILED_STEPS, Compiled, Module
 
 
 class LanguageModelling(Module):

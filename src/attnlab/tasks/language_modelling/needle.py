@@ -16,8 +16,8 @@ from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
+from attnlab.run.console import progress
 from attnlab.run.device import autocast
-from attnlab.run.progress import progress
 
 KEY = "task.score.needle"
 WORDS = (

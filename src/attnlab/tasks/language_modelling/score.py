@@ -10,9 +10,8 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from attnlab.callbacks.memory import MemoryMeter
-from attnlab.callbacks.quality import Quality, write_predictions
-from attnlab.callbacks.speed import WATCHED, timed
+from attnlab.callbacks.cost import WATCHED, MemoryMeter, timed
+from attnlab.callbacks.scoring import Quality, write_predictions
 from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError

@@ -25,7 +25,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.language import cast
 from attnlab.run.cache import digest, stored_files
-from attnlab.run.progress import progress
+from attnlab.run.console import progress
 from attnlab.tasks.reasoning.score import Asked
 
 log = logging.getLogger(__name__)

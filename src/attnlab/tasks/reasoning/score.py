@@ -26,7 +26,7 @@ from attnlab.data.questions import Question, QuestionSet
 from attnlab.errors import ConfigError, DataError
 from attnlab.metrics.numbers import Perplexity
 from attnlab.pretrained import hub
-from attnlab.run.progress import progress
+from attnlab.run.console import progress
 
 log = logging.getLogger(__name__)
 

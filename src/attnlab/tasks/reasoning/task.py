@@ -24,9 +24,9 @@ from attnlab.errors import ConfigError, WriteError, nearest
 from attnlab.pretrained import huggingface
 from attnlab.run import fingerprint
 from attnlab.run import record as records
+from attnlab.run.console import each
 from attnlab.run.device import device_of
 from attnlab.run.files import replacing_folder, write_text
-from attnlab.run.progress import each
 from attnlab.tasks.base import Compresses, Restores
 from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.score import Answer, Asked, ask, perplexity, quality

@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.callbacks.contribution import Scored
+from attnlab.callbacks.scoring import Scored
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import Decoder
 from attnlab.models.token_loss import nats
-from attnlab.training.compilation import Compiled
-from attnlab.training.module import Module
+from attnlab.training.module import Compiled, Module
 
 
 class Recall(Module):

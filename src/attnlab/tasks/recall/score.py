@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge
 
-from attnlab.callbacks.memory import MemoryMeter
-from attnlab.callbacks.quality import Quality, write_predictions
-from attnlab.callbacks.speed import WATCHED, now
+from attnlab.callbacks.cost import WATCHED, MemoryMeter, now
+from attnlab.callbacks.scoring import Quality, write_predictions
 from attnlab.data.recall.data import RecallData
 from attnlab.data.text.windows import IGNORE
 from attnlab.metrics.numbers import RecallAccuracy

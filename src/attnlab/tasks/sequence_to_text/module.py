@@ -9,8 +9,8 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import functional as F
 
 from attnlab.attention import Cache
-from attnlab.callbacks.contribution import Scored, update
-from attnlab.callbacks.speed import now
+from attnlab.callbacks.cost import now
+from attnlab.callbacks.scoring import Scored, update
 from attnlab.data.batching import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
@@ -18,8 +18,7 @@ from attnlab.errors import DataError
 from attnlab.metrics.base import TextMetric
 from attnlab.models import CrossDecoder, EncoderDecoder, PrefixDecoder, SpeechToText, TextToText
 from attnlab.models.token_loss import at_least_float32
-from attnlab.training.compilation import COMPILED_STEPS, Compiled
-from attnlab.training.module import Module
+from attnlab.training.module import COMPILED_STEPS, Compiled, Module
 
 Model = SpeechToText | TextToText | EncoderDecoder
 

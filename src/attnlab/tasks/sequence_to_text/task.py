@@ -289,9 +289,8 @@ class SequenceToTextTask(TextTask, Predicts):
         return {"beam": module.search.beam, "dtype": dtype}
 
     def scoring(self, directory: Path, data: SequenceToTextData, module: SequenceToText) -> list[Callback]:
-        from attnlab.callbacks.memory import CacheBytes, Memory
-        from attnlab.callbacks.quality import PredictionsFile, Quality
-        from attnlab.callbacks.speed import ScoringSpeed
+        from attnlab.callbacks.cost import CacheBytes, Memory, ScoringSpeed
+        from attnlab.callbacks.scoring import PredictionsFile, Quality
 
         size = len(data.split(data.reader.splits[2]))
         alone = ", on rank zero alone" if self.cfg.hardware.strategy == "fsdp" else ""
