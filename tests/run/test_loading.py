@@ -198,7 +198,7 @@ def test_a_foreign_configuration_is_data(run: Path, key: str, value: object, mes
 
 
 def test_a_configuration_that_is_no_plain_yaml(tmp_path: Path) -> None:
-    for text in ("[1, 2", "z: &z [*z]", "a: &a [1]\nb: [*a, *a]", "[" * 400):
+    for text in ("[1, 2", "z: &z [*z]", "[" * 400):
         (tmp_path / "config.yaml").write_text(text)
         with pytest.raises(ConfigError, match="config.yaml: not the configuration of a run"):
             use(tmp_path)

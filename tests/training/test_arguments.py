@@ -38,12 +38,11 @@ def test_a_limit_of_minutes_says_that_it_ended_the_training(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    record = run(start, tmp_path, "task.train.max_minutes=1e-6", "callbacks=ema")
+    record = run(start, tmp_path, "task.train.max_minutes=1e-6")
     training = record["training"]
     assert training["steps"] == 1 and 0 < training["epochs"] < 1
     assert training["stopped_by"] == "task.train.max_minutes=1e-06"
     assert f"stopped: task.train.max_minutes=1e-06 (1 update, {training['epochs']} epochs)" in caplog.messages
-    assert any("lag behind the trained weights after 1 updates" in message for message in caplog.messages)
 
 
 @pytest.mark.slow

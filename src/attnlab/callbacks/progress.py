@@ -12,16 +12,12 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, RichProgressBar
 
-from attnlab.config.batch import counted
 from attnlab.run.console import Pass
 
 log = logging.getLogger(__name__)
 
 WORDS = {"loss": "training loss", "val_loss": "validation loss", "val_accuracy": "accuracy"}
 EVERY = 30.0  # seconds between two lines where there is no terminal
-MEASURED = 20  # updates, without the first, from which the time of the training is estimated
-LONG = 600.0  # seconds of training about which a run warns
-LIMITS = "task.train.max_minutes, max_epochs or max_steps"
 
 
 class ValidationLog(Callback):
@@ -34,18 +30,8 @@ class ValidationLog(Callback):
             log.info("epoch %d, update %d: %s", trainer.current_epoch + 1, trainer.global_step, words)
 
 
-class TrainingTime(Callback):
-    """Logs how long a training will take if that is more than ten minutes, and how far it is.
-
-    Args:
-        every: seconds between two lines of how far it is; None: none, because a progress bar is shown.
-        limits: the keys that make the training shorter.
-    """
-
-    def __init__(self, every: float | None, limits: str = LIMITS) -> None:
-        self.every, self.limits = every, limits
-        self._first = self._last = 0.0
-        self._begun = 0
+class TrainingLines(Callback):
+    """Where there is no terminal: a line every 30 seconds with the update, the loss and the time that is left."""
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._first = self._last = time.monotonic()
@@ -55,24 +41,16 @@ class TrainingTime(Callback):
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, done = time.monotonic(), trainer.global_step - self._begun
-        ends_update = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if done == 1 and ends_update:
+        if done == 1 and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self._first = now  # the first update also compiles, allocates and reads caches
-        measured = done == MEASURED + 1 and ends_update
-        due = done > 1 and self.every is not None and now - self._last >= self.every
-        if not trainer.is_global_zero or not (measured or due):
+        if not trainer.is_global_zero or done <= 1 or now - self._last < EVERY:
             return
-        total = float(trainer.estimated_stepping_batches)
+        self._last, total = now, float(trainer.estimated_stepping_batches)
         left = (total - trainer.global_step) * (now - self._first) / (done - 1)
-        if measured and LONG < left < math.inf:
-            updates = counted(int(total) - trainer.global_step, "update")
-            log.info("about %s for %s; scale down with %s, or a smaller model", duration(left), updates, self.limits)
-        if due:
-            self._last = now
-            of, rest = (f" of {total:.0f}", f", about {duration(left)} left") if math.isfinite(left) else ("", "")
-            loss: Any = getattr(module, "mean_loss", math.nan)
-            shown = f", training loss {loss:.3f}" if math.isfinite(loss) else ""
-            log.info("epoch %d, update %d%s%s%s", trainer.current_epoch + 1, trainer.global_step, of, shown, rest)
+        of, rest = (f" of {total:.0f}", f", about {duration(left)} left") if math.isfinite(left) else ("", "")
+        loss: Any = getattr(module, "mean_loss", math.nan)
+        shown = f", training loss {loss:.3f}" if math.isfinite(loss) else ""
+        log.info("epoch %d, update %d%s%s%s", trainer.current_epoch + 1, trainer.global_step, of, shown, rest)
 
 
 def duration(seconds: float) -> str:
@@ -127,9 +105,9 @@ class ScoringLines(Callback):
         self._advance = Pass(None, what, int(total) if math.isfinite(total) else None)
 
 
-def progress(limits: str = LIMITS) -> list[Callback]:
-    """Lines in the log, and on a terminal a progress bar. `limits`: the keys that make the training shorter."""
-    return [ValidationLog(), TrainingTime(None if sys.stdout.isatty() else EVERY, limits), *bar()]
+def progress() -> list[Callback]:
+    """What is shown of a training: on a terminal a bar, elsewhere lines of the log."""
+    return [ValidationLog(), *([] if sys.stdout.isatty() else [TrainingLines()]), *bar()]
 
 
 def bar() -> list[Callback]:

@@ -10,6 +10,7 @@ import lightning as L
 from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
+from attnlab.config.build import at
 from attnlab.pretrained.weights import check_values
 from attnlab.report.figure import plot_curves
 from attnlab.run import record as records
@@ -44,7 +45,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         for name in weights.keys() & expected.keys():
             check_values(resume, name, weights[name], expected[name].dtype)
         if not resume.parents[1].samefile(directory):
-            record["parent"] = parent(resume.parents[1])
+            old = resume.parents[1]
+            record["parent"] = {"path": str(old), "run": at(records.recorded(old), "identity.run", records.NOT_RUN)}
             if first_process():
                 take_over(resume.parent, directory / "checkpoints")
     else:
@@ -53,15 +55,6 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     if first_process():
         plot_curves(directory)
     task.score(record, directory, data, module)
-
-
-def parent(run: Path) -> dict[str, Any]:
-    """The run directory that a new run continues, and its identity as far as its record has one."""
-    try:
-        identity = records.read(run)["identity"]["run"]
-    except (OSError, ValueError, LookupError, TypeError):
-        identity = records.NOT_RUN
-    return {"path": str(run), "run": identity}
 
 
 def take_over(old: Path, new: Path) -> None:

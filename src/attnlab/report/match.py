@@ -12,12 +12,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from attnlab.callbacks.speedup import PROTOCOL
 from attnlab.config.build import leaves
 from attnlab.config.check import check
 from attnlab.config.rules import OF_THE_MODEL
 from attnlab.report.spec import Row, Spec
 from attnlab.run.identity import architecture, canonical
-from attnlab.run.speedup import PROTOCOL
 from attnlab.run.store import SavedRecord
 
 PLACES = ("task.encoder_checkpoint", "task.data.vocabulary.file")  # files that only exist where a row is measured

@@ -106,16 +106,6 @@ def configuration(run: str | Path, *settings: str, config_dir: str | None = None
         return job.cfg
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Without aliases, because a few lines of them can stand for billions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.YAMLError(f"line {event.start_mark.line + 1}: an alias, *{event.anchor}")
-        return super().compose_node(parent, index)
-
-
 class _Loading:
     """Makes the configuration of one job from a run's; `key` is "checkpoint" or "resume"."""
 
@@ -154,7 +144,7 @@ class _Loading:
 
     def _read(self) -> dict[str, Any]:
         """The run's configuration in today's words, of plain values."""
-        saved: dict[str, Any] = current(yaml.load(self.path.read_text(encoding="utf-8"), PlainLoader))
+        saved: dict[str, Any] = current(yaml.safe_load(self.path.read_text(encoding="utf-8")))
         for key in BUILT:
             value, _, rest = walk(saved, key)
             if not rest and value is not None and not value.keys() & {"_target_", "pattern"}:

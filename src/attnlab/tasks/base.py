@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
+from attnlab.callbacks.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
@@ -30,7 +31,6 @@ from attnlab.run.device import compiles, device_of, record_compiled
 from attnlab.run.directory import CONFIG
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.record import NOT_RUN
-from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.tasks.memory import check_memory, copied, with_largest_batch
 
 if TYPE_CHECKING:

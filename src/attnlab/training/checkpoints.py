@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed
 
 from attnlab.data.base import Data
-from attnlab.errors import DataError, WriteError
+from attnlab.errors import DataError
 from attnlab.pretrained.weights import damage
-from attnlab.run.files import remove_checksum, replacing_summed, verify
+from attnlab.run.files import remove_checksum, replacing_summed, verify, writing
 from attnlab.run.identity import of_checkpoint
 
 OVERRIDES = "give the command the overrides of the checkpoint's run (its config.yaml has them)"
@@ -139,17 +139,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
-        with replacing_summed(path) as part:
-            try:
-                with part.open("wb") as file:  # an open file: torch's own writer hides why it cannot write
-                    torch.save(checkpoint, file)
-            except (OSError, RuntimeError) as error:
-                cause: BaseException | None = error  # torch hides the file system's error, such as a full disk
-                while cause is not None and not isinstance(cause, OSError):
-                    cause = cause.__cause__ or cause.__context__
-                if cause is None:
-                    raise
-                raise WriteError(cause.errno, cause.strerror or str(cause), str(path)) from error
+        with replacing_summed(path) as part, writing(path), part.open("wb") as file:
+            torch.save(checkpoint, file)  # an open file: torch's own writer hides why it cannot write
 
     def remove_checkpoint(self, path: Any) -> None:
         super().remove_checkpoint(path)

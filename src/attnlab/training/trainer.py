@@ -51,7 +51,6 @@ from attnlab.training.module import Module
 
 log = logging.getLogger(__name__)
 
-EMA_LENGTHS = 3  # updates in units of 1 / (1 - decay) before an average has forgotten its beginning: e^-3 = 0.05
 TEST_ARGUMENTS = ("detect_anomaly", "deterministic", "benchmark")  # of `trainer`, also in a test
 SECTIONS = ("quality", "inference", "training", "parameters", "kv_cache")  # of the record: a logger gets their numbers
 _opened: dict[Path, list[Logger]] = {}  # by run directory, so that scores go where the curves went
@@ -114,15 +113,11 @@ def fit(
         checkpoint_layers(module.model)
     per_update = f"{counted(accumulate, 'batch')} per update{' of each process' if processes > 1 else ''}"
     log.info("%s, %s", per_update, counted(processes, "process"))
-    decay = _ema_decay(cfg)
     _train(trainer, module, data, resume)
     idle = resume is not None and trainer.global_step == resumed.begun  # the run had ended while it was scored
     epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg)
     if stopped:
         log.info("stopped: %s (%s, %g epochs)", stopped, counted(trainer.global_step, "update"), epochs)
-    if decay is not None and trainer.global_step * (1 - decay) < EMA_LENGTHS:
-        lag = "EMA weights with decay %g lag behind the trained weights after %d updates: train longer, or set it lower"
-        log.warning(lag, decay, trainer.global_step)
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
     _average(trainer, module, paths, directory / "checkpoints" / "averaged.safetensors")
     return {
@@ -191,12 +186,6 @@ def _stopped_by(trainer: L.Trainer, cfg: DictConfig) -> str | None:
         if isinstance(callback, Timer) and (callback.time_remaining() or 0) <= 0:
             return f"task.train.max_minutes={cfg.task.train.max_minutes:g}"
     return None
-
-
-def _ema_decay(cfg: DictConfig) -> float | None:
-    """The decay of callbacks=ema; None without that callback."""
-    nodes = [node for node in cfg.callbacks.values() if str(node.get("_target_")).endswith("EMAWeightAveraging")]
-    return float(nodes[0].get("decay", 0.999)) if nodes else None
 
 
 def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback]) -> bool:

@@ -72,7 +72,7 @@ def pretrain(
     trainer = build_trainer(
         without_validation(cfg, epochs),
         directory / "pretraining",
-        [*progress(LIMIT)],
+        progress(),
         processes,
         data.batches_per_update(processes),
         enable_checkpointing=False,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from attnlab.callbacks.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.errors import DataError
-from attnlab.run.speedup import read_baseline, require_same_protocol, speedup
 
 BASELINE: dict[str, Any] = {
     "status": "finished", "task": "mustc", "attention": "mha", "stride": None, "identity": {"run": "abc"},
