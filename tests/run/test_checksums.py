@@ -66,10 +66,3 @@ def test_any_flipped_byte_is_refused(tmp_path: Path, name: str) -> None:
             read_checkpoint(path)
     AtomicCheckpointIO().remove_checkpoint(path)
     assert (tmp_path / SUMS).read_text() == ""
-
-
-def test_checksums_that_are_none(tmp_path: Path) -> None:
-    write_weights(tmp_path / "averaged.safetensors", {"a": torch.ones(1)}, {})
-    (tmp_path / SUMS).write_text("nonsense\n")
-    with pytest.raises(DataError, match=f"{SUMS}: not a list of checksums"):
-        read_checkpoint(tmp_path / "averaged.safetensors")

@@ -14,57 +14,33 @@ import pytest
 from omegaconf import OmegaConf
 
 from attnlab.config.check import compose
-from attnlab.errors import LockedError, WriteError
+from attnlab.errors import LockedError
 from attnlab.run import job
 from attnlab.run.directory import LOCK, holder_of, locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from attnlab.errors import LockedError
 from attnlab.run.directory import locked
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    with locked(Path(sys.argv[1])):
-        print("locked", flush=True)
-        sys.stdin.readline()
-except LockedError:
-    print("refused", flush=True)
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.readline()
 """
 
 
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 @contextmanager
-def processes(directory: Path, number: int = 1) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that have all tried to lock a directory at the same moment."""
+def holding(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has locked a directory."""
     command, pipe = [sys.executable, "-c", HOLD, str(directory)], subprocess.PIPE
-    started = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(number)]
-    try:
-        assert [line(process) for process in started] == ["ready"] * number
-        for process in started:
-            go(process)
-        assert sorted(map(line, started)) == ["locked"] + ["refused"] * (number - 1)
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
 
 
 def test_a_directory_belongs_to_its_process_until_that_is_killed(tmp_path: Path) -> None:
     assert holder_of(tmp_path) is None and holder_of(tmp_path / "missing") is None
-    with processes(tmp_path) as (process,):
+    with holding(tmp_path) as process:
         holder = f"process {process.pid} on {socket.gethostname()} since 2"
         assert str(holder_of(tmp_path)).startswith(holder)
         with pytest.raises(LockedError) as refused, locked(tmp_path):
@@ -81,17 +57,8 @@ def test_a_directory_belongs_to_its_process_until_that_is_killed(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_is_a_link_is_not_written(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "text").write_text("somebody's")
-    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "text")
-    with pytest.raises(WriteError), locked(tmp_path / "run"):
-        pass
-    assert (tmp_path / "text").read_text() == "somebody's"
-
-
 def test_who_wants_it_waits_for_a_run_that_is_about_to_end(tmp_path: Path) -> None:
-    with processes(tmp_path) as (process,):
+    with holding(tmp_path) as process:
         (tmp_path / "record.json").write_text('{"status": "running"}')
         with pytest.raises(LockedError), locked(tmp_path):
             pass
@@ -117,7 +84,7 @@ def test_a_live_run_stays_as_it_is(kind: str, tmp_path: Path, capsys: pytest.Cap
     cfg = compose("mode=describe").copy()
     OmegaConf.set_readonly(cfg, False)
     cfg.resume = str(live) if kind == "resume" else None
-    with processes(live) as (process,):
+    with holding(live) as process:
         before = contents(live)
         assert job.run(cfg, "", other if kind == "resume" else live) == 1
         assert contents(live) == before and contents(other) == {}

@@ -1,6 +1,5 @@
 """record.json: its skeleton, its writing, what a good one is."""
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -13,7 +12,6 @@ from omegaconf import OmegaConf
 
 from attnlab.config.check import compose
 from attnlab.run import record as records
-from attnlab.run.identity import recipe
 from attnlab.run.record import NOT_RUN, problems
 
 PROMISED = {  # the keys that tables may count on, schema 2
@@ -85,17 +83,6 @@ def test_what_is_not_json_becomes_json(tmp_path: Path) -> None:
 )
 def test_a_bad_record_is_recognised(skeleton: dict[str, Any], change: dict[str, Any], problem: str) -> None:
     assert problem in " · ".join(problems(skeleton | change))
-
-
-def test_a_record_has_its_configuration_and_identity(skeleton: dict[str, Any]) -> None:
-    about = copy.deepcopy(skeleton) | {"environment": records.environment("cpu")}
-    assert about["config"]["attention"]["stride"] == 2 and about["identity"]["recipe"] == recipe(about["config"])
-    assert (about["identity"]["run"], about["identity"]["corpus"]) == (NOT_RUN, NOT_RUN)
-    records.identify(about, "sha256:abc")
-    first = about["identity"]["run"]
-    assert len(first) == 64 and problems(about) == []
-    records.identify(about, "sha256:def")
-    assert about["identity"]["run"] != first
 
 
 def test_the_speed_of_an_older_training_on_images_has_its_unit(skeleton: dict[str, Any]) -> None:
