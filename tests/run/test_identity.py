@@ -102,13 +102,9 @@ def test_each_bench_of_a_sweep_is_a_run() -> None:
 
 
 def test_two_corpora_are_two_runs_of_one_recipe(tmp_path: Path) -> None:
-    for name in ("sample", "fruits"):
-        (tmp_path / name / "train").mkdir(parents=True)
-        (tmp_path / name / "train" / f"{name}.png").write_bytes(b"x")
-    sample, fruits = (fingerprint.corpus(tmp_path / name, tmp_path / "cache") for name in ("sample", "fruits"))
-    unset, real = compose(*IMAGES, "rank=8"), compose(*IMAGES, "rank=8", f"data_root={tmp_path / 'fruits'}")
+    unset, real = compose(*IMAGES, "rank=8"), compose(*IMAGES, "rank=8", f"data_root={tmp_path}")
     assert recipe(unset) == recipe(real)
-    assert run(unset, sample) != run(real, fruits) == run(unset, fruits)
+    assert run(unset, "sha256:one") != run(real, "sha256:two") == run(unset, "sha256:two")
 
 
 def test_training_and_testing_one_model(tmp_path: Path, mtla: DictConfig) -> None:
@@ -263,46 +259,33 @@ def test_an_old_checkpoint_has_the_identity_of_today(mtla: DictConfig) -> None:
 # --- fingerprints -------------------------------------------------------------------------------------------------
 
 
-def test_a_corpus_is_its_names_sizes_and_texts(tmp_path: Path) -> None:
-    def write(root: Path, text: str = "a b\n", sound: bytes = b"1234") -> str:
-        (root / "train").mkdir(parents=True, exist_ok=True)
-        (root / "train" / "text.tsv").write_text(text)
-        (root / "train" / "x.wav").write_bytes(sound)
-        return fingerprint.corpus(root, tmp_path / "cache")
-
-    first = write(tmp_path / "one")
-    assert write(tmp_path / "elsewhere") == first
-    assert write(tmp_path / "same size", sound=b"4321") == first  # recordings: name and size
-    assert write(tmp_path / "longer", sound=b"12345") != first
-    assert write(tmp_path / "other", text="b a\n") != first
-    (tmp_path / "one" / "train" / "y.wav").write_bytes(b"")
-    assert fingerprint.corpus(tmp_path / "one", tmp_path / "cache") != first
-    (tmp_path / "one" / "train" / "y.wav").unlink()
-    (tmp_path / "one" / ".cache").mkdir()
-    (tmp_path / "one" / "train" / "again").symlink_to(tmp_path / "one")
-    assert fingerprint.corpus(tmp_path / "one", tmp_path / "no cache") != fingerprint.corpus(
-        tmp_path / "longer", tmp_path / "cache"
-    )
-    with pytest.raises(DataError, match="cannot be read"):
-        fingerprint.corpus(tmp_path / "missing", tmp_path / "cache")
-
-
-def test_a_file_that_is_overwritten_in_place_changes_the_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_is_its_names_sizes_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "LARGEST", 3)
-    folder = tmp_path / "corpus" / "train"
-    folder.mkdir(parents=True)
-    files = [folder / name for name in ("x.wav", "large.txt", "small.txt")]
-    for file in files:
-        file.write_bytes(b"1234" if file.name != "small.txt" else b"1")
-    digests = [fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache")]
-    assert digests == ["sha256:7141a2e10a2d6b2191a3c2ad3966ef8f340d3ee8c29851968f7ea977caba7368"]  # stored in records
-    before = folder.stat().st_mtime_ns
-    for file in files:
-        file.write_bytes(file.read_bytes() + b"5")
-        digests.append(fingerprint.corpus(tmp_path / "corpus", tmp_path / "cache"))
-    assert folder.stat().st_mtime_ns == before and len(set(digests)) == 4
+    root, cache = tmp_path / "corpus", tmp_path / "cache"
+    files = {name: root / "train" / name for name in ("x.wav", "large.txt", "small.txt")}
+    (root / "train").mkdir(parents=True)
+    for name, file in files.items():
+        file.write_bytes(b"1" if name == "small.txt" else b"1234")
+    first = fingerprint.corpus(root, cache)
+    assert first == "sha256:7141a2e10a2d6b2191a3c2ad3966ef8f340d3ee8c29851968f7ea977caba7368"  # stored in records
+    changes = [
+        ("x.wav", b"4321", False),  # recordings and large files: name and size
+        ("x.wav", b"12345", True),
+        ("large.txt", b"4321", False),
+        ("large.txt", b"12345", True),
+        ("small.txt", b"2", True),
+        ("y.wav", b"", True),
+        (".hidden", b"1", False),
+    ]
+    for name, content, counts in changes:
+        before = fingerprint.corpus(root, cache)
+        (root / "train" / name).write_bytes(content)  # in place: the folder's time of change stays
+        assert (fingerprint.corpus(root, cache) != before) is counts, (name, content)
+    (root / "train" / "again").symlink_to(root)
+    last = fingerprint.corpus(root, cache)
+    assert fingerprint.corpus(root.rename(tmp_path / "elsewhere"), tmp_path / "no cache") == last
+    with pytest.raises(DataError, match="cannot be read"):
+        fingerprint.corpus(tmp_path / "missing", cache)
 
 
 def test_a_model_folder_is_its_files(tmp_path: Path) -> None:
