@@ -12,7 +12,6 @@ import pytest
 from attnlab.callbacks import progress
 from attnlab.callbacks.summary import LONGEST, show
 from attnlab.config.check import compose
-from attnlab.report.figure import plot_curves
 from attnlab.run.record import new
 
 
@@ -32,17 +31,6 @@ def test_without_a_terminal_a_line_every_thirty_seconds(monkeypatch: pytest.Monk
         callback.on_train_batch_end(trainer, module, None, None, batch)  # type: ignore[arg-type]
     assert caplog.messages[0] == "epoch 2, update 13 of 107, training loss 2.500, about 3 min left"
     assert len(caplog.messages) == 3  # 98 seconds of updates, the first of 20
-
-
-def test_the_learning_rate_of_every_optimizer_has_a_panel(tmp_path: Path) -> None:
-    (tmp_path / "curves").mkdir()
-    sizes = []
-    for rows in ("step,epoch,loss\n1,0,3.0\n2,0,2.0\n", "step,epoch,loss,lr-AdamW\n1,0,3.0,0.1\n2,0,2.0,0.2\n"):
-        (tmp_path / "curves" / "metrics.csv").write_text(rows)
-        picture = plot_curves(tmp_path)
-        assert picture is not None
-        sizes.append(len(picture.read_bytes()))
-    assert sizes[0] < sizes[1]
 
 
 def test_a_long_document_is_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,26 +97,6 @@ def test_a_cache_that_does_not_grow(attention: dict[str, Any], words: str) -> No
     assert shown["cache per token and layer"] == words
 
 
-def test_images() -> None:
-    """Three points, and no line for what was not measured."""
-    points = {"dense": {"top1": 80.0, "top5": 95.0}, "compressed": NOT_RUN, "finetuned": {"top1": 79.0, "top5": 94.0}}
-    percent = {"attention_percent": 50.0, "multiply_adds_percent": 60.0, "parameters_percent": 70.0}
-    shown = lines(
-        corpus="images",
-        quality=points["finetuned"],
-        inference={"images_per_second": 5.0, "seconds": 2.0},
-        compression={"quality": points, "remaining": percent},
-    )
-    assert shown == {
-        "corpus": "images",
-        "quality, dense": "top1 80.0, top5 95.0",
-        "quality, finetuned": "top1 79.0, top5 94.0",
-        "parameters": "1,234   (attention 200)",
-        "remaining": "attention 50.0 %, multiply-adds 60.0 %, parameters 70.0 %",
-        "scoring": "5.0 images/s, one pass of 2.0 s",
-    }
-
-
 def test_a_compressed_language_model() -> None:
     rate = {"rate": 2.2069, "parameters": 74240, "parameters_dense": 163840, "model_saving_percent": 12.4}
     quality = {"accuracy": 67.3, "accuracy_stderr": 6.5, "loss": 1.42, "loss_stderr": 0.29, "questions": 52}

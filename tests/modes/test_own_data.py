@@ -3,7 +3,6 @@
 The folders are small parts of real corpora.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -32,19 +31,6 @@ def recordings(corpora: Path, root: Path) -> tuple[list[str], str]:
     return ["experiment=own/speech"], str(waves[40])
 
 
-def manifest(corpora: Path, root: Path) -> tuple[list[str], str]:
-    waves = sorted((corpora / "asr_yesno" / "waves_yesno").glob("*.wav"))
-    with (root / "manifest.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["file", "said"])
-        for wave in waves[:32]:
-            shutil.copy(wave, root)
-            writer.writerow([wave.name, spoken(wave)])
-    columns = {"audio": "file", "source": "said", "target": "said"}
-    named = [f"task.data.reader.{name}={column}" for name, column in columns.items()]
-    return ["experiment=own/speech", *named], str(waves[40])
-
-
 def letters(corpora: Path, root: Path) -> tuple[list[str], str]:
     lines = (corpora / "lm_tinyshakespeare" / "input.txt").read_text().splitlines()[:2500]
     (root / "train.txt").write_text("\n".join(lines) + "\n")  # validation and test are held out
@@ -62,18 +48,6 @@ def pairs(corpora: Path, root: Path) -> tuple[list[str], str]:
         "task.data.reader.source=en",
         "task.data.reader.target=de",
     ], "The house is small."
-
-
-def summaries(corpora: Path, root: Path) -> tuple[list[str], str]:
-    for split, count in (("train", 80), ("dev", 8), ("test", 8)):
-        with (corpora / "sum_scitldr_a" / f"{split}.jsonl").open() as file:
-            articles = [json.loads(line) for line in file][:count]
-        with (root / f"{split}.csv").open("w", newline="") as table:
-            writer = csv.writer(table)
-            writer.writerow(["article", "headline"])
-            writer.writerows([" ".join(article["source"]), article["target"][0]] for article in articles)
-    named = ["task.data.reader.source=article", "task.data.reader.target=headline"]
-    return ["experiment=own/summaries", *named], "We train small models. They are fast."
 
 
 def photos(corpora: Path, root: Path) -> tuple[list[str], str]:
@@ -94,9 +68,7 @@ def attnlab(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.parametrize(
-    "prepare", [recordings, manifest, letters, pairs, summaries, photos], ids=lambda prepare: prepare.__name__
-)
+@pytest.mark.parametrize("prepare", [recordings, letters, pairs, photos], ids=lambda prepare: prepare.__name__)
 def test_own_data_end_to_end(
     prepare: Callable[[Path, Path], tuple[list[str], str]], corpora: Path, tmp_path: Path
 ) -> None:
