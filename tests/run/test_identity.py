@@ -5,7 +5,6 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,38 +170,12 @@ def test_an_old_run_gets_what_was_added_and_the_tables_stay() -> None:
 # --- names that change --------------------------------------------------------------------------------------------
 
 
-def forget() -> None:
-    for function in vars(schema).values():
-        if hasattr(function, "cache_clear"):
-            function.cache_clear()
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty attnlab package in which source files can be moved."""
-    monkeypatch.setattr(schema, "ROOT", tmp_path)
-    forget()
-    yield tmp_path / "attnlab"
-    forget()
-
-
-def test_a_class_that_moves_keeps_its_identity(package: Path, mtla: DictConfig) -> None:
-    def write(path: str, text: str) -> None:
-        file = package / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        forget()
-
-    write("attention/one.py", "class Mechanism: ...\n")
-    before = recipe(changed(mtla, attention___target_="attnlab.attention.one.Mechanism"))
-    (package / "attention/one.py").unlink()
-    write("attention/family/two.py", "class Mechanism: ...\n")
-    write("attention/__init__.py", "from attnlab.attention.family.two import Mechanism\n")
-    for path in ("attnlab.attention.family.two.Mechanism", "attnlab.attention.Mechanism"):
-        assert recipe(changed(mtla, attention___target_=path)) == before
-    assert recipe(changed(mtla, attention___target_="attnlab.attention.one.Mechanism")) == before  # an old record
-    write("attention/family/two.py", "class Other: ...\n")
-    assert recipe(changed(mtla, attention___target_="attnlab.attention.family.two.Other")) != before
+def test_a_class_that_moves_keeps_its_identity(mtla: DictConfig) -> None:
+    """By the name that a package gives it, by its module, and by a module of an older tree."""
+    for path in ("attnlab.attention.MTLA", "attnlab.attention.mtla.MTLA", "attnlab.attention.older.MTLA"):
+        assert recipe(changed(mtla, attention___target_=path)) == recipe(mtla)
+    for other in ("attnlab.attention.MLA", "attnlab.attention.older.Other", "custom.MTLA"):
+        assert recipe(changed(mtla, attention___target_=other)) != recipe(mtla)
 
 
 def test_no_two_classes_of_configurations_have_one_name() -> None:

@@ -67,12 +67,10 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
     if source is None:
         setting = f"{key}={path}" if path else f"{key}= is not given"
         raise ConfigError(f"mode=export: {setting}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
-    if cfg.format == "deepseek":
-        raise ConfigError("format=deepseek is for runs of convert=mla; a compressed model has the class that it had")
-    if cfg.format == "safetensors":
+    if cfg.format not in (None, "hf"):
         raise ConfigError(
-            f"format=safetensors: {source} is a compressed language model, which is written for transformers; leave "
-            "format= out (its weights are a safetensors file already)"
+            f"format={cfg.format}: {source} is a compressed language model, which is written for transformers alone; "
+            "leave format= out"
         )
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
     huggingface.export(folder.densified(source), place, words)

@@ -13,14 +13,11 @@ from attnlab.errors import ConfigError
 from attnlab.training.batch_norm import batch_norms
 
 
-def checkpoint_layers(model: nn.Module) -> int:
+def checkpoint_layers(model: nn.Module) -> None:
     """Compute each layer of a model again in the backward pass. Losses and gradients stay the same.
 
     Layers are the members of each `nn.ModuleList` named `layers` in attnlab's models; timm's models have their own
     switch.
-
-    Returns:
-        The number of layers; 0 for a model that has its own switch.
 
     Raises:
         ConfigError: the model has BatchNorm, whose running statistics would count each batch twice, or no layers.
@@ -32,7 +29,7 @@ def checkpoint_layers(model: nn.Module) -> int:
         )
     if callable(switch := getattr(model, "set_grad_checkpointing", None)):
         switch(True)
-        return 0
+        return
     stacks = [getattr(module, "layers", None) for module in model.modules()]
     layers = list(dict.fromkeys(layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack))
     if not layers:
@@ -40,7 +37,6 @@ def checkpoint_layers(model: nn.Module) -> int:
         raise ConfigError(f"hardware.gradient_checkpointing=true: {name} has no layers to compute again")
     for layer in layers:
         layer.forward = functools.partial(_again, layer, layer.forward)
-    return len(layers)
 
 
 def _again(layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
