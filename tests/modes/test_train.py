@@ -229,14 +229,6 @@ def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: P
         assert not (tmp_path / "wider").exists()  # before any data is read
 
 
-def test_the_last_checkpoint_is_the_last(start: Start, tmp_path: Path) -> None:
-    """Also where no validation was among the best: accuracy ties at this size."""
-    cfg, record = start("task.train.keep_best=1", "task.train.max_epochs=2", "task.optimizer.lr=1e-9", ONCE[1])
-    train.run(cfg, record, tmp_path)
-    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert last["global_step"] == record["training"]["steps"]
-
-
 def test_text_that_looks_like_markup_is_shown_as_it_is(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

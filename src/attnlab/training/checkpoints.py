@@ -209,7 +209,7 @@ class Resume(Callback):
         self.begun = int(checkpoint.get("global_step", 0))
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         now = trainer.accumulate_grad_batches
-        before = checkpoint["batches_per_update"]
+        before = checkpoint.get("batches_per_update", now)  # an older one lacks it
         for counts in (progress["total"], progress["current"]):
             counts.update({name: count * now // before for name, count in counts.items()})
         if not progress["is_last_batch"]:
