@@ -79,6 +79,7 @@ class Unlucky(Exception):
             1,
             "error: Unlucky: first second (traceback: {}/run.log, or set HYDRA_FULL_ERROR=1)",
         ),
+        (SystemExit(3), 3, "error: the mode ended the process with exit code 3"),
         (OSError(errno.ENOSPC, "No space left on device", "x.ckpt"), 1, "error: disk full: [Errno 28] No space left"),
         (RuntimeError("can't allocate memory: you tried to allocate 4294967296 bytes."), 1, "error: out of memory: a"),
     ],

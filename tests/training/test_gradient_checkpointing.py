@@ -15,7 +15,7 @@ from attnlab.errors import ConfigError
 from attnlab.tasks.base import Trains, task_of
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 
-TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
+TASKS = sorted({path.stem for path in (CONF / "task").glob("*.yaml")} - {"reasoning"})  # which trains nothing
 MECHANISMS = sorted(path.stem for path in (CONF / "attention").glob("*.yaml"))
 SIZES = {  # as far as a task has the key
     "task.model.d_model": 32, "task.attention_heads": 2, "task.attention_head_dim": 16, "task.model.num_layers": 2,
@@ -53,8 +53,6 @@ CASES = [(task, "mtla") for task in TASKS] + [("wikitext2", name) for name in ME
 def test_gradients_are_the_same(name: str, attention: str) -> None:
     chosen = compose(f"task={name}").get("attention") is not None
     task = small(name, *([f"attention={attention}"] if chosen else []))
-    if not task.batch_key:
-        return  # it trains nothing
     torch.manual_seed(0)
     model = task.build()
     with torch.no_grad():

@@ -210,6 +210,8 @@ def _exit_code_and_message(
         return error.exit_code, one_line(error)
     if isinstance(error, BrokenPipeError) and directory is None:  # of `attnlab mode=predict ... | head`
         return 128 + signal.SIGPIPE, "standard output was closed before everything was written"
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code or 1, f"the mode ended the process with exit code {error.code}"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -139,8 +139,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
-        with replacing_summed(path) as part, writing(path), part.open("wb") as file:
-            torch.save(checkpoint, file)  # an open file: torch's own writer hides why it cannot write
+        with replacing_summed(path) as part, writing(path):
+            try:
+                with part.open("wb") as file:
+                    torch.save(checkpoint, file)
+            except RuntimeError as error:  # torch hides the file system's error, such as a full disk
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from error
 
     def remove_checkpoint(self, path: Any) -> None:
         super().remove_checkpoint(path)
