@@ -20,12 +20,12 @@ SPEECH = ("task=mustc", "hardware=cpu")
 SHORT = ("task=wmt16", "hardware=cpu", "task.train.max_steps=2", "task.train.validate_every=2")
 PHASES = {  # a phase: the command, the line after which the signal is sent, and how many seconds later
     "sample speech": (SPEECH, "NO data_root", 2.0),
-    "features": (SPEECH, "computing features", 1.0),
+    "features": (SPEECH, "corpus: MuST-C", 1.0),
     "pretraining of images": (("task=imagenet", "compress=irratt", "rank=32"), "from scratch", 3.0),
     "pretraining of text": (("task=reasoning", "compress=tensorllm"), "training a small", 3.0),
     "fit": (("task=wikitext2", "hardware=cpu"), "per update, 1 process", 3.0),
     "decoding of the test set": (SHORT, "kept the best checkpoint", 2.0),
-    "bench": (("task=wikitext2", "mode=bench", "bench.what=[training]"), "", 20.0),
+    "bench": (("task=wikitext2", "mode=bench", "bench.what=[training]"), "", 9.0),
     "multirun": (("-m", "task=wikitext2", "hardware=cpu", "seed=1,2"), "per update, 1 process", 3.0),
 }
 
