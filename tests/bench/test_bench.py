@@ -18,7 +18,7 @@ from attnlab.bench.settings import Shape, summary
 from attnlab.bench.variants import AttentionVariant
 from attnlab.bench.workloads import decoding
 from attnlab.config.check import compose
-from attnlab.decoding.steps import WARM_UP
+from attnlab.decoding.beam import WARM_UP
 from attnlab.errors import ConfigError
 from attnlab.run import device
 from attnlab.run import record as records

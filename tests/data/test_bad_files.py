@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from attnlab.data.files import read_json, read_lines, read_text, rows
+from attnlab.data.corpus import read_json, read_lines, read_text, rows
 from attnlab.data.text.corpora import FineWebEdu, parquet_texts
 from attnlab.data.text.pairs import SPLIT_FILE
 from attnlab.errors import DataError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnlab.config.batch import FrameShare, share_frames
-from attnlab.data.batching import FrameUpdates, filler, frame_batches
+from attnlab.data.sequence_to_text import FrameUpdates, filler, frame_batches
 
 LENGTHS = np.random.default_rng(0).integers(20, 800, 1000)
 

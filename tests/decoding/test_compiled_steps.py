@@ -13,7 +13,7 @@ from attnlab.attention import MHA, MTLA, Attention, Cache
 from attnlab.bench.baselines.base import PublishedCache
 from attnlab.bench.variants import LayerSteps
 from attnlab.decoding import BeamSearch, Sampling, Steps
-from attnlab.decoding.steps import BLOCK
+from attnlab.decoding.beam import READS
 from attnlab.models import T6, PrefixDecoder
 from attnlab.training.module import Compiled
 from tests.attention.mechanisms import EVERY, Mechanism, error
@@ -89,9 +89,9 @@ def test_few_graphs_for_all_lengths_and_batches(mechanism: Mechanism, graphs: li
     model, compiled = Model(mechanism.build()), Compiled(True)
     assert decode(model, compiled, (4, 7, True, LONG)) < 1e-12
     assert len(graphs) == 1, "one for all lengths"
-    assert decode(model, compiled, (5, 6, True, BLOCK + 3)) < 1e-12
+    assert decode(model, compiled, (5, 6, True, READS + 3)) < 1e-12
     assert len(graphs) == 1, "one for all batches"
-    assert decode(model, compiled, (6, 9, False, BLOCK + 9)) < 1e-12
+    assert decode(model, compiled, (6, 9, False, READS + 9)) < 1e-12
     assert decode(model, compiled, (1, 5, False, 9)) < 1e-12
     assert len(graphs) <= MOST
 
@@ -103,8 +103,8 @@ def test_inductor(mechanism: Mechanism) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, compiled = Model(mechanism.build()), Compiled(True)
-    assert decode(model, compiled, (4, 7, True, 2 * BLOCK + 5)) < 1e-12
-    assert decode(model, compiled, (5, 6, True, BLOCK + 3)) < 1e-12
+    assert decode(model, compiled, (4, 7, True, 2 * READS + 5)) < 1e-12
+    assert decode(model, compiled, (5, 6, True, READS + 3)) < 1e-12
 
 
 def mtla(layer: int) -> Attention:
@@ -128,7 +128,7 @@ def test_sampling(graphs: list[int]) -> None:
     torch.manual_seed(1)
     model = T6(23, 16, mtla, num_layers=1, ffn_dim=24, output_init="default").double().eval()
     compiled = Compiled(True)
-    for rows, size, tokens in ((3, 4, BLOCK + 9), (4, 2, 7)):
+    for rows, size, tokens in ((3, 4, READS + 9), (4, 2, 7)):
         prompt, sampling = torch.randint(23, (rows, size)), Sampling(tokens=tokens)
         assert torch.equal(sampling(model, prompt, compiled=compiled), sampling(model, prompt))
     assert len(graphs) == 1

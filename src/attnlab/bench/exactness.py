@@ -14,7 +14,7 @@ from attnlab.attention.ops.backends import Backend, choose
 from attnlab.attention.sliding_window import Windowed
 from attnlab.bench.settings import rounded
 from attnlab.bench.variants import AttentionVariant, LayerSteps
-from attnlab.decoding.steps import Compiler, Steps
+from attnlab.decoding.beam import Compiler, Steps
 
 # Relative to a tensor's norm.  Wrong formulas differ by 1e-2 or more; half precision does not resolve less.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}

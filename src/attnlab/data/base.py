@@ -1,8 +1,12 @@
-"""The interface between a task's data, the trainer and the record."""
+"""The interface between a task's data, the trainer and the record; which items form which update and batch.
+
+The order of items is a pure function of lengths, seed, epoch, rank and world size.
+"""
 
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -136,3 +140,48 @@ class Data(LightningDataModule):
             pin_memory=self.on_cuda,
             generator=torch.Generator(),  # an iterator must not advance the global one
         )
+
+
+# --- batches ---
+
+
+class EpochBatches(Sampler[list[int]]):
+    """A process's batches of a training epoch of so many `updates`.
+
+    Args:
+        accumulate: batches of an update on each process.
+        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+    """
+
+    def __init__(self, updates: int, accumulate: int, *, rank: int = 0, world_size: int = 1, start: int = 0) -> None:
+        self.updates, self.accumulate = updates, accumulate
+        self.rank, self.world_size, self.start = rank, world_size, start
+
+    def __len__(self) -> int:
+        return self.updates * self.accumulate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number in range(self.start, len(self)):
+            update, place = divmod(number, self.accumulate)
+            yield self.batch(update, place * self.world_size + self.rank)
+
+    @abstractmethod
+    def batch(self, update: int, part: int) -> list[int]:
+        """One of the `accumulate` times `world_size` batches of an update."""
+
+
+def ordered_batches(counts: Sequence[int], size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """A process's batches of a held-out split in order: every item exactly once over all processes.
+
+    Args:
+        counts: items of each group; a batch is of one group.
+        size: items of a batch; fewer where a process would otherwise have none.
+    """
+    size = max(1, min(size, sum(counts) // world_size))
+    ends = list(accumulate(counts))
+    batches = [
+        list(range(i, min(i + size, end)))
+        for end, count in zip(ends, counts, strict=True)
+        for i in range(end - count, end, size)
+    ]
+    return batches[rank::world_size]

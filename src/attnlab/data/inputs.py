@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.data.files import Row, is_unicode, read_lines, rows
+from attnlab.data.corpus import Row, is_unicode, read_lines, rows
 from attnlab.errors import DataError
 
 LINES, OBJECTS = (".txt",), (".jsonl", ".ndjson")  # files with one input a line: as it is, or in a JSON object

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge
 from omegaconf import DictConfig
 
-from attnlab.data.files import Row, check_folder, rows
+from attnlab.data.corpus import Row, check_folder, rows
 from attnlab.data.samples.world import write_world
 from attnlab.errors import ConfigError, DataError
 

@@ -13,8 +13,21 @@ from typing import Annotated
 
 from annotated_types import Ge, MinLen
 
-from attnlab.data.corpus import Kind, Reader, Segment, Utterance, held_out, recording, refuse_empty
-from attnlab.data.files import Row, only, read_text, repeated, rows, squeeze
+from attnlab.data.corpus import (
+    Kind,
+    Reader,
+    Row,
+    Segment,
+    Utterance,
+    held_out,
+    only,
+    read_text,
+    recording,
+    refuse_empty,
+    repeated,
+    rows,
+    squeeze,
+)
 from attnlab.errors import DataError
 
 SPELLINGS = {"train": ("train", "training"), "dev": ("dev", "valid", "val", "validation"), "test": ("test",)}

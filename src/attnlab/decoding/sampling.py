@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import Size
-from attnlab.decoding.steps import Compiler, Stepping, Steps
+from attnlab.decoding.beam import Compiler, Stepping, Steps
 
 WAIT = {"cuda": 16}  # tokens between two looks whether all rows have ended; elsewhere one
 

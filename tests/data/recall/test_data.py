@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnlab.config.batch import Share
-from attnlab.data.batching import ordered_batches
+from attnlab.data.base import ordered_batches
 from attnlab.data.recall.data import CellUpdates, RecallData
 from attnlab.errors import ConfigError
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnlab.data.batching import Batch
+from attnlab.data.sequence_to_text import Batch
 from attnlab.decoding import BeamSearch
 from attnlab.models.sequence import SequenceModel
 from attnlab.tasks.sequence_to_text.module import SequenceToText

@@ -17,7 +17,7 @@ from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, LayerSteps
 from attnlab.bench.workloads import AttentionWorkload, random_inputs
 from attnlab.decoding import BeamSearch
-from attnlab.decoding.steps import WARM_UP, Stepping, Steps
+from attnlab.decoding.beam import WARM_UP, Stepping, Steps
 from attnlab.models import LanguageModel, PrefixDecoder
 
 PRODUCTS = frozenset(

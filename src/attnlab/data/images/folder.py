@@ -28,8 +28,7 @@ from torch.utils.data import Sampler
 
 from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
-from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batching import EpochBatches, ordered_batches
+from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
 from attnlab.data.corpus import IMAGE_SPLITS, image_folder
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError

@@ -17,9 +17,8 @@ from torch.utils.data import Dataset
 
 from attnlab.config.batch import Share, counted, share_equally
 from attnlab.config.bounds import Size
-from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batching import EpochBatches, ordered_batches
-from attnlab.data.files import repeated
+from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
+from attnlab.data.corpus import repeated
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.errors import ConfigError
 

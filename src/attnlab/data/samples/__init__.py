@@ -8,24 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnlab.run.cache import digest, stored_files
-
-VERSION = 1  # increase it when the same settings give other bytes
-
 Item = TypeVar("Item")
-
-
-def sample_corpus(cache_dir: Path, name: str, settings: Any, write: Callable[[Path], None]) -> Path:
-    """The directory of a sample corpus, which is written first where it is missing or damaged.
-
-    Args:
-        settings: plain values, everything but the code that the bytes depend on.
-        write: fills an empty directory.
-
-    Raises:
-        DataError: the corpus cannot be written.
-    """
-    return stored_files(Path(cache_dir) / f"{name}-{digest([VERSION, settings])[:16]}", write)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

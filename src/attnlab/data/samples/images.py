@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from attnlab.data.samples import sample_corpus
+from attnlab.data.corpus import sample_corpus
 from attnlab.run.console import each
 
 SIZE = 32  # pixels

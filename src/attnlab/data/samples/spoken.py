@@ -24,7 +24,8 @@ import numpy as np
 import soundfile
 import soxr
 
-from attnlab.data.samples import draw_splits, sample_corpus, sample_texts, write_lines
+from attnlab.data.corpus import sample_corpus
+from attnlab.data.samples import draw_splits, sample_texts, write_lines
 from attnlab.errors import DataError
 from attnlab.run.console import each, waited
 

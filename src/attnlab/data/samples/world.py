@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnlab.data.samples import sample_corpus, write_lines
+from attnlab.data.corpus import sample_corpus
+from attnlab.data.samples import write_lines
 
 PEOPLE = 64
 FIRST_NAMES = (

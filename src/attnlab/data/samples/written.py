@@ -8,7 +8,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnlab.data.samples import draw_splits, sample_corpus, sample_texts, write_lines
+from attnlab.data.corpus import sample_corpus
+from attnlab.data.samples import draw_splits, sample_texts, write_lines
 
 PAIRS = {"train": 6000, "dev": 100, "test": 200}
 ARTICLES = {"train": 3000, "validation": 100, "test": 200}

@@ -24,12 +24,14 @@ from attnlab.data.corpus import (
     Segment,
     Stored,
     Utterance,
+    contents,
     excerpt,
     inspect_audio,
+    read_lines,
+    reading,
     recording,
     refuse_empty,
 )
-from attnlab.data.files import contents, read_lines, reading
 from attnlab.errors import DataError
 
 # The full-corpus-ASR partition, as the published recipes have it: all other meetings are for training.

@@ -13,8 +13,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, recording, refuse_empty
-from attnlab.data.files import read_lines
+from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_lines, recording, refuse_empty
 from attnlab.errors import DataError
 
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()]+)\)")

@@ -28,8 +28,7 @@ import soxr
 import torch
 
 import attnlab.data as readers
-from attnlab.data.corpus import Reader, Segment, at_speed
-from attnlab.data.files import read_json
+from attnlab.data.corpus import Reader, Segment, at_speed, read_json
 from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.errors import AttnlabError, DataError
 from attnlab.pretrained.weights import first_line

@@ -26,8 +26,7 @@ import soundfile
 import soxr
 from annotated_types import Ge, Le
 
-from attnlab.data.corpus import Kind, Segment
-from attnlab.data.files import reading
+from attnlab.data.corpus import Kind, Segment, reading
 from attnlab.errors import DataError
 from attnlab.run.cache import Damaged, read_index, stored, write_index
 from attnlab.run.console import progress

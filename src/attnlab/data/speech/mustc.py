@@ -11,8 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, refuse_empty
-from attnlab.data.files import read_lines
+from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, read_lines, refuse_empty
 from attnlab.errors import DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut at the end.

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Segment, Utterance, recording, refuse_empty
-from attnlab.data.files import Row, read_json, reading, rows
+from attnlab.data.corpus import Kind, Reader, Row, Segment, Utterance, read_json, reading, recording, refuse_empty, rows
 from attnlab.errors import ConfigError, DataError
 
 

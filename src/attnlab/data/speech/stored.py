@@ -13,8 +13,7 @@ import numpy.typing as npt
 from annotated_types import Ge, Le
 
 from attnlab.config.bounds import Layers, Size
-from attnlab.data.corpus import Kind, Stored
-from attnlab.data.files import reading
+from attnlab.data.corpus import Kind, Stored, reading
 from attnlab.data.speech.features import Array, utterance_cmvn
 from attnlab.errors import ConfigError, DataError
 

@@ -11,8 +11,7 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import held_out
-from attnlab.data.files import check_folder, first_of, read_lines, read_parquet, rows
+from attnlab.data.corpus import check_folder, first_of, held_out, read_lines, read_parquet, rows
 from attnlab.data.samples import markov, write_lines
 from attnlab.data.samples.markov import Source
 from attnlab.data.table import SPELLINGS, SUFFIXES, TOGETHER, table_in

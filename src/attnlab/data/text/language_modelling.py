@@ -11,9 +11,8 @@ from annotated_types import Ge, Le
 
 from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
-from attnlab.data.base import Data, Loader, Workers
-from attnlab.data.batching import ordered_batches
-from attnlab.data.samples import sample_corpus
+from attnlab.data.base import Data, Loader, Workers, ordered_batches
+from attnlab.data.corpus import sample_corpus
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
 from attnlab.data.text.tokens import Ids, TokenFile, build

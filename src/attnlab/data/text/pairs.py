@@ -19,8 +19,18 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Utterance, held_out, refuse_empty
-from attnlab.data.files import read_lines, read_text, reading, rows, squeeze
+from attnlab.data.corpus import (
+    Kind,
+    Reader,
+    Utterance,
+    held_out,
+    read_lines,
+    read_text,
+    reading,
+    refuse_empty,
+    rows,
+    squeeze,
+)
 from attnlab.errors import DataError
 
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)

@@ -15,7 +15,7 @@ import sentencepiece
 from annotated_types import Ge, Le
 
 from attnlab.data.corpus import Kind as InputKind
-from attnlab.data.files import reading
+from attnlab.data.corpus import reading
 from attnlab.errors import ConfigError
 from attnlab.run.cache import stored_files
 from attnlab.run.console import progress, waited

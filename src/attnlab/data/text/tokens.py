@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnlab.data.files import reading
+from attnlab.data.corpus import reading
 from attnlab.errors import DataError
 from attnlab.run.cache import Damaged, read_index, stored, write_index
 from attnlab.run.console import progress

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attnlab.config.rules import SAMPLE
-from attnlab.data.files import read_lines, reading, repeated
+from attnlab.data.corpus import read_lines, reading, repeated
 from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.tokenizer import learned
 from attnlab.errors import ConfigError, DataError

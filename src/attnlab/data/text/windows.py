@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from attnlab.config.batch import Share
-from attnlab.data.batching import EpochBatches
+from attnlab.data.base import EpochBatches
 from attnlab.data.text.tokens import Ids, TokenFile
 
 IGNORE = -1  # the target of tokens that are not scored

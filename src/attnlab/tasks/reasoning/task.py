@@ -17,7 +17,7 @@ from attnlab.compression.counting import parameters, rate
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
 from attnlab.config.nodes import check_nodes
-from attnlab.data.files import read_text
+from attnlab.data.corpus import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
 from attnlab.errors import ConfigError, WriteError, nearest

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from attnlab.attention import Cache
 from attnlab.callbacks.cost import now
 from attnlab.callbacks.scoring import Scored, update
-from attnlab.data.batching import Batch
+from attnlab.data.sequence_to_text import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.errors import DataError

@@ -11,9 +11,9 @@ import soundfile
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.batching import Example, Ids, collate
 from attnlab.data.corpus import Reader
 from attnlab.data.inputs import InputKind
+from attnlab.data.sequence_to_text import Example, Ids, collate
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import SourceText, Tokenizer
