@@ -281,18 +281,23 @@ class BytePairs:
         """The tokenizer.json of byte pairs of texts.  ConfigError: `vocab_size` is less than 257."""
         if vocab_size < 257:
             raise ConfigError(f"task.data.vocab_size={vocab_size}: expected at least 257, the bytes and the end mark")
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
         few = islice(texts, self.sample)
-        waited("learning byte pairs", lambda: tokenizer.train_from_iterator(few, trainer))
-        return str(tokenizer.to_str())
+        return str(waited("learning byte pairs", lambda: byte_pairs(few, vocab_size, [END_OF_TEXT])).to_str())
+
+
+def byte_pairs(texts: Iterable[str], vocab_size: int, special: list[str]) -> Tokenizer:
+    """The byte pairs of texts, as GPT-2 and RoBERTa have them; `special` tokens come first."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 class PretrainedTokens:

@@ -28,6 +28,7 @@ from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.build import instantiate
+from attnlab.data.corpus import read_json
 from attnlab.data.images.folder import ImageData
 from attnlab.data.inputs import InputKind
 from attnlab.data.samples.images import CLASSES
@@ -292,10 +293,7 @@ class ImageClassificationTask(Predicts, Compresses):
 
 def read_classes(path: Path) -> list[str]:
     """The names of the classes in a file of a run. DataError: it is damaged."""
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable as JSON ({' '.join(str(error).split())})") from error
+    names = read_json(path)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise DataError(f"{path}: expected a list of the names of the classes")
     return names

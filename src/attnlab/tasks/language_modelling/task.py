@@ -337,29 +337,36 @@ class Continuation(Predictor):
         )
 
     def read(self, value: str) -> list[int]:
-        vocabulary, longest = self.module.vocabulary, self.module.model.longest
-        ids = [vocabulary.end, *vocabulary.ids(value)]
-        if len(ids) + self.sampling.tokens > longest:
-            raise DataError(
-                f"{value[:40]!r}: {len(ids)} {vocabulary.unit}s and task.sampling.tokens={self.sampling.tokens} make "
-                f"{len(ids) + self.sampling.tokens} positions, more than the model's context of {longest}; shorten "
-                "the text or lower task.sampling.tokens"
-            )
+        ids = [self.module.vocabulary.end, *self.module.vocabulary.ids(value)]
+        if wrong := self.too_long(ids):
+            raise DataError(f"{value[:40]!r}: {wrong}")
         return ids
+
+    def too_long(self, ids: list[int]) -> str | None:
+        """Why the ids of a text and of its continuation do not fit the model; None: they do."""
+        longest, new, unit = self.module.model.longest, self.sampling.tokens, self.module.vocabulary.unit
+        if len(ids) + new <= longest:
+            return None
+        positions = f"{len(ids)} {unit}s and task.sampling.tokens={new} make {len(ids) + new} positions"
+        return (
+            f"{positions}, more than the model's context of {longest}; shorten the text or lower task.sampling.tokens"
+        )
 
     def size(self, prepared: list[int]) -> int:
         return len(prepared)
 
     def predict(self, batch: list[list[int]]) -> list[Result]:
-        vocabulary, results = self.module.vocabulary, []
-        for ids in batch:
-            tokens = self.sampling(
-                self.module.model,
-                torch.tensor([ids], device=self.device),
-                num_ids=vocabulary.num_ids,
-                never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
-                dtype=self.dtype,
-                compiled=self.module.compiled_steps,
-            )
-            results.append({"prediction": vocabulary.text(tokens[0].tolist())})
-        return results
+        return [{"prediction": self.module.vocabulary.text(self.continued(ids))} for ids in batch]
+
+    def continued(self, ids: list[int]) -> list[int]:
+        """The new ids after those of a text."""
+        vocabulary = self.module.vocabulary
+        tokens: list[int] = self.sampling(
+            self.module.model,
+            torch.tensor([ids], device=self.device),
+            num_ids=vocabulary.num_ids,
+            never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
+            dtype=self.dtype,
+            compiled=self.module.compiled_steps,
+        )[0].tolist()
+        return tokens

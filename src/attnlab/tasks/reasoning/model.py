@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from attnlab.compression import folder
 from attnlab.data.questions import SETS, Question, QuestionSet
 from attnlab.data.samples import world
+from attnlab.data.text.vocabulary import byte_pairs
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.language import cast
@@ -170,23 +171,11 @@ def questions_of(place: Path) -> list[tuple[QuestionSet, Question]]:
 
 def sample_tokenizer(place: Path) -> Any:
     """Byte pairs over the texts of the world, as GPT-2 and RoBERTa have them."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     texts = [f"{question.prompt} {question.answers[0]}." for _, question in questions_of(place)]
-    plain = Tokenizer(models.BPE())
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     choices = [f" {choice}" for kind in SETS for choice in kind.choices]
     masked = ["The profession of the person in the text is called"]
-    plain.train_from_iterator([*texts, *masked, *choices * 50], trainer)
     return hub.transformers().PreTrainedTokenizerFast(
-        tokenizer_object=plain,
+        tokenizer_object=byte_pairs([*texts, *masked, *choices * 50], VOCABULARY, list(SPECIAL)),
         bos_token="<s>",
         pad_token="<pad>",
         eos_token="</s>",

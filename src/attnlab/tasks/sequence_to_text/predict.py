@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import soundfile
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import Reader
+from attnlab.data.corpus import Reader, inspect_audio
 from attnlab.data.inputs import InputKind
 from attnlab.data.sequence_to_text import Example, Ids, collate
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
@@ -34,7 +33,7 @@ def input_kind(cfg: DictConfig) -> InputKind:
     front = instantiate(cfg.task.data.features, path="task.data.features")
     match front:
         case FilterBank():
-            return InputKind("audio file", AUDIO, ("audio", "path", "input"), _length)
+            return InputKind("audio file", AUDIO, ("audio", "path", "input"), check_audio)
         case StoredFeatures():
             return InputKind("file of features", (".npy", ".mfc"), ("features", "path", "input"), front.frames)
     return InputKind("text", (), ("text", "source", "document", "input"))
@@ -63,7 +62,7 @@ class TextPredictor(Predictor):
         match self.front:
             case FilterBank():
                 path = Path(value)
-                samples, rate = _length(path)
+                rate, samples = check_audio(path)
                 return self.front(read_waveform(path, 0, samples), rate)
             case StoredFeatures():
                 return self.front(Path(value))
@@ -92,12 +91,9 @@ class TextPredictor(Predictor):
         return "\t".join([*([result["intent"]] if "intent" in result else []), super().shown(result)])
 
 
-def _length(path: Path) -> tuple[int, int]:
-    """Samples and rate of a recording. DataError: it is none, or it is empty."""
-    try:
-        about = soundfile.info(path)
-    except (soundfile.LibsndfileError, RuntimeError, OSError) as error:
-        raise DataError(f"{path}: not a readable audio file ({' '.join(str(error).split())[:80]})") from error
-    if not about.frames:
+def check_audio(path: Path) -> tuple[int, int]:
+    """Rate and samples of a recording. DataError: it is none, or it is empty."""
+    rate, samples = inspect_audio(path, "input=")
+    if not samples:
         raise DataError(f"{path}: an audio file without samples")
-    return int(about.frames), int(about.samplerate)
+    return rate, samples
