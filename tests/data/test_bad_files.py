@@ -108,10 +108,7 @@ def test_a_parquet_file_that_is_none_or_has_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "an empty file; expected a text"),
-        (b"one\n\xff\xfe\n", "line 2: invalid start byte; expected UTF-8 text"),
-    ],
+    [(b"", "an empty file; expected a text"), (b"one\n\xff\xfe\n", "line 2: invalid start byte; expected UTF-8 text")],
 )
 def test_a_file_that_is_no_text(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"

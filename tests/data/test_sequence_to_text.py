@@ -65,9 +65,7 @@ def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData], corpu
     assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
 
 
-def test_length_filters_are_for_training_and_counted(
-    make: Callable[..., SequenceToTextData],
-) -> None:
+def test_length_filters_are_for_training_and_counted(make: Callable[..., SequenceToTextData]) -> None:
     tokens = {id: int(n) for b in make().val_dataloader() for id, n in zip(b.ids, b.target_lengths, strict=True)}
     limit = tokens["ted_1_0"]
     assert limit < tokens["ted_2_0"]

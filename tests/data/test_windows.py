@@ -8,13 +8,7 @@ import torch
 
 from attnlab.config.batch import Share, share_equally
 from attnlab.data.text.tokens import TokenFile
-from attnlab.data.text.windows import (
-    IGNORE,
-    EvaluationWindows,
-    Permutation,
-    ShuffledBatches,
-    TrainingWindows,
-)
+from attnlab.data.text.windows import IGNORE, EvaluationWindows, Permutation, ShuffledBatches, TrainingWindows
 
 
 def tokens(count: int, first: int = 0) -> TokenFile:

@@ -51,13 +51,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        model: Stepping,
-        caches: list[Cache],
-        steps: int,
-        *,
-        graphs: bool = True,
-        compiled: Compiler | None = None,
+        self, model: Stepping, caches: list[Cache], steps: int, *, graphs: bool = True, compiled: Compiler | None = None
     ) -> None:
         self.model, self.caches, self.left, self.graphs, self.compiled = model, caches, steps, graphs, compiled
         self.calls = 0

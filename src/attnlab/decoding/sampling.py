@@ -19,12 +19,7 @@ class Continuable(Stepping, Protocol):
     """A model that continues text through caches."""
 
     def start(
-        self,
-        batch: int,
-        capacity: int,
-        *,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, batch: int, capacity: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> list[Cache]: ...
 
 

@@ -367,10 +367,8 @@ def test_predicting_on_the_command_line(
     with pytest.raises(DataError, match="the input has a key 'prediction' already"):
         used(str(tmp_path / "rows.jsonl"), f"output='{out}'")
     assert out.read_text() == "old" and [path.name for path in out.parent.iterdir()] == ["out.txt"]
-    wrong = {"": "input= is empty", "${x} 'quoted', {a}": r"the word '\$\{x\}'", "a.txt": "no such file"}
-    for typed, told in wrong.items():
-        with pytest.raises((ConfigError, DataError), match=told):
-            used(typed)
+    with pytest.raises(DataError, match=r"the word '\$\{x\}'"):
+        used("${x} 'quoted', {a}")
     with pytest.raises(ConfigError, match="mode=predict needs input="):
         check(["mode=predict", f"checkpoint='{tmp_path / 'run'}'"], load)
 

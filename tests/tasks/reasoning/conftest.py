@@ -22,18 +22,22 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def random_model(kind: str) -> Any:
+    """A model for the words of the sample world; its weights are the same every time."""
+    sizes = {**OPTIONS[kind], "vocab_size": VOCABULARY, **IDS}
+    sizes |= {key: 260 for key in ("max_position_embeddings", "n_positions") if key in sizes}
+    return fill(huggingface.create("tiny", {"model_type": kind, **sizes}))
+
+
 @pytest.fixture(scope="session")
 def folder(tiny_cache: Path) -> Folder:
-    """folder("gptj") -> the model's folder; its random weights are the same every time."""
+    """folder("gptj") -> the folder of a random model."""
     words = sample_tokenizer(write_world(tiny_cache / "samples", 1))
 
     def make(kind: str) -> Path:
         place = tiny_cache / kind
         if not place.is_dir():
-            sizes = {**OPTIONS[kind], "vocab_size": VOCABULARY, **IDS}
-            sizes |= {key: 260 for key in ("max_position_embeddings", "n_positions") if key in sizes}
-            model: Any = fill(huggingface.create("tiny", {"model_type": kind, **sizes}))
-            model.save_pretrained(place)
+            random_model(kind).save_pretrained(place)
             words.save_pretrained(place)
         return place
 

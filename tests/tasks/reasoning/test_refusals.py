@@ -61,35 +61,8 @@ def run(claims: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
 # --- before the weights are read ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*arguments: Any) -> None:
-        raise AssertionError("the weights were read")
-
-    monkeypatch.setattr(AskedModel, "load", load)
-
-
-@pytest.mark.usefixtures("_no_weights")
-@pytest.mark.parametrize(
-    ("kind", "overrides", "expected"),
-    [
-        ("llama", "tensorllm compress.ranks=[0,4]", "compress.ranks=[0, 4]: expected a list, each int >= 1"),
-        ("llama", "tensorllm compress.ranks=[25,4]", "model.layers.0.self_attn takes R1 1 to 24 (model width)"),
-        ("gptj", "tensorllm compress.ranks=[10,4,5]", "the stack rank 5: transformer.h.0.attn takes 1 to 4"),
-        ("llama", "tensorllm compress.layers=[2]", "compress.layers: 2: expected 0 to 1, or -1 for the last to -2"),
-        ("llama", "laser rank=25", "rank 25 for model.layers.1.mlp.gate_proj (24 x 40), which takes 1 to 24"),
-        ("llama", "trawl rank=25", "compress.rank=25: model.layers.1.mlp has matrices 40 x 24"),
-        ("llama", "laser_tensorllm compress.steps.laser.rank=25", "compress.steps.laser.rank=25: rank 25 for"),
-        ("llama", "truncatt", "tensorllm, laser and trawl work on language models"),
-    ],
-)
-def test_ranks_and_layers(kind: str, overrides: str, expected: str, folder: Folder, run: Run) -> None:
-    code, message = run(folder(kind), *f"compress={overrides}".split())
-    assert code == 2 and expected in message
-
-
-@pytest.mark.usefixtures("_no_weights")
-def test_questions(claims: Path, folder: Folder, run: Run) -> None:
+def test_questions(claims: Path, folder: Folder, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AskedModel, "load", lambda *_: pytest.fail("the weights were read"))
     write(claims, [*CLAIMS, {"claim": "A."}])
     (claims / "validation.json").write_text('[{"question": "Who?", "answer": "I"}, {"question": "Why?"}]')
     for questions, expected in (

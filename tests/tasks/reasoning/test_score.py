@@ -10,21 +10,11 @@ import torch
 from attnlab.data.questions import Question, question_set
 from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
-from attnlab.pretrained import huggingface
-from attnlab.tasks.reasoning.model import IDS, VOCABULARY, sample_tokenizer
+from attnlab.tasks.reasoning.model import sample_tokenizer
 from attnlab.tasks.reasoning.score import Answer, Asked, ask, contains, log_probabilities, perplexity, quality
+from tests.tasks.reasoning.conftest import random_model
 
-SMALL = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 3}
-GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 128}
-KINDS: dict[str, dict[str, Any]] = {
-    "bert": {**SMALL, "max_position_embeddings": 128},
-    "gpt2": GPT,
-    "gpt_neox": SMALL,
-    "gptj": {**GPT, "rotary_dim": 4},
-    "llama": SMALL,
-    "qwen3": {**SMALL, "num_key_value_heads": 1, "head_dim": 8},
-    "roberta": {**SMALL, "max_position_embeddings": 130},
-}
+KINDS = ("bert", "gpt2", "gpt_neox", "gptj", "llama", "qwen3", "roberta")
 DECODERS = [kind for kind in KINDS if "bert" not in kind]
 SETS = ("hotpotqa", "fever", "bios", "wikidata")
 
@@ -40,13 +30,7 @@ def words(place: Path) -> Any:
 
 
 def tiny(kind: str, words: Any) -> Asked:
-    options = {"model_type": kind, "vocab_size": VOCABULARY, **IDS, **KINDS[kind]}
-    model = huggingface.create("tiny", options)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return Asked(model, words)
+    return Asked(random_model(kind), words)
 
 
 def questions(name: str, place: Path, count: int = 6) -> list[Question]:

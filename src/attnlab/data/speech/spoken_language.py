@@ -46,11 +46,7 @@ class SLURP(Reader):
         if dev_every is not None and devel is not None:
             raise ConfigError("task.data.reader.dev_every holds a part of train out as devel: leave devel= out")
         train = train or ["train", "train_synthetic"]
-        self.files = {
-            "train": train,
-            "devel": train if dev_every else devel or ["devel"],
-            "test": test or ["test"],
-        }
+        self.files = {"train": train, "devel": train if dev_every else devel or ["devel"], "test": test or ["test"]}
         self.dev_every = dev_every
         self._taken: dict[str, str] = {}  # recording -> the first line that names it
 

@@ -295,8 +295,7 @@ class SequenceToTextTask(TextTask, Predicts):
         size = len(data.split(data.reader.splits[2]))
         alone = ", on rank zero alone" if self.cfg.hardware.strategy == "fsdp" else ""
         speed = ScoringSpeed(
-            f"encoder and search of {size} sentences{alone}; tokens of best hypotheses",
-            **self.protocol(module),
+            f"encoder and search of {size} sentences{alone}; tokens of best hypotheses", **self.protocol(module)
         )
         quality = Quality({"": self._metric()(size)}, {"sentences": size})
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
