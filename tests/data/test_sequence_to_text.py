@@ -131,7 +131,7 @@ def test_sample_corpus_is_said_loudly(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("attnlab.data.samples.spoken.write_speech_translation", lambda cache_dir: corpus)
+    monkeypatch.setattr("attnlab.data.MustC.sample", lambda self, cache_dir: corpus)
     data = make(root=None)
     data.prepare_data()
     assert data.is_sample and data.corpus == "sample" and "SAMPLE" in caplog.text

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from attnlab.errors import DataError
-from attnlab.metrics.base import Predictions
 from attnlab.metrics.numbers import Perplexity, TopAccuracy
-from attnlab.metrics.text import BLEU, ROUGE, WER, IntentAccuracy, WERAsWritten
+from attnlab.metrics.text import BLEU, ROUGE, WER, IntentAccuracy, Predictions, WERAsWritten
 from tests.metrics.processes import in_processes
 
 SIZE = 13

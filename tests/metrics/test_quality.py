@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.metrics.base import TextMetric, text_metrics
-from attnlab.metrics.text import BLEU, ROUGE, WER, IntentAccuracy, WERAsWritten, normalise
+from attnlab.metrics.text import BLEU, ROUGE, WER, IntentAccuracy, TextMetric, WERAsWritten, normalise, text_metrics
 
 
 def score(kind: type[TextMetric], *columns: Sequence[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from attnlab.metrics.base import IndexedMetric, Predictions, Row
+from attnlab.metrics.text import IndexedMetric, Predictions, Row
 from attnlab.run.files import write_text
 
 Sections = dict[str, dict[str, Any]]  # values by section of the record

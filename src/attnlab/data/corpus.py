@@ -14,10 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
+import numpy as np
 import soundfile
+import soxr
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
@@ -231,6 +234,29 @@ def sample_corpus(cache_dir: Path, name: str, settings: Any, write: Callable[[Pa
         DataError: the corpus cannot be written.
     """
     return stored_files(Path(cache_dir) / f"{name}-{digest([SAMPLES, settings])[:16]}", write)
+
+
+SEED = 1  # of the voices, pauses and noise of synthetic speech
+
+
+def spoken_sample(cache_dir: Path, name: str) -> Path:
+    """The directory of a sample corpus of synthetic speech, one of WRITERS in `attnlab.data.samples.spoken`.
+
+    Raises:
+        DataError: the synthesizer is missing or fails, or the corpus cannot be written.
+    """
+    try:
+        import espeakng_loader  # noqa: F401
+    except ImportError as error:
+        install = "pip install 'attnlab[samples]', or give data_root=<the directory of a corpus>"
+        raise DataError(f"espeak-ng, which speaks the sample corpus, cannot be loaded: {install}") from error
+
+    def write(root: Path) -> None:
+        from attnlab.data.samples.spoken import WRITERS
+
+        WRITERS[name](root)
+
+    return sample_corpus(cache_dir, name, [SEED, [version("espeakng-loader"), np.__version__, soxr.__version__]], write)
 
 
 # --- folders of images ---

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.errors import DataError
-from attnlab.metrics.base import DOUBLE, INTEGER, IndexedMetric
+from attnlab.metrics.text import DOUBLE, INTEGER, IndexedMetric
 
 NOT_FINITE = -1  # the guesses of an image whose logits are NaN or infinite
 

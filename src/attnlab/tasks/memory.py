@@ -87,11 +87,7 @@ class LiveTensors(TorchDispatchMode):
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def count(self, tensor: Tensor) -> None:
-        """Add the storage of a tensor, once.
-
-        Args:
-            tensor: of any shape.
-        """
+        """Add the storage of a tensor, once. `tensor`: of any shape."""
         storage = tensor.untyped_storage()
         if storage in self._known:
             return

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlab.data.samples.spoken import VOICES, Voice, synthesizer, write_commands, write_speech_translation
+from attnlab.data import SLURP, MustC
+from attnlab.data.samples.spoken import VOICES, Voice, synthesizer
 from attnlab.errors import DataError
 
 
@@ -42,7 +43,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)  # its import fails
     install = r"pip install 'attnlab\[samples\]', or give data_root="
     with pytest.raises(DataError, match=install):
-        write_speech_translation(tmp_path)
+        MustC().sample(tmp_path)
 
 
 def test_interrupt_is_not_lost(tmp_path: Path) -> None:
@@ -50,5 +51,5 @@ def test_interrupt_is_not_lost(tmp_path: Path) -> None:
     timer = threading.Timer(1, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        write_commands(tmp_path)
+        SLURP().sample(tmp_path)
     timer.join()

@@ -13,7 +13,6 @@ import wave
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +23,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from attnlab.data.corpus import sample_corpus
+from attnlab.data.corpus import SEED
 from attnlab.data.samples import draw_splits, sample_texts, write_lines
 from attnlab.errors import DataError
 from attnlab.run.console import each, waited
@@ -53,7 +52,6 @@ MARGIN = 4  # frames of silence that belong to a segment, on each side
 PAUSE = (10, 30)  # frames between two segments: at least, at most
 NOISE = 4.0  # standard deviation of the room noise, in 16-bit steps: no frame is all zero
 
-SEED = 1  # of voices, pauses and noise
 SEGMENTS = {"train": 2400, "dev": 100, "tst-COMMON": 200}
 TALK = {"train": 50, "dev": 25, "tst-COMMON": 50}  # segments in one WAV, spoken by one speaker
 PROMPTS = {"train": 1400, "devel": 80, "test": 160}  # one recording each
@@ -64,16 +62,6 @@ AGENTS = "ABCD"
 
 Key = TypeVar("Key")
 Talk = tuple[np.ndarray, list[tuple[int, int]]]  # (n,) int16 samples, and start and length of each sentence in frames
-
-
-def libraries() -> list[str]:
-    """The versions of the libraries that the samples depend on.  Raises DataError: espeakng-loader is missing."""
-    try:
-        import espeakng_loader  # noqa: F401
-    except ImportError as error:
-        install = "pip install 'attnlab[samples]', or give data_root=<the directory of a corpus>"
-        raise DataError(f"{UNAVAILABLE}: {install}") from error
-    return [version("espeakng-loader"), np.__version__, soxr.__version__]
 
 
 Speak = Callable[[str, Voice], np.ndarray]  # (n,) int16 samples of a text, mono
@@ -91,7 +79,6 @@ def synthesizer() -> Iterator[tuple[Speak, int]]:
     Raises:
         DataError: espeak-ng cannot be loaded; of `Speak`: there is no such voice, or espeak-ng fails.
     """
-    libraries()
     import espeakng_loader
 
     spoken = bytearray()
@@ -172,21 +159,6 @@ def write_wav(path: Path, samples: np.ndarray) -> None:
 
 
 # --- corpora -------------------------------------------------------------------------------------------------------
-
-
-def write_speech_translation(cache_dir: Path) -> Path:
-    """The directory that holds `en-de`, MuST-C's layout, written unless it exists."""
-    return sample_corpus(cache_dir, "speech-translation", [SEED, libraries()], _write_mustc)
-
-
-def write_commands(cache_dir: Path) -> Path:
-    """The directory with `dataset` and `audio`, SLURP's layout, written unless it exists."""
-    return sample_corpus(cache_dir, "spoken-commands", [SEED, libraries()], _write_slurp)
-
-
-def write_meetings(cache_dir: Path) -> Path:
-    """The directory with `words`, `segments` and audio of meetings, AMI's layout, written unless it exists."""
-    return sample_corpus(cache_dir, "meetings", [SEED, libraries()], _write_ami)
 
 
 def sentences() -> dict[str, list[list[str]]]:
@@ -303,3 +275,6 @@ def _elements(text: str, start: float, end: float) -> Iterator[str]:
         yield f'<w starttime="{at:.3f}" endtime="{min(after, end):.3f}">{escape(word)}</w>'
         at = after
     yield f'<w starttime="{end:.3f}" endtime="{end:.3f}" punc="true">.</w>'
+
+
+WRITERS = {"speech-translation": _write_mustc, "spoken-commands": _write_slurp, "meetings": _write_ami}

@@ -31,6 +31,7 @@ from attnlab.data.corpus import (
     reading,
     recording,
     refuse_empty,
+    spoken_sample,
 )
 from attnlab.errors import DataError
 
@@ -135,9 +136,7 @@ class AMI(Reader):
         raise DataError(f"{root / tail} is missing: text without audio ({meeting}, channel {channel}); {self.layout}")
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples.spoken import write_meetings
-
-        return write_meetings(cache_dir)
+        return spoken_sample(cache_dir, "meetings")
 
 
 class Kaldi(Reader):

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, read_lines, refuse_empty
+from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, read_lines, refuse_empty, spoken_sample
 from attnlab.errors import DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut at the end.
@@ -91,6 +91,4 @@ class MustC(Reader):
         return [segments[i] for i in range(len(places))]
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples.spoken import write_speech_translation
-
-        return write_speech_translation(cache_dir)
+        return spoken_sample(cache_dir, "speech-translation")

@@ -15,7 +15,19 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Row, Segment, Utterance, read_json, reading, recording, refuse_empty, rows
+from attnlab.data.corpus import (
+    Kind,
+    Reader,
+    Row,
+    Segment,
+    Utterance,
+    read_json,
+    reading,
+    recording,
+    refuse_empty,
+    rows,
+    spoken_sample,
+)
 from attnlab.errors import ConfigError, DataError
 
 
@@ -84,9 +96,7 @@ class SLURP(Reader):
                 yield Segment(id=id, **texts, **recording(folder / file, row.where))
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples.spoken import write_commands
-
-        return write_commands(cache_dir)
+        return spoken_sample(cache_dir, "spoken-commands")
 
 
 class Picovoice(Reader):

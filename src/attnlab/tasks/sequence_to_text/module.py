@@ -15,7 +15,7 @@ from attnlab.data.sequence_to_text import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.errors import DataError
-from attnlab.metrics.base import TextMetric
+from attnlab.metrics.text import TextMetric
 from attnlab.models import CrossDecoder, EncoderDecoder, PrefixDecoder, SpeechToText, TextToText
 from attnlab.models.token_loss import at_least_float32
 from attnlab.training.module import COMPILED_STEPS, Compiled, Module

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from attnlab.data.inputs import InputKind
     from attnlab.data.sequence_to_text import SequenceToTextData
     from attnlab.decoding import BeamSearch
-    from attnlab.metrics.base import TextMetric
+    from attnlab.metrics.text import TextMetric
     from attnlab.tasks.sequence_to_text.module import Model, SequenceToText
     from attnlab.tasks.sequence_to_text.predict import TextPredictor
 
@@ -64,7 +64,7 @@ class SequenceToTextTask(TextTask, Predicts):
         Raises:
             ConfigError: the texts have no classes for it.
         """
-        from attnlab.metrics.base import text_metrics
+        from attnlab.metrics.text import text_metrics
 
         score, of_validation = self.cfg.task.score, self.cfg.task.train.validate_score
         if of_validation == "intent" and score != "intent":
