@@ -55,14 +55,6 @@ def test_a_folder(root: Path, tmp_path: Path) -> None:
     assert red.mean((1, 2)).tolist() == pytest.approx(expected.tolist(), abs=0.05)
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA"])
-def test_other_colours_become_rgb(mode: str, root: Path, tmp_path: Path) -> None:
-    place = root / "val" / "sky" / ("9.jpg" if mode in ("L", "CMYK") else "9.png")
-    Image.new("RGB", (20, 18), (128, 128, 128)).convert(mode).save(place)
-    images = torch.cat([images for images, *_ in data(root, tmp_path).test_dataloader()])
-    assert images.shape == (7, 3, 16, 16) and images.isfinite().all()
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_does_not_decode_is_named(workers: int, root: Path, tmp_path: Path) -> None:
     file = root / "train" / "sky" / "1.JPEG"

@@ -1,13 +1,17 @@
-"""Readers of AMI, Kaldi directories, AN4, SLURP, Picovoice, XSum, SciTLDR and parallel text: layouts and errors."""
+"""Readers of speech, summaries and parallel text in their published layouts, and errors."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from attnlab.data import AMI, AN4, SLURP, Kaldi, Parallel, Picovoice, SciTLDR, XSum
+from attnlab.data import AMI, AN4, SLURP, Kaldi, MustC, Parallel, Picovoice, SciTLDR, XSum
 from attnlab.data.corpus import Kind, Reader, Segment, Stored
 from attnlab.data.speech.ami import DEV, EVAL, MAX_WORDS
 from attnlab.errors import DataError
+from tests.data.conftest import RATE as TALK_RATE
+from tests.data.conftest import SEGMENTS, write_corpus
 from tests.data.layouts import LAYOUTS, RATE, an4, prompt, read, texts, word, write
 
 
@@ -22,6 +26,9 @@ def test_a_wrong_root_is_an_error_with_the_expected_layout(reader: Reader, tmp_p
     if reader.name in ("Kaldi directories", "AN4"):
         with pytest.raises(DataError, match="no sample corpus in the layout of .*: set data_root"):
             reader.sample(tmp_path)
+
+
+Edit = Callable[[str, str, str], Path]
 
 
 @pytest.fixture
@@ -235,3 +242,44 @@ def test_real_parallel_text(corpora: Path) -> None:
     assert (len(train) + len(test), len(dev), len(test)) == (10_000, 50, 100)
     assert not any("&quot;" in x.source for x in train)
     assert dev[0].target == "Keine befreiende Novelle für Tymoshenko durch das Parlament"
+
+
+# --- MuST-C --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_reads_both_published_forms(tmp_path: Path, version: int) -> None:
+    segments = read(MustC(), write_corpus(tmp_path, ("train",), version), "train", "audio")
+    ids = ["ted_1_2", "ted_1_0", "ted_2_0", "ted_1_1", "ted_2_1"]  # numerically: 9.5 < 100.2
+    assert [s.id for s in segments] == ids
+    assert [(s.source, s.target) for s in segments] == [s[3:] for s in SEGMENTS]
+    assert [s.audio.name for s in segments] == [s[0] for s in SEGMENTS]
+    assert [(s.start, s.num_samples) for s in segments] == [
+        (int(s[1] * TALK_RATE), int(s[2] * TALK_RATE)) for s in SEGMENTS
+    ]
+    assert {s.rate for s in segments} == {TALK_RATE}
+
+
+def test_rounded_offsets_and_unusual_line_ends(corpus: Path, edit: Edit) -> None:
+    edit("train.yaml", "offset: 100.200000", "offset: 100.509000")  # ends a frame late, and is cut
+    path = edit("train.de", "sieben drei\n", "sieben\u2028drei\x85\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    segment = read(MustC(), corpus, "train", "audio")[0]
+    assert (segment.start + segment.num_samples, segment.target) == (102 * TALK_RATE, "sieben\u2028drei")
+
+
+def test_the_target_s_texts_alone_must_not_be_empty(corpus: Path, edit: Edit) -> None:
+    edit("train.de", "zwei eins\n", "  \n")
+    assert read(MustC(target="transcript"), corpus, "train", "audio")[2].target == "two one"
+    edit("train.en", "one\n", "\n")
+    with pytest.raises(DataError, match="train.en line 2: empty text"):
+        read(MustC(target="transcript"), corpus, "train", "audio")
+    assert len(read(MustC(), corpus, "train", "audio", drop_empty=True)) == 5
+
+
+def test_real_recorded_speech(corpora: Path) -> None:
+    segments = read(MustC(), corpora / "st_digits_en_de", "tst-COMMON", "audio")
+    assert len(segments) == 240
+    assert segments[0].source == "seven three four"
+    assert re.fullmatch(r"ted_301_\d+", segments[0].id)
+    assert len({s.id for s in segments}) == 240

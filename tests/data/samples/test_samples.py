@@ -1,15 +1,17 @@
 """The sample corpora: their bytes, which committed records name, and what they promise, through their readers."""
 
 import hashlib
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attnlab.data import AMI, SLURP, MustC, Parallel, PennTreebank, XSum
 from attnlab.data.corpus import Reader
 from attnlab.data.samples import sample_texts, spoken, written
-from attnlab.data.samples.markov import Source
+from attnlab.data.samples.markov import CHOICES, Source
 from attnlab.data.samples.spoken import sentences
 from attnlab.data.samples.world import write_world
 from attnlab.data.samples.written import write_articles, write_translations
@@ -75,3 +77,22 @@ def test_splits_share_no_sentence_and_every_word_is_in_training() -> None:
         assert len(set(every)) == len(every)
         words = [{word for x in items for word in re.findall(r"\w+", " ".join(x).lower())} for items in splits.values()]
         assert words[1] | words[2] <= words[0]
+
+
+def nats(source: Source, line: str) -> float:
+    """The negative log-likelihood of a line and its end, in nats."""
+    ids = [source.words.index(word) for word in line.split()]
+    cost = -math.log(source.stop) - (len(ids) - 1) * math.log1p(-source.stop)
+    for i, word in enumerate(ids):
+        cost -= math.log(CHOICES[source.following[*source.context(ids, i)].tolist().index(word)])
+    return cost
+
+
+def test_the_entropy_is_that_of_the_texts() -> None:
+    """-log p of the texts by the source itself, per word or line end; the closed form is its mean."""
+    source = Source()
+    lines = list(source.lines("train", 4000))
+    costs = np.array([nats(source, line) for line in lines])
+    sizes = np.array([len(line.split()) + 1 for line in lines])
+    spread = (costs - source.entropy * sizes).std() / len(lines) ** 0.5 / sizes.mean()
+    assert abs(costs.sum() / sizes.sum() - source.entropy) < 4 * spread < 0.03
