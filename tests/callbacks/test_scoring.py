@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from attnlab.callbacks import cost as speed
 from attnlab.callbacks.cost import CacheBytes, Memory, ScoringSpeed, TrainingSpeed
-from attnlab.callbacks.scoring import Contributor, PredictionsFile, Quality, Scored, Sections, contributions
+from attnlab.callbacks.scoring import PredictionsFile, Quality, Scored, Sections, contributions
 from attnlab.metrics.numbers import Perplexity
 from attnlab.metrics.text import WER
 from tests.callbacks.test_training import Constant
@@ -117,13 +117,3 @@ def test_training_and_scoring_are_measured_apart(tmp_path: Path, monkeypatch: py
     assert sections["inference"]["peak_memory_mib"] > 0
     assert sections["quality"]["sliding_perplexity"] == 2.7183 and sections["quality"]["words"] == 8
     assert "tokens" not in sections["quality"]  # of further metrics the first value alone
-
-
-def test_a_value_contributed_twice_is_an_error() -> None:
-    class Loud(Contributor):
-        def contribution(self) -> Sections:
-            return {"quality": {"wer": 1.0, "protocol": "a"}}
-
-    assert contributions([Loud(), Callback()]) == {"quality": {"wer": 1.0, "protocol": "a"}}
-    with pytest.raises(ValueError, match=r"Loud: quality\.wer is contributed twice"):
-        contributions([Loud(), Loud()])

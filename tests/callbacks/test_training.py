@@ -55,7 +55,7 @@ def test_a_failed_training_stops_the_meter(tmp_path: Path) -> None:
     before, memory = threading.active_count(), Memory()
     with pytest.raises(ValueError, match="training fails"):
         fit(tmp_path, Constant(fails=True), memory)
-    assert memory.contribution() == {} and threading.active_count() == before
+    assert memory.sections == {} and threading.active_count() == before
 
 
 def test_the_meter_sees_what_is_allocated() -> None:

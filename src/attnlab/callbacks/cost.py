@@ -11,7 +11,7 @@ import psutil
 import torch
 from lightning import LightningModule, Trainer
 
-from attnlab.callbacks.scoring import Contributor, Scored, ScoringCallback, Sections, over_processes
+from attnlab.callbacks.scoring import Contributor, Scored, ScoringCallback, over_processes
 from attnlab.run.device import busy_cores
 from attnlab.run.record import NOT_RUN
 
@@ -64,18 +64,15 @@ class Memory(Contributor):
     gather or write at the end of an epoch, so that their memory is not counted.
     """
 
-    def __init__(self) -> None:
-        self._meter: MemoryMeter | None = None
-        self._sections: Sections = {}
+    _meter: MemoryMeter | None = None
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._start(module)
+        self._meter = MemoryMeter(module.device).__enter__()
+
+    on_test_start = on_fit_start
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._end(trainer, "training")
-
-    def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._start(module)
 
     def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._end(trainer, "inference")
@@ -85,21 +82,15 @@ class Memory(Contributor):
             self._meter.__exit__()
             self._meter = None
 
-    def _start(self, module: LightningModule) -> None:
-        self._meter = MemoryMeter(module.device).__enter__()
-
     def _end(self, trainer: Trainer, section: str) -> None:
         assert self._meter is not None
         self._meter.__exit__()
-        self._sections[section] = {
+        self.sections[section] = {
             "peak_memory_mib": round(over_processes(trainer, self._meter.peak, "max"), 1),
             "mean_memory_mib": round(over_processes(trainer, self._meter.mean, "max"), 1),
             "protocol": self._meter.protocol,
         }
         self._meter = None
-
-    def contribution(self) -> Sections:
-        return self._sections
 
 
 class CacheBytes(Contributor, ScoringCallback):
@@ -108,18 +99,14 @@ class CacheBytes(Contributor, ScoringCallback):
     Contributes `bytes_measured` and `bytes_predicted` to the section `kv_cache`.
     """
 
-    def __init__(self) -> None:
-        self.measured = self.predicted = 0
+    largest = (0, 0)  # bytes, as measured and as predicted
 
     def on_scored(self, scored: Scored, loader: int) -> None:
-        self.measured, self.predicted = max((self.measured, self.predicted), scored.cache_bytes)
+        self.largest = max(self.largest, scored.cache_bytes)
 
     def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self.measured = int(over_processes(trainer, self.measured, "max"))
-        self.predicted = int(over_processes(trainer, self.predicted, "max"))
-
-    def contribution(self) -> Sections:
-        return {"kv_cache": {"bytes_measured": self.measured, "bytes_predicted": self.predicted}}
+        measured, predicted = (int(over_processes(trainer, size, "max")) for size in self.largest)
+        self.sections["kv_cache"] = {"bytes_measured": measured, "bytes_predicted": predicted}
 
 
 WATCHED = 0.2  # seconds for which the machine is watched before the test set is scored
@@ -138,19 +125,16 @@ class TrainingSpeed(Contributor):
     """
 
     def __init__(self, unit: str = "tokens") -> None:
+        super().__init__()
         self.unit = unit
-        self._values: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._began = now(module.device)
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         seconds = now(module.device) - self._began
-        tokens = float(module.tokens_seen)  # type: ignore[arg-type]
-        self._values = {"seconds": round(seconds, 1), f"{self.unit}_per_second": round(tokens / seconds, 1)}
-
-    def contribution(self) -> Sections:
-        return {"training": self._values} if self._values else {}
+        speed = round(float(module.tokens_seen) / seconds, 1)  # type: ignore[arg-type]
+        self.sections["training"] = {"seconds": round(seconds, 1), f"{self.unit}_per_second": speed}
 
 
 class ScoringSpeed(Contributor, ScoringCallback):
@@ -167,8 +151,8 @@ class ScoringSpeed(Contributor, ScoringCallback):
     """
 
     def __init__(self, protocol: str, unit: str = "tokens", **about: Any) -> None:
+        super().__init__()
         self.protocol, self.unit, self.about = protocol, unit, about
-        self._values: dict[str, Any] = {}
 
     def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.seconds, self.units, self.batch = 0.0, 0, 0
@@ -183,7 +167,7 @@ class ScoringSpeed(Contributor, ScoringCallback):
         seconds = over_processes(trainer, self.seconds, "max")
         units = over_processes(trainer, self.units, "sum")
         shared = f", shared by {trainer.world_size} processes; seconds of the slowest" if trainer.world_size > 1 else ""
-        self._values = {
+        self.sections["inference"] = {
             "seconds": round(seconds, 3),
             f"{self.unit}_per_second": round(units / seconds, 1) if seconds else NOT_RUN,
             "batch": int(over_processes(trainer, self.batch, "max")),
@@ -191,9 +175,6 @@ class ScoringSpeed(Contributor, ScoringCallback):
             "busy_cores_before": self.busy,
             "protocol": self.protocol + shared,
         }
-
-    def contribution(self) -> Sections:
-        return {"inference": self._values} if self._values else {}
 
 
 def timed(measure: Callable[[], Result], device: torch.device) -> tuple[Result, list[float]]:

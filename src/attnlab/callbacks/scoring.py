@@ -46,14 +46,15 @@ def update(metric: IndexedMetric, scored: Scored) -> None:
 
 
 class Contributor(Callback):
-    """A callback that measures something and contributes it to the record.  `run/` writes the record."""
+    """A callback that measures something and contributes it to the record.
 
-    @abstractmethod
-    def contribution(self) -> Sections:
-        """Values by section, once the trainer's call has ended; {} if nothing was measured.
+    Attributes:
+        sections: values by section, once the trainer's call has ended; {} if nothing was measured. A section's
+            `protocol` describes how its numbers were measured; those of several callbacks are joined.
+    """
 
-        A section's `protocol` describes how its numbers were measured; those of several callbacks are joined.
-        """
+    def __init__(self) -> None:
+        self.sections: Sections = {}
 
 
 class ScoringCallback(Callback):
@@ -63,39 +64,19 @@ class ScoringCallback(Callback):
     def on_scored(self, scored: Scored, loader: int) -> None:
         """Called after each batch of `trainer.test` with the number of its dataloader."""
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if not isinstance(outputs, Scored):
-            raise TypeError(f"{type(module).__name__}.test_step returned {type(outputs).__name__}; expected Scored")
-        self.on_scored(outputs, dataloader_idx)
+    def on_test_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
+        self.on_scored(outputs, batch[2] if len(batch) > 2 else 0)
 
 
 def contributions(callbacks: Iterable[Callback]) -> Sections:
-    """The contributions of all callbacks, merged section by section.
-
-    Raises:
-        ValueError: two callbacks contribute the same value.
-    """
-    sections: Sections = {}
+    """The sections of all callbacks, merged."""
+    merged: Sections = {}
     for callback in callbacks:
-        if not isinstance(callback, Contributor):
-            continue
-        for section, values in callback.contribution().items():
-            known = sections.setdefault(section, {})
-            protocols = [text for text in (known.pop("protocol", ""), values.get("protocol", "")) if text]
-            if twice := sorted(known.keys() & values.keys()):
-                raise ValueError(f"{type(callback).__name__}: {section}.{twice[0]} is contributed twice")
-            known |= values
-            if protocols:
-                known["protocol"] = "; ".join(protocols)
-    return sections
+        for section, values in callback.sections.items() if isinstance(callback, Contributor) else ():
+            target = merged.setdefault(section, {})
+            protocols = [text for text in (target.pop("protocol", ""), values.get("protocol", "")) if text]
+            target |= values | ({"protocol": "; ".join(protocols)} if protocols else {})
+    return merged
 
 
 def over_processes(trainer: Trainer, value: float, reduce: str) -> float:
@@ -118,8 +99,8 @@ class Quality(Contributor, ScoringCallback):
     """
 
     def __init__(self, metrics: Mapping[str, IndexedMetric], about: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
         self.metrics, self.about = dict(metrics), dict(about or {})
-        self._values: dict[str, Any] = {}
 
     def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
         for metric in self.metrics.values():
@@ -132,14 +113,12 @@ class Quality(Contributor, ScoringCallback):
         update(list(self.metrics.values())[loader], scored)
 
     def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self._values = {}
+        quality: dict[str, Any] = {}
         for number, (prefix, metric) in enumerate(self.metrics.items()):
             values = metric.compute()
             headline = next(iter(values))
-            self._values |= {f"{prefix}{headline}": values[headline]} if number else values
-
-    def contribution(self) -> Sections:
-        return {"quality": self._values | self.about} if self._values else {}
+            quality |= {f"{prefix}{headline}": values[headline]} if number else values
+        self.sections["quality"] = quality | self.about
 
 
 class PredictionsFile(ScoringCallback):

@@ -51,16 +51,16 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Name and value of each line of the table. Values that were not measured have no line."""
     yield "corpus", "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
     yield from _quality_lines(record["quality"], record.get("compression", {}))
-    yield from _conversion_lines(record.get("conversion", {}))
+    if "conversion" in record:
+        yield from _conversion_lines(record["conversion"])
     if needle := record["quality"].get("needle"):
-        asked = f"of {needle['trials']} texts for each of {len(needle['cells'])} lengths and depths"
-        answers = f"{100 * needle['accuracy']:.1f} % right, {asked}; {needle['gain']:.3f} nats gained"
-        yield "needle in a haystack", answers
+        yield "needle in a haystack", _needle(needle)
     if shares := record.get("front_end", {}).get("layer_shares"):
         yield "share of each layer", f"{', '.join(f'{share:.3f}' for share in shares)}   (of the stored features)"
     total, attention = (record["parameters"][key] for key in ("total", "attention"))
     yield "parameters", f"{total:,}   (attention {attention:,})"
-    yield from _compression_lines(record.get("compression", {}))
+    if "compression" in record:
+        yield from _compression_lines(record["compression"])
     yield from _cost_lines(record)
 
 
@@ -73,6 +73,11 @@ def _quality_lines(quality: dict[str, Any], compression: dict[str, Any]) -> Iter
         signature = f"   ({quality['signature']})" if "signature" in quality else ""
         yield label(headline), f"{quality[headline]}{signature}"
         yield from ((label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
+
+
+def _needle(needle: dict[str, Any]) -> str:
+    asked = f"of {needle['trials']} texts for each of {len(needle['cells'])} lengths and depths"
+    return f"{100 * needle['accuracy']:.1f} % right, {asked}; {needle['gain']:.3f} nats gained"
 
 
 def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -100,7 +105,8 @@ def _cost_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Cache, memory and speed."""
     cache, inference, training = record["kv_cache"], record["inference"], record["training"]
     if cache["elements_per_token_per_layer"] != NOT_RUN:
-        yield "cache per token and layer", _cache(cache["elements_per_token_per_layer"], record)
+        numbers = cache["elements_per_token_per_layer"]
+        yield "cache per token and layer", f"{numbers:g} numbers" if numbers else _fixed_cache(record)
     if cache["bytes_measured"] != NOT_RUN:
         measured, predicted = (f"{cache[f'bytes_{key}'] / 2**20:.2f}" for key in ("measured", "predicted"))
         yield "cache of the largest batch", f"{measured} MiB ({predicted} predicted)"
@@ -127,10 +133,8 @@ def _with_errors(values: dict[str, Any]) -> Iterator[str]:
             yield f"{key} {value}" + (f" ± {values[f'{key}_stderr']}" if f"{key}_stderr" in values else "")
 
 
-def _cache(elements: float, record: dict[str, Any]) -> str:
-    """Cached numbers per token and layer; a cache that does not grow with the text has none."""
-    if elements:
-        return f"{elements:g} numbers"
+def _fixed_cache(record: dict[str, Any]) -> str:
+    """The size of a cache that does not grow with the text."""
     window = (record["config"].get("attention") or {}).get("window")
     return f"at most {counted(window, 'token')} are kept" if window else "of fixed size, whatever the length"
 

@@ -76,31 +76,38 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
         split: whether a bucket may be divided into several batches. If not, BatchNorm's statistics are those of a
             bucket; an update of one bucket is divided over the processes, which sum the statistics.
     """
-    key = "task.train.batch"
     if frames % bucket:
-        near = " or ".join(map(str, _multiples(frames, bucket)))
-        raise ConfigError(f"{key}.frames={frames}: expected a multiple of {key}.bucket={bucket}; nearest: {near}")
-    buckets, least, undivided = frames // bucket, 1, f"which BatchNorm does not allow to divide ({key}.split=false)"
+        near, of = " or ".join(map(str, _multiples(frames, bucket))), f"task.train.batch.bucket={bucket}"
+        raise ConfigError(f"task.train.batch.frames={frames}: expected a multiple of {of}; nearest: {near}")
+    buckets = frames // bucket
     if not split:
-        if buckets > 1 and buckets % processes:
-            near = " or ".join(map(str, _divisors_beside(buckets, processes)))
-            raise ConfigError(
-                f"{key}: {processes} processes cannot share {buckets} buckets of {bucket} frames, {undivided}; "
-                f"nearest: hardware.devices={near}"
-            )
-        if limit < bucket:
-            raise ConfigError(f"task.data.max_frames={limit}: expected at least {key}.bucket={bucket}, {undivided}")
-        return FrameShare(buckets, processes if buckets == 1 else 1, max(1, buckets // processes))
-    if limit < bucket:
-        if limit <= longest:
-            raise ConfigError(
-                f"task.data.max_frames={limit}: to divide buckets of {bucket} frames, expected more than the longest "
-                f"sentence accepted ({longest} frames)"
-            )
-        least = -(-(bucket - longest) // (limit - longest))  # so that a part's last sentence still fits
+        return _share_buckets(buckets, bucket, limit, processes)
+    if limit <= min(longest, bucket - 1):
+        raise ConfigError(
+            f"task.data.max_frames={limit}: to divide buckets of {bucket} frames, expected more than the longest "
+            f"sentence accepted ({longest} frames)"
+        )
+    # the last sentence of a part must fit too
+    least = 1 if limit >= bucket else -(-(bucket - longest) // (limit - longest))
     step = processes // gcd(buckets, processes)
     parts = -(-least // step) * step
     return FrameShare(buckets, parts, buckets * parts // processes)
+
+
+def _share_buckets(buckets: int, bucket: int, limit: int, processes: int) -> FrameShare:
+    """Share buckets that are not divided into several batches."""
+    undivided = "which BatchNorm does not allow to divide (task.train.batch.split=false)"
+    if buckets > 1 and buckets % processes:
+        near = " or ".join(map(str, _divisors_beside(buckets, processes)))
+        raise ConfigError(
+            f"task.train.batch: {processes} processes cannot share {buckets} buckets of {bucket} frames, {undivided}; "
+            f"nearest: hardware.devices={near}"
+        )
+    if limit < bucket:
+        raise ConfigError(
+            f"task.data.max_frames={limit}: expected at least task.train.batch.bucket={bucket}, {undivided}"
+        )
+    return FrameShare(buckets, processes if buckets == 1 else 1, max(1, buckets // processes))
 
 
 def check_batch(cfg: DictConfig, processes: int | None = None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import annotated_types
 
@@ -27,10 +27,6 @@ _TYPES: dict[str, Any] = {  # what the names in annotations mean, from whichever
     **{name: getattr(typing, name) for name in ("Any", "Literal", "Annotated", "Union", "Optional")},
     **{name: getattr(annotated_types, name) for name in ("Ge", "Gt", "Le", "Lt", "MultipleOf", "MinLen")},
 }
-
-
-class Unknown:
-    """Base of the types that stand for other classes in annotations; they have the name of the class."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,23 @@ def signature(target: str) -> Signature:
     """The signature of a class or function by its dotted name. LookupError: the source of no module defines it."""
     if (defined := _locate(target)) is None:
         raise LookupError(target)
-    return _signature_of(defined)
+    if any("dataclass" in ast.unparse(decorator) for decorator in defined.node.decorator_list):
+        return Signature(_fields(defined))
+    function = _constructor(defined)
+    if function is None or isinstance(function.node, ast.ClassDef):
+        return Signature({}, open=True)
+    arguments = function.node.args
+    named = [*arguments.posonlyargs, *arguments.args][isinstance(defined.node, ast.ClassDef) :]  # without `self`
+    annotations = {
+        one.arg: one.annotation and _annotation(function.module, one.annotation)
+        for one in (*named, *arguments.kwonlyargs)
+    }
+    match arguments.kwarg:
+        case ast.arg(annotation=ast.Subscript(value=ast.Name(id="Unpack"), slice=options)):  # fields of a TypedDict
+            keywords = _follow(function.module, options)
+            assert keywords is not None
+            return Signature(annotations | _fields(keywords))
+    return Signature(annotations, open=arguments.kwarg is not None)
 
 
 def definition(target: str) -> tuple[str, str] | None:
@@ -220,29 +232,11 @@ def _constructor(defined: _Definition) -> _Definition | None:
     return next((init for parent in parents if parent and (init := _constructor(parent))), None)
 
 
-# --- signatures and annotations ---------------------------------------------------------------------------------
-
-
-def _signature_of(defined: _Definition) -> Signature:
-    is_class = isinstance(defined.node, ast.ClassDef)
-    if is_class and any(_last(decorator) == "dataclass" for decorator in defined.node.decorator_list):
-        return Signature(_fields(defined))
-    function = _constructor(defined)
-    if function is None or isinstance(function.node, ast.ClassDef):
-        return Signature({}, open=True)
-    arguments = function.node.args
-    named = [*[*arguments.posonlyargs, *arguments.args][is_class:], *arguments.kwonlyargs]  # without `self`
-    annotations = {a.arg: a.annotation and _annotation(function.module, a.annotation) for a in named}
-    match arguments.kwarg:
-        case ast.arg(annotation=ast.Subscript(value=ast.Name(id="Unpack"), slice=options)):  # fields of a TypedDict
-            keywords = _follow(function.module, options)
-            assert keywords is not None
-            return Signature(annotations | _fields(keywords))
-    return Signature(annotations, open=arguments.kwarg is not None)
+# --- annotations --------------------------------------------------------------------------------------------------
 
 
 def _fields(defined: _Definition) -> dict[str, Any]:
-    """A dataclass's fields with their annotations, its bases' first."""
+    """The fields of a dataclass with their annotations, those of its bases first."""
     fields: dict[str, Any] = {}
     assert isinstance(defined.node, ast.ClassDef)
     for base in reversed(defined.node.bases):
@@ -250,62 +244,46 @@ def _fields(defined: _Definition) -> dict[str, Any]:
         fields |= _fields(parent) if parent and isinstance(parent.node, ast.ClassDef) else {}
     for node in defined.node.body:
         match node:
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if _last(annotation) != "ClassVar":
-                fields[name] = _annotation(defined.module, annotation)
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=kind) if "ClassVar" not in ast.unparse(kind):
+                fields[name] = _annotation(defined.module, kind)
     return fields
 
 
-def _last(expression: ast.expr) -> str:
-    """The last part of a name, whatever is subscripted or called: `list` for list[int]."""
-    match expression:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case ast.Subscript(value=value) | ast.Call(func=value):
-            return _last(value)
-    return ""
+class _Other(type):
+    """Types that stand for modules and for classes that are not read, and have their names."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _TYPES.get(name) or _Other(name, (), {})
+
+    def __getitem__(cls, parts: Any) -> type:
+        return cls
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> None:
+        """An unknown bound."""
 
 
-def _annotation(module: str, node: ast.AST) -> Any:
+class _Names(dict[str, Any]):
+    """The names in the annotations of a module."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(_TYPES)
+        self.module = module
+
+    def __missing__(self, name: str) -> Any:
+        match _bindings(self.module).get(name):
+            case ast.Subscript() | ast.BinOp() as value:  # a name for a type, such as Kind = Literal[...]
+                return _annotation(self.module, value)
+            case str(target) if not _file(target):
+                source, _, original = target.rpartition(".")
+                return _Names(source)[original]
+        return _Other(name, (), {})
+
+
+def _annotation(module: str, node: ast.expr) -> Any:
     """An annotation in the source of a module as a typing object."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return _annotation(module, ast.parse(text, mode="eval").body)
-        case ast.Constant(value=value):
-            return value
-        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
-            return Union[_annotation(module, left), _annotation(module, right)]  # noqa: UP007
-        case ast.List(elts=parts):
-            return [_annotation(module, part) for part in parts]
-        case ast.Call(args=arguments, keywords=keywords):  # a bound
-            kind = _TYPES.get(_last(node))
-            return kind and kind(*map(ast.literal_eval, [*arguments, *(keyword.value for keyword in keywords)]))
-        case ast.Subscript(value=value, slice=inner):
-            return _subscript(module, value, inner.elts if isinstance(inner, ast.Tuple) else [inner])
-        case ast.Name() | ast.Attribute() if (name := _last(node)) in _TYPES:
-            return _TYPES[name]
-        case ast.Name(id=name) if (alias := _alias(module, name)) is not None:
-            return alias
-        case ast.expr():
-            return type(_last(node) or "type", (Unknown,), {})
-
-
-def _subscript(module: str, value: ast.expr, parts: list[ast.expr]) -> Any:
-    kind = _annotation(module, value)
-    if kind is Literal:
-        return Literal[tuple(map(ast.literal_eval, parts))]
-    inner = [_annotation(module, part) for part in parts]
-    if kind is Annotated:
-        return Annotated[inner[0], *inner[1:]]
-    unknown = isinstance(kind, type) and issubclass(kind, Unknown)
-    return kind if unknown else kind[tuple(inner) if inner[1:] else inner[0]]
-
-
-def _alias(module: str, name: str) -> Any:
-    """What a name for a type stands for, `Kind = Literal[...]`; None if it is none."""
-    match _bindings(module).get(name):
-        case ast.Subscript() | ast.BinOp() as value:
-            return _annotation(module, value)
-        case str(target):
-            source, _, original = target.rpartition(".")
-            return _alias(source, original)
-    return None
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        node = ast.parse(node.value, mode="eval").body
+    code = compile(ast.Expression(node), module, "eval")
+    return eval(code, {"__builtins__": {}}, _Names(module))

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
 from attnlab.config.build import at
+from attnlab.errors import DataError
 from attnlab.pretrained.weights import check_values
 from attnlab.report.figure import plot_curves
 from attnlab.run import record as records
@@ -18,7 +19,8 @@ from attnlab.run.files import replacing_summed, verify
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Trains, task_of
 from attnlab.training.checkpoints import check_identity, read_checkpoint
-from attnlab.training.trainer import fit, last_checkpoint, open_loggers, process_count
+from attnlab.training.module import Module
+from attnlab.training.trainer import fit, open_loggers, process_count
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 
@@ -29,7 +31,9 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     A run that continues another with a higher limit names it in the record as `parent`.
     """
     task = task_of(cfg, Trains)
-    resume = last_checkpoint(cfg)
+    resume = Path(cfg.resume) / "checkpoints" / "last.ckpt" if cfg.resume else None
+    if resume and not resume.is_file():
+        raise DataError(f"{resume}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
     task.check(directory)
     task.check_monitors()
     check_batch(cfg, process_count(cfg))
@@ -39,16 +43,10 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     if first_process():
         task.save_files(directory, data)
     if resume:
-        weights, identity = read_checkpoint(resume)
-        check_identity(resume, identity, module.identity)
-        expected = module.model.state_dict()
-        for name in weights.keys() & expected.keys():
-            check_values(resume, name, weights[name], expected[name].dtype)
-        if not resume.parents[1].samefile(directory):
-            old = resume.parents[1]
+        check_resumed(resume, module)
+        if not (old := resume.parents[1]).samefile(directory):
             record["parent"] = {"path": str(old), "run": at(records.recorded(old), "identity.run", records.NOT_RUN)}
-            if first_process():
-                take_over(resume.parent, directory / "checkpoints")
+            take_over(resume.parent, directory / "checkpoints")
     else:
         task.before_fit(record, directory, data, module)
     record["training"] = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
@@ -57,9 +55,18 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     task.score(record, directory, data, module)
 
 
+def check_resumed(path: Path, module: Module) -> None:
+    """DataError for a checkpoint of another model, or with weights of another kind."""
+    weights, identity = read_checkpoint(path)
+    check_identity(path, identity, module.identity)
+    expected = module.model.state_dict()
+    for name in weights.keys() & expected.keys():
+        check_values(path, name, weights[name], expected[name].dtype)
+
+
 def take_over(old: Path, new: Path) -> None:
     """Copy the best checkpoints into the folder of a run that continues the old one: it averages the best of both."""
-    for path in sorted(old.glob("step*.ckpt")):
+    for path in sorted(old.glob("step*.ckpt")) if first_process() else ():
         verify(path)
         with replacing_summed(new / path.name) as part:
             shutil.copyfile(path, part)

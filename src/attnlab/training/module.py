@@ -173,11 +173,14 @@ class Module(LightningModule):
         return True
 
     def configure_model(self) -> None:
+        if self.device_mesh is not None and not isinstance(self.model, FSDPModule):
+            self._shard()
+
+    def _shard(self) -> None:
         """With hardware=fsdp: shard each layer, then the rest, over the processes."""
-        if self.device_mesh is None or isinstance(self.model, FSDPModule):
-            return
         if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             return  # rank zero scores alone; the mesh is that of the training
+        assert self.device_mesh is not None
         mesh = init_device_mesh(self.device_mesh.device_type, (self.trainer.world_size,))  # Lightning's has two axes
         for module in [*self.model.modules()]:
             layers = getattr(module, "layers", None)
@@ -294,7 +297,9 @@ class Module(LightningModule):
         values = torch.cat([part.to(self.device) for part in parts]).tolist() if parts else []
         losses, rest = values[: len(pending.losses)], values[len(pending.losses) :]
         sums = [rest[i : i + 4] for i in range(0, 4 * len(pending.sums), 4)]
-        self._check(pending, losses, [] if self._scales else [norm for *_, norm in sums])
+        norms = [] if self._scales else [norm for *_, norm in sums]
+        if not all(map(math.isfinite, (*losses, *norms))):
+            self._refuse(pending, losses, norms)
         for loss, plain, items, _ in sums:
             self._curve = [self._curve[0] + loss, self._curve[1] + items]
             self.tokens_seen += int(items)
@@ -307,23 +312,24 @@ class Module(LightningModule):
         """Whether losses are scaled (16-mixed): an update whose gradients overflow is left out."""
         return getattr(self.trainer.precision_plugin, "scaler", None) is not None
 
-    def _check(self, pending: Pending, losses: list[float], norms: list[float]) -> None:
-        problems: list[tuple[int, int, str, Callable[[], str] | None]] = []
-        for (update, epoch, batch, first), loss in zip(pending.batches, losses, strict=True):
-            if not math.isfinite(loss):
-                what = f"the loss became {loss} at update {update}, epoch {epoch + 1}, batch {batch + 1}"
-                problems.append((update, 0, what, first))
-        for (update, epoch), norm in zip(pending.updates, norms, strict=bool(norms)):
-            if not math.isfinite(norm):
-                problems.append(
-                    (update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch + 1}", None)
-                )
-        if problems:
-            _, _, what, name = min(problems, key=lambda problem: problem[:2])
-            raise TrainingError(
-                f"{what}{f' (first: {name()})' if name else ''}; the checkpoints of the last validation are kept. "
-                "Try a smaller task.optimizer.lr"
-            )
+    @staticmethod
+    def _refuse(pending: Pending, losses: list[float], norms: list[float]) -> None:
+        """Raise TrainingError for the first loss or norm that is not finite."""
+        problems: list[tuple[int, int, str, Callable[[], str] | None]] = [
+            (update, 0, f"the loss became {loss} at update {update}, epoch {epoch + 1}, batch {batch + 1}", first)
+            for (update, epoch, batch, first), loss in zip(pending.batches, losses, strict=True)
+            if not math.isfinite(loss)
+        ]
+        problems += [
+            (update, 1, f"the gradient's norm became {norm} at update {update}, epoch {epoch + 1}", None)
+            for (update, epoch), norm in zip(pending.updates, norms, strict=bool(norms))
+            if not math.isfinite(norm)
+        ]
+        _, _, what, name = min(problems, key=lambda problem: problem[:2])
+        raise TrainingError(
+            f"{what}{f' (first: {name()})' if name else ''}; the checkpoints of the last validation are kept. "
+            "Try a smaller task.optimizer.lr"
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.read_pending()  # no checkpoint holds a NaN

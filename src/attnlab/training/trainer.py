@@ -21,7 +21,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, Simpl
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from attnlab.callbacks.cost import Memory, TrainingSpeed
@@ -31,7 +31,7 @@ from attnlab.config.batch import configured_processes, counted
 from attnlab.config.build import instantiate, leaves, written
 from attnlab.config.compose import one_line
 from attnlab.data.base import Data
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError
 from attnlab.pretrained.weights import fill
 from attnlab.run.device import scoring_dtype
 from attnlab.run.processes import in_submitit
@@ -57,16 +57,6 @@ _opened: dict[Path, list[Logger]] = {}  # by run directory, so that scores go wh
 PROFILERS: dict[Any, Any] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
-def last_checkpoint(cfg: DictConfig) -> Path | None:
-    """The checkpoint that `resume=` continues; None for a new run. DataError: there is nothing to resume."""
-    if not cfg.resume:
-        return None
-    last = Path(cfg.resume) / "checkpoints" / "last.ckpt"
-    if not last.is_file():
-        raise DataError(f"{last}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
-    return last
-
-
 def fit(
     cfg: DictConfig,
     directory: Path,
@@ -83,11 +73,9 @@ def fit(
         directory: the run directory; gets checkpoints/ and curves/.
         module: afterwards its model has the averaged weights, under hardware=fsdp on rank zero alone.
         monitor: the validation metric by which checkpoints are chosen.
-        better: which values of `monitor` are better.
-        resume: the checkpoint to continue, or None.
+        resume: the checkpoint to continue.
 
-    Returns:
-        The record's `training` section.
+    Returns the record's `training` section.
     """
     processes = process_count(cfg)
     accumulate = data.batches_per_update(processes)
@@ -113,9 +101,12 @@ def fit(
         checkpoint_layers(module.model)
     per_update = f"{counted(accumulate, 'batch')} per update{' of each process' if processes > 1 else ''}"
     log.info("%s, %s", per_update, counted(processes, "process"))
-    _train(trainer, module, data, resume)
+    if isinstance(trainer.strategy, ModelParallelStrategy):
+        _fit_sharded(trainer, module, data, resume)
+    else:
+        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     idle = resume is not None and trainer.global_step == resumed.begun  # the run had ended while it was scored
-    epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg)
+    epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg) if trainer.should_stop else None
     if stopped:
         log.info("stopped: %s (%s, %g epochs)", stopped, counted(trainer.global_step, "update"), epochs)
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
@@ -136,16 +127,14 @@ def fit(
     }
 
 
-def _train(trainer: L.Trainer, module: Module, data: Data, resume: Path | None) -> None:
-    """Train; under hardware=fsdp rank zero then has the model with all its weights."""
-    sharded = isinstance(trainer.strategy, ModelParallelStrategy)
-    model = copy.deepcopy(module.model) if sharded else module.model
+def _fit_sharded(trainer: L.Trainer, module: Module, data: Data, resume: Path | None) -> None:
+    """Train with hardware=fsdp; rank zero then has the model with all its weights."""
+    model = copy.deepcopy(module.model)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    if sharded:
-        weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        if trainer.is_global_zero:  # the other ranks may lack the memory
-            model.load_state_dict(weights)
-            module.model = model.to(module.device)
+    weights = get_model_state_dict(module.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if trainer.is_global_zero:  # the other ranks may lack the memory
+        model.load_state_dict(weights)
+        module.model = model.to(module.device)
 
 
 def _average(trainer: L.Trainer, module: Module, paths: list[Path], averaged: Path) -> None:
@@ -160,10 +149,15 @@ def _average(trainer: L.Trainer, module: Module, paths: list[Path], averaged: Pa
             log.warning("training ended before the first validation: the last weights are used as they are")
         write_weights(averaged, module.model.state_dict(), module.identity)
     if trainer.world_size > 1 and not isinstance(trainer.strategy, ModelParallelStrategy):
-        for value in module.model.state_dict().values():
-            sent = value.to(trainer.strategy.root_device)
-            distributed.broadcast(sent, 0)
-            value.copy_(sent)
+        _broadcast(module.model, trainer.strategy.root_device)
+
+
+def _broadcast(model: nn.Module, device: torch.device) -> None:
+    """Give every process the weights of rank zero."""
+    for value in model.state_dict().values():
+        sent = value.to(device)
+        distributed.broadcast(sent, 0)
+        value.copy_(sent)
 
 
 def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
@@ -180,7 +174,7 @@ def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
 def _stopped_by(trainer: L.Trainer, cfg: DictConfig) -> str | None:
     """What ended a training before its updates or epochs were done; None where nothing did."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
-    for callback in callbacks if trainer.should_stop else ():
+    for callback in callbacks:
         if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
             return f"early stopping ({callback.stopping_reason.name.lower().replace('_', ' ')})"
         if isinstance(callback, Timer) and (callback.time_remaining() or 0) <= 0:
@@ -189,24 +183,17 @@ def _stopped_by(trainer: L.Trainer, cfg: DictConfig) -> str | None:
 
 
 def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback]) -> bool:
-    """Score the test set with `trainer.test`, spread over all processes.
+    """Score the test set with `trainer.test`, spread over all processes; return whether this process took part.
 
     Under hardware=fsdp rank zero scores alone: each step of a sharded model gathers parameters on all processes, which
     therefore could not decode different sentences.  Scores are computed in float32, or in bfloat16 where the run's
     precision is one of bfloat16's.
-
-    Args:
-        module: has the weights to score, and a `test_step` that returns what the callbacks read.
-
-    Returns:
-        Whether this process took part.
     """
     alone = cfg.hardware.strategy == "fsdp"
-    if alone:
-        if distributed.is_initialized():  # else Lightning would wait for the processes that do not score
-            distributed.destroy_process_group()
-        if not first_process():
-            return False
+    if alone and distributed.is_initialized():  # else Lightning would wait for the processes that do not score
+        distributed.destroy_process_group()
+    if alone and not first_process():
+        return False
     hardware = cfg.hardware
     trainer = L.Trainer(
         accelerator=hardware.accelerator,
@@ -272,7 +259,6 @@ def build_trainer(
 
     Args:
         directory: the run directory; gets curves/.
-        enable_checkpointing: False: no checkpoint is saved.
 
     Raises:
         ConfigError: Lightning refuses the values of `trainer`.
@@ -344,23 +330,25 @@ def open_loggers(cfg: DictConfig, directory: Path) -> list[Logger]:
     """
     if directory in _opened:
         return _opened[directory]
-    loggers = []
-    for name, node in cfg.logger.items():
-        place = directory
-        if name == "mlflow":  # it takes every folder there for an experiment
-            place = (directory / "mlflow").absolute()
-            if not node.tracking_uri:  # MLflow 3.17, for one, opens a store of files only where this is set
-                os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        try:
-            loggers.append(instantiate(node, path=f"logger.{name}", save_dir=str(place)))
-            if first_process():
-                loggers[-1].log_hyperparams(dict(leaves(written(cfg))))
-        except ConfigError:
-            raise
-        except Exception as error:  # of services: login, network, their own checks
-            hint = "; logger.wandb.offline=true needs no login" if name == "wandb" else ""
-            raise ConfigError(f"logger={name}: {type(error).__name__}: {one_line(error)}{hint}") from error
-    return _opened.setdefault(directory, loggers)
+    return _opened.setdefault(directory, [_open_logger(cfg, str(name), directory) for name in cfg.logger])
+
+
+def _open_logger(cfg: DictConfig, name: str, directory: Path) -> Logger:
+    node = cfg.logger[name]
+    if name == "mlflow":  # it takes every folder there for an experiment
+        directory = (directory / "mlflow").absolute()
+        if not node.tracking_uri:  # MLflow 3.17, for one, opens a store of files only where this is set
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    try:
+        logger: Logger = instantiate(node, path=f"logger.{name}", save_dir=str(directory))
+        if first_process():
+            logger.log_hyperparams(dict(leaves(written(cfg))))
+    except ConfigError:
+        raise
+    except Exception as error:  # of services: login, network, their own checks
+        hint = "; logger.wandb.offline=true needs no login" if name == "wandb" else ""
+        raise ConfigError(f"logger={name}: {type(error).__name__}: {one_line(error)}{hint}") from error
+    return logger
 
 
 def close_loggers(cfg: DictConfig, record: Mapping[str, Any], directory: Path) -> None:
