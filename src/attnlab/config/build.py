@@ -108,7 +108,8 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
 def closed(cfg: DictConfig) -> DictConfig:
     """Make a configuration without references read-only, with absolute paths and the precision of this machine."""
     _make_absolute(cfg)
-    settle(cfg)
+    if cfg.hardware.precision == "auto" or not cfg.hardware.tf32:
+        settle(cfg)
     OmegaConf.set_struct(cfg, True)
     OmegaConf.set_readonly(cfg, True)
     return cfg
@@ -122,14 +123,12 @@ def _make_absolute(cfg: DictConfig) -> None:
 
 
 def settle(cfg: DictConfig) -> None:
-    """Decide what a run computes in on this machine: config.yaml, record and identity hold no `auto`.
+    """Replace `auto` by the precision of this machine: bf16-mixed on CUDA devices with bfloat16, else 32-true.
 
-    The precision is bf16-mixed on CUDA devices with bfloat16, and where a GPU is asked for and there is none, as on a
-    login node. Elsewhere it is 32-true, and `hardware.tf32` has its default.
+    A GPU that is asked for and missing, as on a login node, counts as one with bfloat16. Without bfloat16
+    `hardware.tf32` has its default.
     """
     hardware = cfg.hardware
-    if hardware.precision != "auto" and hardware.tf32:
-        return
     asked = hardware.accelerator == "cuda" or (hardware.accelerator == "gpu" and sys.platform != "darwin")
     versions = capabilities(hardware.devices) if hardware.accelerator in ("auto", "gpu", "cuda") else []
     ampere = min(versions) >= BFLOAT16 if versions else asked
@@ -167,13 +166,17 @@ def resolve(cfg: DictConfig) -> None:
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException:
-        for path, raw in leaves(written(cfg)):
-            try:
-                OmegaConf.select(cfg, path)
-            except OmegaConfBaseException as error:
-                reason = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
-                raise ConfigError(f"{path} = {raw}: {reason}") from error
+        _refuse_reference(cfg)
         raise
+
+
+def _refuse_reference(cfg: DictConfig) -> None:
+    for path, raw in leaves(written(cfg)):
+        try:
+            OmegaConf.select(cfg, path)
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
+            raise ConfigError(f"{path} = {raw}: {reason}") from error
 
 
 def written(node: Any) -> Any:

@@ -209,7 +209,8 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
     with composer.hydra():
         line = parse(words, flags, composer)
         settings = line.jobs() if line.swept else [line.settings]
-        loaded = [load(composer, job) if load else None for job in settings]
+        used = load is not None and {"checkpoint", "resume"} & set(line.keys)
+        loaded = [load(composer, job) if load and used else None for job in settings]
         of_hydra = [str(setting.input_line) for setting in line.settings if setting.key_or_group.startswith("hydra.")]
         composed = [
             composer.compose(of_hydra) if run else _complete(composer.job(job), job, read_models)

@@ -103,6 +103,7 @@ class Composer:
         return [scale for scale in self.options("scale") if any(f"{name}_{scale}" in recipes for name in names)]
 
     def parse(self, text: str) -> Override:
+        """Parse a setting. ConfigError: it cannot be read."""
         try:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             override = parser.parse_overrides([text])[0]
@@ -110,12 +111,15 @@ class Composer:
                 raise HydraException("it begins with '='")
             return override
         except HydraException as error:
+            raise self._unreadable(text, error) from error
+
+    def _unreadable(self, text: str, error: HydraException) -> ConfigError:
+        if "=" in text:
             reason = one_line(error).removeprefix(f"Error parsing override '{text}' ").partition(" See http")[0]
-            if "=" in text:
-                raise ConfigError(f"cannot read {text!r} ({reason}); {QUOTES}") from error
-            groups = [group for group in config.GROUPS if text in self.options(group)]
-            meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
-            raise ConfigError(f"cannot read {text!r}: settings are written key=value{meant}") from error
+            return ConfigError(f"cannot read {text!r} ({reason}); {QUOTES}")
+        groups = [group for group in config.GROUPS if text in self.options(group)]
+        meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
+        return ConfigError(f"cannot read {text!r}: settings are written key=value{meant}")
 
     def compose(self, settings: Sequence[str], file: str = "") -> DictConfig:
         """The composed configuration of the root file with Hydra's own node, or of another file.
@@ -124,16 +128,19 @@ class Composer:
         """
         try:
             return _composed(self.texts, tuple(self.directories), file or "config", *settings)
-        except MissingConfigException as error:
-            group, _, name = (error.missing_cfg_file or "").partition("/")
-            options = self.options(group) if group in self.groups else error.options or []
-            if group == "hydra":
-                group, _, name = (error.missing_cfg_file or "").rpartition("/")
-            raise ConfigError(f"{group}={name}: no such {group}{nearest(name, options)}") from error
-        except RecursionError as error:
-            raise ConfigError(f"{' '.join(settings)}: files build on each other; look at their defaults") from error
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-            raise ConfigError(one_line(error.__cause__ or error)) from error
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+            raise self._refused(settings, error) from error
+
+    def _refused(self, settings: Sequence[str], error: Exception) -> ConfigError:
+        if isinstance(error, RecursionError):
+            return ConfigError(f"{' '.join(settings)}: files build on each other; look at their defaults")
+        if not isinstance(error, MissingConfigException):
+            return ConfigError(one_line(error.__cause__ or error))
+        group, _, name = (error.missing_cfg_file or "").partition("/")
+        options = self.options(group) if group in self.groups else error.options or []
+        if group == "hydra":
+            group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        return ConfigError(f"{group}={name}: no such {group}{nearest(name, options)}")
 
     def job(self, settings: Sequence[Override]) -> DictConfig:
         """Compose the options that the settings of a job choose; then check and set its keys (else ConfigError)."""
@@ -226,8 +233,15 @@ def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> lis
     `plain` is the configuration in which the keys must be. `groups` are names that may have been meant.
     """
     pairs = list(flat(setting.key_or_group, setting.value()))
+    adding = setting.is_add() or setting.is_force_add()
     for key, _ in pairs:
-        _check_key(plain, setting, key, groups)
+        node, _, rest = walk(plain, key)
+        if adding and key.startswith("hydra."):
+            continue  # Hydra checks its own schema
+        if rest:
+            _check_missing(plain, setting, key, groups)
+        elif setting.is_add() or isinstance(node, dict):
+            _check_existing(node, setting, key)
     return pairs
 
 
@@ -244,18 +258,19 @@ def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
     return node, key, []
 
 
-def _check_key(plain: dict[str, Any], override: Override, key: str, groups: list[str]) -> None:
+def _check_existing(node: Any, setting: Override, key: str) -> None:
+    text, value = setting.input_line, setting.value()
+    if setting.is_add():
+        raise ConfigError(f"{text}: {key} exists already; write it without '+'")
+    if not isinstance(value, dict) and value is not None:
+        inner = f": {', '.join(node)}" if node else ", for instance trainer.limit_train_batches=10"
+        raise ConfigError(f"{text}: {key} is a group of keys; set one of them{inner}")
+
+
+def _check_missing(plain: dict[str, Any], setting: Override, key: str, groups: list[str]) -> None:
+    """Accept `+key=` of a parameter that the configuration lacks. ConfigError: any other missing key."""
+    adding = setting.is_add() or setting.is_force_add()
     node, path, rest = walk(plain, key)
-    adding, text = override.is_add() or override.is_force_add(), override.input_line
-    if adding and key.startswith("hydra."):
-        return  # Hydra checks its own schema
-    if not rest:
-        if override.is_add():
-            raise ConfigError(f"{text}: {key} exists already; write it without '+'")
-        if isinstance(node, dict) and not isinstance(override.value(), dict) and override.value() is not None:
-            inner = f": {', '.join(node)}" if node else ", for instance trainer.limit_train_batches=10"
-            raise ConfigError(f"{text}: {key} is a group of keys; set one of them{inner}")
-        return
     target = owner(node, path) if isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS) else ""
     known = parameters(target)
     if rest[0] in known and adding:

@@ -86,12 +86,8 @@ FOREIGN: dict[str, Any] = {
 
 def bases_of(path: str) -> tuple[str, ...]:
     """What the place of a node takes, by its dotted path; nothing where nothing is listed."""
-    return next((bases for pattern, bases in PLACES.items() if _matches(pattern, path)), ())
-
-
-def _matches(pattern: str, path: str) -> bool:
-    names, parts = pattern.split("."), path.split(".")
-    return len(names) == len(parts) and all(name in ("*", part) for name, part in zip(names, parts, strict=True))
+    forms = {pattern.replace(".", r"\.").replace("*", r"[^.]+"): bases for pattern, bases in PLACES.items()}
+    return next((bases for form, bases in forms.items() if re.fullmatch(form, path)), ())
 
 
 def owner(node: Mapping[str, Any], path: str) -> str:

@@ -66,8 +66,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     """Check that the mode exists, that the option `task` has it, and that it reads the root keys that are set."""
     if cfg.mode not in MODES:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
-    every_task = [mode for mode in MODES if constant(f"attnlab.modes.{mode}.EVERY_TASK") is True]
-    if cfg.mode not in (modes := list(dict.fromkeys([*cfg.task.modes, *every_task]))):
+    if cfg.mode not in cfg.task.modes and not _of_every_task(cfg.mode):
+        modes = dict.fromkeys([*cfg.task.modes, *filter(_of_every_task, MODES)])
         raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {', '.join(modes)}")
     for key, readers in READ_BY.items():
         if cfg[key] is not None and cfg.mode not in readers:
@@ -88,6 +88,10 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         _check_checkpoint(cfg)
     elif cfg.mode in (*NEED_WEIGHTS, "export"):
         _check_weights(cfg)
+
+
+def _of_every_task(mode: str) -> bool:
+    return constant(f"attnlab.modes.{mode}.EVERY_TASK") is True
 
 
 def _check_checkpoint(cfg: DictConfig) -> None:
@@ -140,8 +144,12 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     weights = cfg.task.get("weights")
     if choices.convert != "none" and weights is None:
         raise ConfigError(f"convert={choices.convert}: task={choices.task} has no pretrained decoder to convert")
-    if cfg.model is None or weights is not None:
-        return
+    if cfg.model is not None and weights is None:
+        _check_model(cfg)
+
+
+def _check_model(cfg: DictConfig) -> None:
+    """Refuse `model=` for a task that trains from random weights, and a path that does not exist."""
     if not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
         raise ConfigError(
             f"model={cfg.model}: task={choices.task} trains from random weights; imagenet, reasoning and tasks of "
@@ -191,9 +199,10 @@ def check_relations(cfg: DictConfig) -> None:
     _check_names(cfg)
     if OmegaConf.select(cfg, "task.data.window") is not None:
         _check_lengths(cfg)
-    kind = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
-    if cfg.mode == "train" and cfg.hardware.strategy == "fsdp" and kind and constant(f"{kind[0]}.SHARDED") is False:
-        raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
+    if cfg.mode == "train" and cfg.hardware.strategy == "fsdp":
+        kind = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
+        if kind and constant(f"{kind[0]}.SHARDED") is False:
+            raise ConfigError(f"hardware=fsdp is not supported for task={cfg.task.name}; take hardware=ddp")
     for key in ("compile", "gradient_checkpointing") if "train" not in cfg.task else ():
         if cfg.hardware[key]:
             raise ConfigError(f"hardware.{key}=true: task={cfg.task.name} trains nothing; leave it out")
