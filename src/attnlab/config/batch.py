@@ -33,10 +33,10 @@ def share_equally(unit: str, number: int, limit: int, processes: int, window: in
     """Share an update of windows, images or sequences of one length. ConfigError names the nearest values that can be.
 
     Args:
-        unit: tokens, images or sequences: the key in `task.train.batch`.
-        number: units of an update, on all processes together; a multiple of `window`, the tokens of a training window.
-        limit: the most windows, images or sequences of a batch; the largest divisor of a process's share is taken.
-        paired: whether images are mixed in pairs (Mixup, CutMix): each batch of a divided update is then even.
+        unit: the key in `task.train.batch`, tokens, images or sequences.
+        number: units of an update on all processes, a multiple of `window`, the tokens of a training window.
+        limit: the most windows, images or sequences of a batch.
+        paired: images are mixed in pairs (Mixup, CutMix), so that each batch of a divided update is even.
     """
     key = f"task.train.batch.{unit}"
     check_tokens(key, number, window)
@@ -69,12 +69,12 @@ def share_frames(frames: int, bucket: int, limit: int, longest: int, processes: 
     """Share an update whose sentences are chosen by length; frames include padding. ConfigError: it cannot be shared.
 
     Args:
-        frames: input frames or pieces of an update on all processes together; a multiple of `bucket`.
+        frames: of an update on all processes, a multiple of `bucket`.
         bucket: frames of a group of sentences of similar length.
-        limit: the largest number of frames in a batch.
-        longest: frames of the longest sentence that training accepts.
-        split: whether a bucket may be divided into several batches. If not, BatchNorm's statistics are those of a
-            bucket; an update of one bucket is divided over the processes, which sum the statistics.
+        limit: the most frames of a batch.
+        longest: frames of the longest sentence.
+        split: a bucket may be divided into several batches. Without it BatchNorm's statistics are those of a bucket;
+            processes that divide one bucket sum the statistics.
     """
     if frames % bucket:
         near, of = " or ".join(map(str, _multiples(frames, bucket))), f"task.train.batch.bucket={bucket}"

@@ -88,10 +88,10 @@ for name, function in RESOLVERS.items():
 
 
 def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
-    """The configuration that a run works with: every reference resolved, read-only.
+    """Resolve every reference of a composed configuration and make it read-only.
 
-    Adds `choices`, the option taken from each group (`choices.attention` is "mtla"), and sets the root's `stride` and
-    `rank` to the values in use; null then means that the mechanism has no such knob.
+    Adds `choices`, the option of each group, and sets the root's `stride` and `rank` to the values in use. null: the
+    mechanism has no such knob.
     """
     cfg = copy.deepcopy(cfg)
     knobs = {knob: knob_paths(cfg, knob) for knob in KNOBS}
@@ -209,14 +209,11 @@ def knob_paths(cfg: DictConfig, knob: str) -> list[str]:
 
 
 def instantiate(node: DictConfig, path: str = "", **kwargs: Any) -> Any:
-    """Build what a node's `_target_` names, and first the nodes in it; `kwargs` join or replace its own keys.
+    """Build the class that `_target_` names, and first the nodes in it; `kwargs` join or replace the node's keys.
 
-    A node with `_partial_: true` gives a callable that waits for the other arguments. Lists and mappings arrive plain.
-    ConfigError names the path of the node whose target does not exist or refuses what it is given (TypeError,
-    ValueError: kept as the cause). Anything else that a constructor raises passes unchanged.
-
-    Args:
-        path: where the node stands, if it was taken out of its configuration.
+    A node with `_partial_: true` gives a callable that waits for the other arguments. `path` is the place of a node
+    that was taken out of its configuration. ConfigError names the place of a node whose target does not exist or
+    raises TypeError or ValueError. Other exceptions pass unchanged.
     """
     path = path or str(node._get_full_key(None))
     if "_target_" not in node and bases_of(path):

@@ -80,9 +80,9 @@ class CommandLine:
         return any(setting.key_or_group == SWEEPER and setting.value() != "basic" for setting in self.settings)
 
     def jobs(self) -> list[list[Override]]:
-        """The settings of every job of a multirun by Hydra's own sweeper; of another one, a job with the first values.
+        """The settings of every job of Hydra's basic sweeper; of a sweeper that searches, one job with first values.
 
-        ConfigError: there are several values without -m, or a sweeper that searches is not told in which direction.
+        ConfigError: several values without -m, or a search without its direction.
         """
         if not self.multirun:
             raise ConfigError(f"{self.swept[0].input_line}: several values need -m; quote the value if it is one text")
@@ -197,20 +197,18 @@ Loader = Callable[[Composer, Sequence[Override]], Job | None]
 
 
 def check(words: Sequence[str], load: Loader | None = None, read_models: bool = True) -> Command:
-    """Compose and check the jobs of a command line, sys.argv[1:]. ConfigError: the first error found, in one line.
+    """Compose and check the jobs of a command line, sys.argv[1:]. ConfigError: the first error, in one line.
 
-    Args:
-        load: gives the job of settings that use or continue a run, by the run's own configuration; None for any other
-            settings. Without it everything is composed.
-        read_models: whether the pretrained model that a configuration names is there, and decides the rest of it.
+    `load` gives the job of settings that use or continue a run, or None. `read_models`: the pretrained model that a
+    configuration names is there, and decides the rest of it.
     """
     flags = parse_flags(words)
     composer = Composer(flags.config_dir)
     with composer.hydra():
         line = parse(words, flags, composer)
         settings = line.jobs() if line.swept else [line.settings]
-        used = load is not None and {"checkpoint", "resume"} & set(line.keys)
-        loaded = [load(composer, job) if load and used else None for job in settings]
+        load = load if {"checkpoint", "resume"} & set(line.keys) else None
+        loaded = [load(composer, job) if load else None for job in settings]
         of_hydra = [str(setting.input_line) for setting in line.settings if setting.key_or_group.startswith("hydra.")]
         composed = [
             composer.compose(of_hydra) if run else _complete(composer.job(job), job, read_models)
@@ -261,10 +259,7 @@ def _of_groups(line: CommandLine) -> list[Override]:
 
 
 def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) -> DictConfig:
-    """What the task makes of a composed configuration: the function that CONFIGURE names beside the class `task.kind`.
-
-    It takes the configuration, the keys of the command line and `read_models`, and imports no torch for nothing.
-    """
+    """Complete a composed configuration by the function that CONFIGURE names beside the class `task.kind`."""
     defined = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
     function = constant(f"{defined[0]}.CONFIGURE") if defined else None
     if not isinstance(function, str):
@@ -305,11 +300,9 @@ def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
 
 
 def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> None:
-    """Check the parts of Hydra's own node of which Hydra builds objects and runs commands, as --config-dir sets them.
+    """Check the parts of Hydra's node that run code, against `builtin`, the node without the files of --config-dir.
 
-    Args:
-        builtin: the node without the files of --config-dir.
-        keys: those that the command line sets.
+    `keys` are set on the command line and may have any value.
     """
     for name in RESERVED:
         value, expected = (config.written(OmegaConf.select(node, name)) for node in (hydra, builtin))
@@ -343,10 +336,7 @@ def _check_folder(job: DictConfig) -> None:
 
 
 def check_present(cfg: DictConfig) -> None:
-    """Refuse a job whose device, corpus or files are not on this machine, before a run directory is changed.
-
-    ConfigError names the key or the path, and what is expected there.
-    """
+    """Refuse a job whose device, corpus or files are missing on this machine; ConfigError names the key or the path."""
     if cfg.mode not in ("describe", "export"):
         _check_device(str(cfg.hardware.accelerator))
     if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:

@@ -152,8 +152,8 @@ def _check_model(cfg: DictConfig) -> None:
     """Refuse `model=` for a task that trains from random weights, and a path that does not exist."""
     if not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
         raise ConfigError(
-            f"model={cfg.model}: task={choices.task} trains from random weights; imagenet, reasoning and tasks of "
-            "language models begin with pretrained ones"
+            f"model={cfg.model}: task={cfg.hydra.runtime.choices.task} trains from random weights; imagenet, reasoning "
+            "and tasks of language models begin with pretrained ones"
         )
     check_model(cfg.model, cfg.task.model._target_)
 

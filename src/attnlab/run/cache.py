@@ -35,22 +35,18 @@ class Damaged(Exception):
 
 
 def stored(folder: Path, read: Callable[[Path], Content], write: Callable[[Path], None]) -> Content:
-    """Open a stored folder, which is first computed where it is missing or damaged.
+    """Open a stored folder, which is computed if it is missing or damaged. Other processes wait for it meanwhile.
 
-    Processes that need the same folder at the same time wait for the one that computes it. A part of a folder is never
-    seen under its name.
-
-    Args:
-        read: opens a folder; any exception means that it is damaged.
-        write: fills a new, empty folder.
-
-    Raises:
-        DataError: the folder cannot be written, or what was written cannot be read.
+    `read` opens a folder; any exception means that it is damaged. `write` fills a new, empty folder. DataError: the
+    folder cannot be written, or not read afterwards.
     """
     try:
         return opened(folder, read)
     except Damaged:
-        pass
+        return _computed(folder, read, write)
+
+
+def _computed(folder: Path, read: Callable[[Path], Content], write: Callable[[Path], None]) -> Content:
     with _locked(folder):
         try:
             return opened(folder, read)  # another process may have been faster
@@ -75,18 +71,14 @@ def opened(folder: Path, read: Callable[[Path], Content]) -> Content:
 
 
 def stored_files(folder: Path, write: Callable[[Path], None]) -> Path:
-    """A stored folder of plain files, whose sizes and contents are checked against a manifest.
+    """:func:`stored` for plain files, whose sizes and contents are checked against a manifest."""
+    return stored(folder, _check_manifest, lambda partial: _fill(partial, write))
 
-    `write` fills a new, empty folder. DataError: the folder cannot be written.
-    """
 
-    def fill(partial: Path) -> None:
-        write(partial)
-        files = sorted(path for path in partial.rglob("*") if path.is_file())
-        states = {path.relative_to(partial).as_posix(): _state(path) for path in files}
-        (partial / MANIFEST).write_text(json.dumps(states))
-
-    return stored(folder, _check_manifest, fill)
+def _fill(folder: Path, write: Callable[[Path], None]) -> None:
+    write(folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    (folder / MANIFEST).write_text(json.dumps({path.relative_to(folder).as_posix(): _state(path) for path in files}))
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
@@ -103,11 +95,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def write_tensors(folder: Path, tensors: "Mapping[str, Tensor]", about: Any = None) -> None:
-    """Write tensors, with values that JSON can hold and that describe them, into a stored folder.
-
-    Args:
-        tensors: of any shape, by name.
-    """
+    """Write `tensors` of any shape, by name, and plain values that describe them into a stored folder."""
     from safetensors.torch import save
 
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}

@@ -101,12 +101,9 @@ def each(what: str, rows: Iterable[Value]) -> Iterator[Value]:
 
 
 def waited(what: str, function: Callable[[], Value]) -> Value:
-    """The result of a function that stays outside Python for long, where Ctrl-C would have to wait for it.
+    """Return the result of a long function of a library that releases Python's lock; its exception is raised here.
 
-    It runs in another thread. A signal ends the waiting at once; the thread ends with the process.
-
-    Args:
-        function: must release Python's lock, as libraries in C++ and Rust do. Its exception is raised here.
+    It runs in another thread, so that Ctrl-C ends the waiting at once; the thread ends with the process.
     """
     future: Future[Value] = Future()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from attnlab.config.build import BFLOAT16, capabilities
 from attnlab.errors import ConfigError
@@ -20,10 +20,7 @@ CXX = ("clang++",) if sys.platform == "darwin" else ("g++",)  # where torch look
 
 
 def device_of(cfg: DictConfig) -> torch.device:
-    """The device that `hardware.accelerator` names, for work outside Lightning's trainer.
-
-    ConfigError: a GPU is asked for, and torch finds none.
-    """
+    """The device that `hardware.accelerator` names. ConfigError: a GPU is asked for, and torch finds none."""
     accelerator, cuda = cfg.hardware.accelerator, torch.cuda.is_available()
     if accelerator in ("gpu", "cuda") and not cuda:
         raise ConfigError(f"hardware.accelerator={accelerator}: torch finds no GPU here; give hardware=cpu")
@@ -32,27 +29,27 @@ def device_of(cfg: DictConfig) -> torch.device:
 
 
 def check_devices(cfg: DictConfig) -> None:
-    """Refuse a number of devices or a precision that this machine does not have.
-
-    Raises:
-        ConfigError: names the key, and what there is.
-    """
+    """Refuse a number of devices or a precision that this machine does not have (ConfigError)."""
     wanted, devices, precision = cfg.hardware.accelerator, cfg.hardware.devices, cfg.hardware.precision
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
         raise ConfigError(f"hardware.accelerator={wanted}: torch finds no GPU here; take hardware=cpu or hardware=auto")
     if wanted == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("hardware.accelerator=mps: torch finds no Apple GPU here; take hardware=cpu or hardware=auto")
-    on_cuda = wanted in ("gpu", "cuda") or (wanted == "auto" and cuda)
-    most = max(devices) + 1 if OmegaConf.is_list(devices) else devices if isinstance(devices, int) else 0
-    if OmegaConf.is_list(devices) and not on_cuda and wanted != "mps":
-        raise ConfigError(f"hardware.devices={devices}: expected the number of processes on a CPU")
-    if on_cuda and 0 < cuda < most:
-        raise ConfigError(f"hardware.devices={devices}: this machine has {cuda} GPU{'s' * (cuda > 1)}")
-    compute = min(capabilities(devices), default=None) if on_cuda else None
-    if precision == "16-mixed" and compute is None:
+    if cuda and wanted in ("auto", "gpu", "cuda"):
+        _check_cuda(devices, precision, cuda)
+    elif precision == "16-mixed":
         raise ConfigError("hardware.precision=16-mixed: float16 needs a CUDA device; take 32-true or bf16-mixed")
-    if precision.startswith("bf16") and compute is not None and compute < BFLOAT16:
+    elif OmegaConf.is_list(devices) and wanted != "mps":
+        raise ConfigError(f"hardware.devices={devices}: expected the number of processes on a CPU")
+
+
+def _check_cuda(devices: int | str | ListConfig, precision: str, count: int) -> None:
+    most = max(devices) + 1 if isinstance(devices, ListConfig) else devices if isinstance(devices, int) else 0
+    if count < most:
+        raise ConfigError(f"hardware.devices={devices}: this machine has {count} GPU{'s' * (count > 1)}")
+    compute = min(capabilities(devices))
+    if precision.startswith("bf16") and compute < BFLOAT16:
         raise ConfigError(
             f"hardware.precision={precision}: a GPU of compute capability {compute[0]}.{compute[1]} has no bfloat16 "
             "(8.0 or later has); take hardware.precision=32-true or 16-mixed"
@@ -75,31 +72,21 @@ def compiles(cfg: DictConfig) -> bool:
 
 
 def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> None:
-    """Log and record what of a run is compiled: `part`, or "no" with the reason where it was asked for.
+    """Log and record as `compiled` the part that `hardware.compile` compiles, or "no". Empty: nothing in this mode."""
+    environment["compiled"] = _compiled(cfg, part) if cfg.hardware.compile else "no"
 
-    Args:
-        part: what `hardware.compile` compiles in the task; empty: nothing in this mode.
-        environment: of the record; gets `compiled`.
-    """
-    if not cfg.hardware.compile:
-        environment["compiled"] = "no"
-        return
+
+def _compiled(cfg: DictConfig, part: str) -> str:
     missing = missing_compiler(cfg)
-    environment["compiled"] = f"no: {missing}" if missing else part or "no: nothing of this mode is"
     if missing and first_process():
         log.warning("hardware.compile=true: %s: nothing is compiled, and the record says so", missing)
     elif part and first_process():
         log.info("compiled: %s (the first batches take longer)", part)
+    return f"no: {missing}" if missing else part or "no: nothing of this mode is"
 
 
-def prepare_device(cfg: DictConfig, environment: dict[str, Any]) -> None:
-    """Set how a CUDA device multiplies float32 matrices, and log what the run computes in. Nothing on other devices.
-
-    Args:
-        environment: of the record; gets `float32_products`, "TF32" or "float32".
-    """
-    if device_of(cfg).type != "cuda":
-        return
+def prepare_cuda(cfg: DictConfig, environment: dict[str, Any]) -> None:
+    """Set, log and record as `float32_products` how a CUDA device multiplies float32 matrices."""
     tf32 = bool(cfg.hardware.tf32)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
@@ -121,11 +108,9 @@ def scoring_dtype(precision: str) -> torch.dtype | None:
 
 
 def busy_cores(interval: float = 0.5, advise: bool = True) -> float:
-    """The number of cores that other processes keep busy; warns where that makes wall times unreliable.
+    """The number of cores that other processes keep busy; with `advise` a warning if wall times are unreliable.
 
-    Args:
-        interval: seconds for which the machine is watched, while this process waits.
-        advise: False: without the warning.
+    This process waits `interval` seconds meanwhile.
     """
     busy = psutil.cpu_percent(interval=interval) / 100 * (psutil.cpu_count() or 1)
     if advise and busy > BUSY:

@@ -62,35 +62,37 @@ def is_run(directory: Path) -> bool:
 
 
 def foreign(directory: Path) -> list[str]:
-    """Relative paths of the files in a directory that no run has written. Links are not followed.
-
-    In a directory that is no run, every file is foreign but a lock and a log.
-    """
+    """Relative paths of the files in a directory that no run has written; links are not followed."""
     patterns = WRITTEN if is_run(directory) else (LOCK, "run.log")
     written = {path for pattern in patterns for path in directory.glob(pattern)}
     others = {path for path in directory.rglob("*") if not path.is_dir()} - written
     return sorted(path.relative_to(directory).as_posix() for path in others)
 
 
-def refuse_foreign(directory: Path) -> None:
-    """ConfigError for a directory with anything that no run has written."""
+def refuse_used(directory: Path) -> None:
+    """ConfigError for a directory with files that no run has written, or with a run that has weights or has finished.
+
+    The configuration and the record of such a run would be replaced.
+    """
     if names := foreign(directory):
         more = ", …" * (len(names) > 3)
         raise ConfigError(
             f"hydra.run.dir={directory}: it holds {', '.join(names[:3])}{more}, which no run has written; take a new "
             "or an empty directory"
         )
+    trained = any((directory / "checkpoints" / name).is_file() for name in ("averaged.safetensors", "last.ckpt"))
+    if trained or recorded(directory).get("status") == "finished":
+        raise ConfigError(
+            f"hydra.run.dir={directory}: {'a trained' if trained else 'a finished'} run, whose config.yaml and "
+            f"record.json would be replaced; take another directory, or remove this one (checkpoint={directory} uses "
+            f"the run, resume={directory} continues it)"
+        )
 
 
 def directory_of(key: str, value: str) -> Path | None:
-    """The run directory that a path names, itself or by a file in its checkpoints/; None where it names none.
+    """The run directory that `checkpoint=` or `resume=` names, itself or by a file in its checkpoints/; else None.
 
-    Args:
-        key: `checkpoint` or `resume`, for the errors.
-
-    Raises:
-        ConfigError: there is no such path, the directory has checkpoints and no configuration, or `resume=` names no
-            run.
+    ConfigError: the path does not exist, a directory of checkpoints has no configuration, or `resume=` names no run.
     """
     if not value.strip():
         raise ConfigError(f"{key}= is empty: name the directory of a run, or leave it out")
@@ -126,14 +128,9 @@ def holder_of(directory: Path) -> str | None:
 
 @contextlib.contextmanager
 def locked(directory: Path, wait: float = ENDING) -> Iterator[None]:
-    """Hold the lock of an existing directory inside the block.
+    """Hold the lock of an existing directory inside the block; `wait` seconds for a run that is ending.
 
-    Args:
-        wait: seconds to wait for a run whose record says that it does not go on.
-
-    Raises:
-        LockedError: another process uses the directory.
-        WriteError: the lock file cannot be written.
+    LockedError: another process uses the directory. WriteError: the lock file cannot be written.
     """
     path = directory / LOCK
     lock, ending = FileLock(path), recorded(directory).get("status", "running") != "running"

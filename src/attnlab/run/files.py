@@ -33,11 +33,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the content of a file. Missing folders are made.
-
-    Raises:
-        WriteError: an OSError (disk full, no permission). The old file is then unchanged and nothing else remains.
-    """
+    """Replace the content of a file; missing folders are made. WriteError: the old file is unchanged."""
     with replacing(path) as partial, writing(path):
         partial.write_bytes(data)
 
@@ -51,11 +47,8 @@ def write_text(path: Path, text: str) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` for the new content, which replaces `path` when the block succeeds.
 
-    For libraries that write files themselves. Several processes may do this at once: the last one wins. Missing folders
-    are made. After an error the old file is unchanged and the new one is removed.
-
-    Raises:
-        WriteError: the folder cannot be made or the file cannot be replaced.
+    Several processes may do this at once: the last one wins. Missing folders are made. After an error the old file is
+    unchanged and the new one is removed. WriteError: the folder cannot be made or the file not replaced.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     with writing(path):
@@ -74,11 +67,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield a new, empty folder beside `path`, which replaces `path` when the block succeeds.
 
-    One process at a time may write to a path: hold a lock where several may try. The next process removes what a killed
-    one has left behind. After an error the old folder is unchanged and the new one is removed.
-
-    Raises:
-        WriteError: the folder cannot be made or replaced.
+    One process at a time may write to a path. The next process removes what a killed one has left behind. After an
+    error the old folder is unchanged and the new one is removed. WriteError: the folder cannot be made or replaced.
     """
     partial, old = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")
     try:
@@ -122,11 +112,8 @@ def _complete(file: Path) -> None:
 def replacing_summed(path: Path) -> Iterator[Path]:
     """:func:`replacing` with a checksum. One process at a time may write in a folder.
 
-    The new checksum is added to the old one before the file is replaced: whenever a process is killed, the file that is
-    there fits one of the lines of its name.
-
-    Raises:
-        WriteError: as `replacing` raises it.
+    The new checksum is added to the old one before the file is replaced: if the process is killed, the file fits one
+    of the two.
     """
     before = _read_sums(path.parent)
     with replacing(path) as partial:
@@ -137,11 +124,7 @@ def replacing_summed(path: Path) -> Iterator[Path]:
 
 
 def verify(path: Path) -> bool:
-    """Whether a file has a checksum, which it then fits.
-
-    Raises:
-        DataError: it is not what was written.
-    """
+    """Whether a file has a checksum, which it then fits. DataError: the file is damaged."""
     expected = {digest for digest, name in _read_sums(path.parent) if name == path.name}
     if expected and digest_of(path) not in expected:
         raise DataError(

@@ -22,48 +22,41 @@ WEIGHTS = ("manifest.json", "compressed/manifest.json", "checkpoints/averaged.sa
 
 
 def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
-    """SHA-256 of each file's bytes. A file is read again only when its size or its time of change differs.
+    """SHA-256 of the bytes of each file. DataError: a file cannot be read.
 
-    Args:
-        memo_path: a JSON file that stores the digests between calls.
-
-    Raises:
-        DataError: a file cannot be read.
+    The JSON file `memo_path` stores the digests; a file is read again if its size or its time of change differs.
     """
     try:
         memo = dict(json.loads(memo_path.read_bytes())) if memo_path.exists() else {}
     except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{memo_path}: damaged ({error}); remove it: everything is then hashed again") from error
-    paths = list(paths)
-
-    def entry_of(path: Path) -> list[Any]:
-        try:
-            state = path.stat()
-            known = memo.get(str(path.absolute()))
-            about = [state.st_size, state.st_mtime_ns]
-            return known if isinstance(known, list) and known[:2] == about else [*about, digest_of(path)]
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-    entries = {}
-    with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(paths)) as advance:
-        for path, entry in zip(paths, pool.map(entry_of, paths), strict=True):
-            entries[path] = entry
+    names = {path: str(path.absolute()) for path in paths}
+    entries: dict[str, list[Any]] = {}
+    with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(names)) as advance:
+        computed = pool.map(lambda path: _entry(path, memo.get(names[path])), names)
+        for name, entry in zip(names.values(), computed, strict=True):
+            entries[name] = entry
             advance(1)
-    updated = memo | {str(path.absolute()): entry for path, entry in entries.items()}
-    if updated != memo:
+    if (updated := memo | entries) != memo:
         write_text(memo_path, json.dumps(updated))
-    return {path: entry[2] for path, entry in entries.items()}
+    return {path: entries[name][2] for path, name in names.items()}
+
+
+def _entry(path: Path, known: Any) -> list[Any]:
+    """Size, time of change and digest of a file; `known` is the entry of an earlier call."""
+    try:
+        state = path.stat()
+        about = [state.st_size, state.st_mtime_ns]
+        return known if isinstance(known, list) and known[:2] == about else [*about, digest_of(path)]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def weights(source: str, cache_dir: Path) -> str:
     """Pretrained weights by content: "sha256:..." of a local file or folder; a hub name stays as it is written.
 
-    Of a run directory, or a folder with a compressed model, what a run would load counts; of any other folder all
-    its files do, those of its subfolders included, without hidden ones. Nothing is fetched.
-
-    Raises:
-        DataError: the file or folder cannot be read.
+    Of a run directory or a compressed model the files that a run loads count; of any other folder all files but
+    hidden ones. DataError: a file cannot be read.
     """
     path = Path(source).expanduser()
     memo = cache_dir.expanduser() / "digests.json"
@@ -86,12 +79,10 @@ def weights(source: str, cache_dir: Path) -> str:
 
 
 def corpus(root: Path, cache_dir: Path) -> str:
-    """A corpus by the names and sizes of its files, and by the content of those that are not binary (see BINARY).
+    """A corpus by the names and sizes of its files, and by the content of those that are not in BINARY.
 
-    Where the corpus lies does not count. Hidden files do not either. The sizes are read each time, as a file that
-    is overwritten in place leaves its folder's time of change as it was; contents are read when a text has changed.
-
-    Returns "sha256:" and 64 hexadecimal digits. DataError: a file or folder cannot be read.
+    The place of the corpus and hidden files do not count. Returns "sha256:" and 64 hexadecimal digits. DataError: a
+    file or folder cannot be read.
     """
     folders, seen = [root], set()
     texts: list[Path] = []

@@ -60,13 +60,10 @@ def run(
     device: str | None = None,
     threads: int | None = None,
 ) -> str:
-    """The SHA-256 of what makes this run itself: recipe, seed, corpus, mode, and what the mode reads.
+    """The SHA-256 of recipe, seed, corpus, mode, and the values that the mode reads.
 
-    Args:
-        corpus: the corpus' fingerprint (:func:`attnlab.run.fingerprint.corpus`), or NOTHING_READ.
-        weights: see :func:`canonical`.
-        device: what mode=bench measured on. Other modes ignore it.
-        threads: the threads of mode=bench. Other modes ignore them.
+    `corpus` is its fingerprint, or NOTHING_READ. `weights`: see :func:`canonical`. mode=bench alone reads `device` and
+    `threads`.
     """
     plain = renamed(cfg)
     weights = contents(plain) if weights is None else weights
@@ -84,12 +81,8 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str
     """The part of a configuration that changes numbers, in one form: what two runs must share to be one recipe.
 
     Keys and classes have today's names (:mod:`attnlab.config.settings`). A `_target_` is the name of a class without
-    its module, a number is an int where it can be one, the pattern of a hybrid stack is its shortest period, and
-    pretrained weights are replaced by their content.
-
-    Args:
-        cfg: a resolved configuration, or the `config` of a record.
-        weights: content by key, as :func:`contents` returns and a record stores. None: computed from the files.
+    its module, a whole number is an int, the pattern of a hybrid stack is its shortest period. Pretrained weights are
+    replaced by their content, `weights` as a record stores them; None: computed from the files.
     """
     plain = renamed(cfg)
     weights = contents(plain) if weights is None else weights
@@ -107,21 +100,14 @@ def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str
 
 
 def contents(cfg: Config) -> dict[str, str]:
-    """The content of each file of weights that a configuration names, by key. Hub names stay as they are written.
-
-    Raises:
-        DataError: a file is there and cannot be read.
-    """
+    """The content of each file of weights that a configuration names, by key. DataError: one cannot be read."""
     plain = renamed(cfg)
     named = {key: value for key in WEIGHTS if isinstance(value := at(plain, key), str)}
     return {key: fingerprint.weights(value, Path(plain["cache_dir"])) for key, value in named.items()}
 
 
 def architecture(cfg: Config) -> dict[str, Any]:
-    """What weights need of a model: mechanism, model and compression as canonical nodes, without dropout rates.
-
-    Weights that were trained with one dropout rate may be trained further with another.
-    """
+    """Mechanism, model and compression as canonical nodes, without dropout rates, which later training may change."""
     plain = renamed(cfg)
     for key in WEIGHTS:
         _pop(plain, key)
@@ -179,10 +165,9 @@ def _remove_copied_seeds(plain: dict[str, Any]) -> None:
 
 
 def stable_name(target: str) -> str:
-    """The name of a class or function that survives its move to another module: `MTLA` for attnlab.attention.MTLA.
+    """The name of a class or function without its module: `MTLA` for attnlab.attention.MTLA. Other texts stay.
 
-    What is defined outside this package keeps its dotted path. Any other text is returned as it is. A test holds that
-    no two classes which a configuration names have one name.
+    A definition outside this package keeps its dotted path.
     """
     if not DOTTED.fullmatch(target):
         return target
@@ -209,11 +194,7 @@ def _normal(node: Any) -> Any:
 
 
 def _owners(nodes: list[dict[str, Any]], key: str) -> list[tuple[dict[str, Any], str]]:
-    """The nodes that a key of the tables belongs to: the root, or every node of its class. With the key in the node.
-
-    Args:
-        nodes: all nodes of a configuration, the root first.
-    """
+    """The nodes that a key of ABSENT or REMOVED belongs to, with the key in the node; `nodes`: all, the root first."""
     first, _, rest = key.partition(".")
     if first[0].isupper():
         return [(node, rest) for node in nodes if node.get("_target_") == first]

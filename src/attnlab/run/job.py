@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
-from attnlab.run.directory import holder_of, locked, refuse_foreign, refuse_live
+from attnlab.run.directory import locked, refuse_live, refuse_used
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.processes import Interrupted, interruptible
@@ -49,23 +49,16 @@ def command_line(arguments: Iterable[str]) -> str:
 def run(cfg: DictConfig, command: str, directory: Path | None, created: Sequence[Path] = ()) -> int:
     """Lock the run directory, call the mode and write the record, also if the run fails or a signal arrives.
 
-    An error is printed to stderr as one line. The traceback goes to the run directory's log, and to stderr as well if
-    `HYDRA_FULL_ERROR=1`.
-
-    Args:
-        directory: the run directory; None: the mode uses a run and writes no record.
-        created: the folders that were made for this run, the directory first: a command that is refused leaves none.
-
-    Returns the exit code: 0, the error's own, 1, or 128 plus the signal's number.
+    An error is printed to stderr as one line. The traceback goes to the log, and to stderr with `HYDRA_FULL_ERROR=1`.
+    A command that is refused removes `created`, the folders made for it, the directory first. Without a `directory`
+    no record is written. Returns the exit code: 0, that of the error, 1, or 128 plus the number of the signal.
     """
     if not directory or not records.first_process():
         return _run(cfg, command, directory)
     try:
-        if not _continues(cfg, directory) and holder_of(directory) is None:
-            refuse_foreign(directory)
         with locked(directory):
             if not _continues(cfg, directory):
-                _refuse_done(directory)
+                refuse_used(directory)
                 if cfg.resume:
                     refuse_live(Path(cfg.resume))
             remove_partial(directory)
@@ -84,17 +77,6 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: Sequence
 def _continues(cfg: DictConfig, directory: Path) -> bool:
     """Whether the run continues in the directory that it began in."""
     return bool(cfg.resume) and Path(cfg.resume).samefile(directory)
-
-
-def _refuse_done(directory: Path) -> None:
-    """Refuse a directory whose run has finished, or has weights: its configuration and its record would be replaced."""
-    trained = any((directory / "checkpoints" / name).is_file() for name in ("averaged.safetensors", "last.ckpt"))
-    if trained or records.recorded(directory).get("status") == "finished":
-        raise ConfigError(
-            f"hydra.run.dir={directory}: {'a trained' if trained else 'a finished'} run, whose config.yaml and "
-            f"record.json would be replaced; take another directory, or remove this one (checkpoint={directory} uses "
-            f"the run, resume={directory} continues it)"
-        )
 
 
 def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
@@ -132,20 +114,27 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
             if directory and cfg.get("logger") and records.first_process():
                 importlib.import_module("attnlab.training.trainer").close_loggers(cfg, record, directory)
         except BaseException as error:
-            code, message = _exit_code_and_message(error, received, directory, cfg.mode)
-            if not received:
-                message = _error_of_rank(directory) or message
-                record.update(status="failed", error=message)
-            if records.first_process() or not received:
-                _print_error(message)
-            try:
-                _save(record, None if untouched else directory)
-            except OSError as cannot:
-                print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
-            return code
+            return _failed(error, received, record, directory, untouched)
     if cfg.mode == "describe" and records.first_process():
         mode.show(record)
     return 0
+
+
+def _failed(
+    error: BaseException, received: list[int], record: dict[str, Any], directory: Path | None, untouched: bool
+) -> int:
+    """Print and record an error; `untouched`: the directory has an earlier run's record. Returns the exit code."""
+    code, message = _exit_code_and_message(error, received, directory, record["mode"])
+    if not received:
+        message = _error_of_rank(directory) or message
+        record.update(status="failed", error=message)
+    if records.first_process() or not received:
+        _print_error(message)
+    try:
+        _save(record, None if untouched else directory)
+    except OSError as cannot:
+        print(f"error: the record could not be written: {one_line(cannot)}", file=sys.stderr)
+    return code
 
 
 def _prepare(cfg: DictConfig, record: dict[str, Any]) -> None:
@@ -157,7 +146,8 @@ def _prepare(cfg: DictConfig, record: dict[str, Any]) -> None:
     if cfg.mode not in ("describe", "export"):
         device = importlib.import_module("attnlab.run.device")  # it imports torch
         device.check_devices(cfg)
-        device.prepare_device(cfg, record["environment"])
+        if device.device_of(cfg).type == "cuda":
+            device.prepare_cuda(cfg, record["environment"])
 
 
 def _save(record: dict[str, Any], directory: Path | None) -> None:
@@ -170,9 +160,13 @@ def _save(record: dict[str, Any], directory: Path | None) -> None:
     if directory and records.first_process():
         records.write(record, directory)
     elif directory and record["status"] == "failed":
-        running = records.recorded(directory)
-        if running.get("status") == "running":
-            records.write(running | {"status": "failed", "error": f"{_rank()}: {record['error']}"}, directory)
+        _save_of_rank(record["error"], directory)
+
+
+def _save_of_rank(error: str, directory: Path) -> None:
+    running = records.recorded(directory)
+    if running.get("status") == "running":
+        records.write(running | {"status": "failed", "error": f"{_rank()}: {error}"}, directory)
 
 
 def _error_of_rank(directory: Path | None) -> str:

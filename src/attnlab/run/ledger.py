@@ -26,10 +26,8 @@ PLACES = {"recipe": "identity.recipe", "commit": "environment.git"}  # of filter
 class LedgerEntry:
     """A run of the list.
 
-    Args:
-        status: also "interrupted" where the record says "running" and the process is gone, and "broken" where the file
-            is not a record.
-        error: why the run failed or was interrupted, or what is wrong with the file; empty: nothing.
+    `status` is also "interrupted" if the record says "running" and the process is gone, and "broken" if the file is
+    not a record. `error` says why.
     """
 
     directory: Path
@@ -101,10 +99,8 @@ def refusal(directory: Path, root: Path) -> str:
 def remove(directory: Path, root: Path, what: Collection[str]) -> None:
     """Remove a run directory of one of the statuses `what`. Links in it are removed, not what they lead to.
 
-    Raises:
-        LockedError: a process uses it.
-        DataError: it is not to be removed (see :func:`refusal`), or is of another status now.
-        OSError: a file cannot be removed; what is left is still a run.
+    LockedError: a process uses it. DataError: :func:`refusal`, or another status now. OSError: a file cannot be
+    removed; the rest is still a run.
     """
     with locked(directory, wait=0):
         entry = _entry(directory)

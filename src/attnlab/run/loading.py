@@ -59,11 +59,7 @@ def is_free(key: str, more: Sequence[str] = ()) -> bool:
 def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
     """The job of a command line that names a run by `checkpoint=` or `resume=`; None for any other.
 
-    Args:
-        composer: inside its `hydra`.
-
-    Raises:
-        ConfigError: the run has no readable configuration, or an override sets what only another run can have.
+    ConfigError: the configuration of the run cannot be read, or an override would change it.
     """
     runs = {key: o.value() for o in overrides if (key := str(o.key_or_group)) in ("checkpoint", "resume")}
     named = [(key, str(value)) for key, value in runs.items() if value is not None]
@@ -89,13 +85,7 @@ def quoted(path: Path) -> str:
 def configuration(run: str | Path, *settings: str, config_dir: str | None = None) -> DictConfig:
     """The fixed configuration of `attnlab mode=predict checkpoint=RUN <settings>`.
 
-    Args:
-        run: a run directory, or a file of weights in it.
-        settings: as on the command line, `task.decode.beam=1`.
-        config_dir: a directory of further YAML files, whose classes the run may name.
-
-    Raises:
-        ConfigError: as :func:`load`, or `run` is no run directory.
+    The run may name classes of YAML files in `config_dir`. ConfigError: as :func:`load`, or `run` is no run.
     """
     composer = Composer(config_dir)
     with composer.hydra():

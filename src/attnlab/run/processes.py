@@ -37,8 +37,8 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Give :data:`SIGNALS` to `handler` inside the block.
 
-    A signal that is ignored when the block begins stays ignored, as SIGHUP under nohup. In a thread other than the main
-    one nothing is changed, because Python allows signal handlers in the main thread only.
+    An ignored signal stays ignored, as SIGHUP under nohup. Python has signal handlers in the main thread only: in
+    another one nothing is changed.
     """
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -58,12 +58,9 @@ def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
 
     A second SIGUSR2 does nothing: a cluster may send it to every process of a job, which also gets it from its parent.
 
-    Args:
-        save: called with the first signal's name, in the signal handler and before the exception is raised: the
-            process may be killed before anything else runs. Further signals are ignored until it returns.
-
-    Yields:
-        A list that receives the number of the first signal. Libraries may catch the exception, so look here too.
+    `save` is called with the name of the first signal, in the signal handler and before the exception is raised: the
+    process may be killed before anything else runs. Yields a list that receives the number of the first signal:
+    libraries may catch the exception.
     """
     received: list[int] = []
     saved, process = False, os.getpid()
@@ -125,11 +122,8 @@ def rendezvous() -> dict[str, str]:
 def queue_again() -> None:
     """Call submitit's handler of SIGUSR2, which queues the job again and ends this process; without one, end it.
 
-    On other nodes than the first nothing is done: the job is queued again from there.
-
-    Raises:
-        SystemExit: always on the first node.
-        submitit.core.utils.UncompletedJobError: the job has reached its time limit too often.
+    On other nodes than the first nothing is done. SystemExit: always on the first node.
+    submitit.core.utils.UncompletedJobError: the job has reached its time limit too often.
     """
     if not first_node():
         return

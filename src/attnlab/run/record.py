@@ -57,13 +57,7 @@ EXPECTED: dict[str, type] = {  # kinds of values by dotted key; float: a number,
 def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The record of a run that begins: the values of its configuration, and NOT_RUN for everything else.
 
-    `stride` and `rank` are the values in use; null: the mechanism has no such option.
-
-    Args:
-        weights: the content of the pretrained weights, see :func:`attnlab.run.identity.contents`. None: computed.
-
-    Raises:
-        ConfigError, DataError: the run has no identity (see :mod:`attnlab.run.identity`).
+    `weights`: see :func:`attnlab.run.identity.contents`; None: computed. DataError: a file of weights cannot be read.
     """
     choices = cfg.choices
     weights = identity.contents(cfg) if weights is None else weights
@@ -172,11 +166,7 @@ def _plain(value: Any) -> Any:
 
 
 def write(record: Mapping[str, Any], directory: Path) -> None:
-    """Replace `directory`/record.json: a reader finds the old record or the new one, never half of one.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
+    """Replace `directory`/record.json at once. WriteError: it cannot be written."""
     text = dumps(record) + "\n"
     write_bytes(directory / RECORD, text.encode("utf-8", "backslashreplace"))  # the name of a file may be no Unicode
 

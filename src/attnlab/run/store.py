@@ -97,10 +97,8 @@ def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
 def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
     """The files in which records may be, each with whether a record is expected there.
 
-    In a folder with a record.json that file counts, in any other folder every JSON file.
-
-    Raises:
-        DataError: the place does not exist.
+    In a folder with a record.json that file counts, in any other folder every JSON file. DataError: the place does not
+    exist.
     """
     if place.is_file():
         yield place, True
@@ -126,8 +124,7 @@ def collect(places: Iterable[Path]) -> list[SavedRecord]:
 def read(path: Path) -> SavedRecord | None:
     """The record in a file, of the present schema; None of a JSON file that is something else.
 
-    Raises:
-        DataError: it is not JSON, or it is a record of another schema or a damaged one.
+    DataError: it is not JSON, or it is a record of another schema or a damaged one.
     """
     try:
         record = json.loads(SURROGATE.sub(r"\\\1", path.read_text(encoding="utf-8")))

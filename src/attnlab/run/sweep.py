@@ -68,11 +68,8 @@ class Decision:
 def begun(sweep: Path) -> Iterator[None]:
     """Lock a sweep's directory inside the block, without the notes of an earlier sweep. Its runs stay.
 
-    SLURM, where there is one, is asked to end all nodes of a job when the task of one has failed.
-
-    Raises:
-        LockedError: another sweep is in progress there.
-        WriteError: nothing can be written there.
+    SLURM is asked to end all nodes of a job when the task of one has failed. LockedError: another sweep is in progress
+    there. WriteError: nothing can be written there.
     """
     with writing(sweep):
         sweep.mkdir(parents=True, exist_ok=True)
@@ -193,15 +190,11 @@ def _ending(run: LedgerEntry) -> str:
 def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Path, sweep: Path) -> float:
     """Skip a job, or run it in a new process, so that its memory is released and its end takes no other job with it.
 
-    What is done and why is printed to stderr in one line. Of a job on several nodes the first one decides, and the
-    others take part in its run.
+    The decision is printed to stderr in one line. On several nodes the first one decides, and the others take part in
+    its run. Returns the best value of the validation metric that the task monitors, or NaN.
 
-    Returns:
-        The best value of the validation metric that the task monitors. NaN: the job did not finish or has none.
-
-    Raises:
-        SystemExit: a signal arrived. The job has received it too, and the jobs after it are not started. On another
-            node than the first also: the processes of this node have failed.
+    SystemExit: a signal arrived, also at the job; no further job is started. On another node than the first also: the
+    processes of this node have failed.
     """
     path = sweep / JOBS / f"{number}.json"
     if processes.first_node():
