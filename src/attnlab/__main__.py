@@ -7,8 +7,8 @@ import sys
 def main() -> int:
     """Run the command line in `sys.argv`; the exit code.
 
-    Importing the libraries takes seconds. Until a run begins (:mod:`attnlab.run.processes`), SIGINT ends the process at
-    once with 130: there is nothing to save, and an exception inside an import would be printed, or turned into another.
+    Until a run begins (:mod:`attnlab.run.processes`), SIGINT ends the process at once with 130: an exception inside an
+    import would be printed.
     """
     try:
         import signal

@@ -52,11 +52,7 @@ def main() -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process of an interrupted run at once.
-
-    Python would first take the libraries down, which lasts seconds, and wait for threads; one that is still inside a
-    library (:func:`attnlab.run.console.waited`) would even abort the process then.
-    """
+    """End the process of an interrupted run at once, without waiting for libraries and threads."""
     atexit._run_exitfuncs()  # loggers of services, worker processes, temporary folders
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed, or the reader has gone
@@ -74,34 +70,35 @@ def command() -> int:
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
         return run(sys.argv[1:])
-    except KeyboardInterrupt:
+    except BaseException as error:
+        return report_error(error, with_traceback)
+
+
+def report_error(error: BaseException, with_traceback: bool) -> int:
+    """Print an error as one line; the exit code."""
+    if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # of `attnlab list ... | head`: the reader has what it wanted
+    if isinstance(error, BrokenPipeError):  # of `attnlab list ... | head`: the reader has what it wanted
         return 128 + signal.SIGPIPE
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
-    except Exception as error:
-        if with_traceback:
-            traceback.print_exc()
-        if isinstance(error, InterpolationResolutionError):
-            error = ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}")
-        elif isinstance(error, OSError) and not isinstance(error, AttnlabError) and error.filename:
-            error = DataError(f"{error.filename}: {error.strerror}")
-        kind, code = ("", error.exit_code) if isinstance(error, AttnlabError) else (f"{type(error).__name__}: ", 1)
-        print(f"error: {kind}{one_line(error)}", file=sys.stderr)
-        return code
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if with_traceback:
+        traceback.print_exception(error)
+    if isinstance(error, InterpolationResolutionError):
+        error = ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}")
+    elif isinstance(error, OSError) and not isinstance(error, AttnlabError) and error.filename:
+        error = DataError(f"{error.filename}: {error.strerror}")
+    kind, code = ("", error.exit_code) if isinstance(error, AttnlabError) else (f"{type(error).__name__}: ", 1)
+    print(f"error: {kind}{one_line(error)}", file=sys.stderr)
+    return code
 
 
 def run(words: Sequence[str]) -> int:
     """Run a command line, as in sys.argv[1:]; the exit code."""
-    if words[:1] == ["report"]:
-        from attnlab.report import command
+    if words[:1] in (["report"], ["runs"]):
+        from attnlab.report import command, runs
 
-        return command.main(words[1:])
-    if words[:1] == ["runs"]:
-        from attnlab.report import runs
-
-        return runs.main(words[1:])
+        return (command if words[0] == "report" else runs).main(words[1:])
     if words[:1] == ["list"] or {"--help", "-h", "--version"} & set(words):
         print(printable(information(words), keep="\n"), flush=True)
         return 0
@@ -123,10 +120,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def call_hydra(flags: Namespace, task: Callable[[DictConfig], Any], settings: Sequence[str] | None = None) -> None:
-    """What Hydra itself does with a command line, or with other settings: a multirun, or information.
-
-    `task` is called for each job.
-    """
+    """Give a command line, or other settings, to Hydra: a multirun, whose jobs `task` gets, or information."""
     flags = copy.copy(flags)
     flags.overrides = list(flags.overrides if settings is None else settings)
     before = os.environ.get("HYDRA_FULL_ERROR")
@@ -147,9 +141,9 @@ def call_hydra(flags: Namespace, task: Callable[[DictConfig], Any], settings: Se
 
 
 def shown(checked: Command) -> str:
-    """What --cfg prints: the composed configuration of the first job, Hydra's own node, or both, as YAML."""
+    """The text of --cfg: the composed configuration of the first job, Hydra's node, or both, as YAML."""
     flags, cfg = checked.line.flags, copy.deepcopy(checked.hydra)
-    plain = written(cfg.hydra)  # Hydra's own types keep every key
+    plain = written(cfg.hydra)  # the types of Hydra keep every key
     with open_dict(cfg):
         del cfg["hydra"]
         if flags.cfg != "job":
@@ -207,9 +201,9 @@ def run_jobs(checked: Command) -> int:
 
 
 def end_of_multirun(checked: Command, code: int) -> int:
-    """Say how the jobs ended, compare them in a table, and write the table beside them.
+    """Print how the jobs ended and write a table of them.
 
-    Returns the exit code: `code`, or 1 if it was 0 and a job has not finished or the table could not be written.
+    Returns `code`, or 1 if it was 0 and a job has not finished or the table could not be written.
     """
     from attnlab.report import sweep as comparison
 
@@ -225,7 +219,7 @@ def end_of_multirun(checked: Command, code: int) -> int:
 
 
 def information(arguments: Sequence[str]) -> str:
-    """What `attnlab --help`, `attnlab --version` and `attnlab list` print."""
+    """The text of `attnlab --help`, `attnlab --version` and `attnlab list`."""
     if {"--help", "-h"} & set(arguments):
         name = Path(sys.argv[0]).name
         return help_text(name if name == "attnlab" else f"python -m {'src.run' if name == 'run.py' else 'attnlab'}")
@@ -239,8 +233,8 @@ def information(arguments: Sequence[str]) -> str:
 def run_one(checked: Command) -> float:
     """Run one job of a multirun in a new process. Hydra calls this.
 
-    Returns what a sweeper optimizes: the best value of the validation metric that the task monitors; NaN if there is
-    none. TrainingError: a sweeper that searches gets no value.
+    Returns the best value of the validation metric that the task monitors, or NaN. TrainingError: a sweeper that
+    searches gets no value.
     """
     context = HydraConfig.get()
     number, directory = context.job.num, Path(context.runtime.output_dir)
@@ -256,10 +250,7 @@ def run_one(checked: Command) -> float:
 
 
 def stamp(arguments: Sequence[str]) -> str:
-    """When this run began, the same in all processes of the run: each would write to another directory otherwise.
-
-    ConfigError: torchrun or the like started several processes, and no `hydra.run.dir=` is given.
-    """
+    """The start of this run, the same in all its processes. ConfigError: torchrun without `hydra.run.dir=`."""
     first = first_process()
     if not first and STAMP in os.environ:
         return os.environ[STAMP]  # Lightning started this process

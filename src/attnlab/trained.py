@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 class Trained:
     """The model of a run, ready to compute. :func:`attnlab.load` makes it.
 
-    Args:
-        cfg: the fixed configuration, whose `checkpoint` names the run directory or a file of weights in it.
-
     Attributes:
-        cfg: the run's own configuration.
-        task: what wires its parts.
-        module: with its `model`, weights loaded, in evaluation mode on the device of `hardware.accelerator`; of text
-            it also has the `tokenizer` or the `vocabulary`, of images the `classes`.
+        cfg: the configuration, whose `checkpoint` names the run directory or a file of weights in it.
+        task: the object that wires its parts.
+        module: has the `model` with its weights, in evaluation mode on the device of `hardware.accelerator`; of text
+            also the `tokenizer` or the `vocabulary`, of images the `classes`.
 
     Raises:
         DataError: a file of the run is missing or damaged.
@@ -44,11 +41,11 @@ class Trained:
         return f"Trained(task={self.cfg.task.name}, attention={mechanism}, parameters={count:,})"
 
     def predictor(self, **settings: Any) -> Predictor:
-        """What uses the model on new inputs; `settings` as for :meth:`predict`."""
+        """The predictor of new inputs; `settings` as for :meth:`predict`."""
         return task_of(self.cfg, Predicts).predictor(self.module, **settings)
 
     def predict(self, inputs: str | Path | Sequence[str | Path], **settings: Any) -> Any:
-        """What the model makes of inputs that it has not seen.
+        """Compute the output of the model for new inputs.
 
         Args:
             inputs: one input or several. Of speech and images, files or folders. Of text, a str is a text, and a Path
@@ -60,7 +57,7 @@ class Trained:
             A dict for one text or file; a list of dicts for a folder, a file of lines or objects, and several inputs.
             `prediction` is the text (a translation, transcript, summary or continuation) or the most probable class.
             Understanding adds `intent`; images add `classes`, a list of {"class": name, "probability": p}, the most
-            probable first. Keys of JSON objects are kept.
+            probable first. Keys of JSON objects stay.
 
         Raises:
             ConfigError: there is no such setting.

@@ -1,4 +1,4 @@
-"""What people read while a run trains: lines that stay whole, how long it takes, how far it is."""
+"""Progress of a training: complete lines, remaining time, position."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Callbacks of training: the log's line, memory that ends with an error, checkpoints that stay whole."""
+"""Callbacks of training: the line of the log, memory that ends with an error, the best checkpoints."""
 
 import logging
 import threading

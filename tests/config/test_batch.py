@@ -1,4 +1,4 @@
-"""How processes share an update, and what is refused before torch is imported."""
+"""Sharing an update between processes, and its refusals before torch is imported."""
 
 from contextlib import nullcontext
 

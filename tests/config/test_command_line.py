@@ -127,7 +127,7 @@ def test_a_pattern_alone_is_a_hybrid_stack_of_the_files_values() -> None:
     assert set(cfg.attention.mechanisms) == {"mtla", "mha"}
 
 
-def test_a_multirun_takes_a_stack_with_values_of_its_own() -> None:
+def test_a_multirun_takes_a_stack_with_values_of_its_yaml_file() -> None:
     words = ["attention.pattern=[sliding_window,mla]", "attention.mechanisms.sliding_window.window=4"]
     checked = check(["-m", "task=recall", *words, "+attention.mechanisms.sliding_window.qk_norm=true", "rank=16,8"])
     jobs = [job.attention.mechanisms for job in checked.jobs]
@@ -146,7 +146,7 @@ def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:
 # --- own YAML files ---------------------------------------------------------------------------------------------
 
 
-def own(directory: Path, name: str, text: str) -> str:
+def yaml_file(directory: Path, name: str, text: str) -> str:
     path = directory / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -154,7 +154,7 @@ def own(directory: Path, name: str, text: str) -> str:
 
 
 def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> None:
-    flag = own(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
+    flag = yaml_file(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
     cfg = check([flag, "attention=mine", "stride=3"]).jobs[0]
     assert (cfg.choices.attention, cfg.attention.stride, cfg.attention.dropout) == ("mine", 3, 0.5)
     assert "nearest: mine" in error(flag, "attention=mne")
@@ -164,7 +164,7 @@ def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> 
 def test_a_task_is_one_file(tmp_path: Path) -> None:
     """Without a recipe of its own a task takes the sample scale of the file that it builds on."""
     text = (CONF / "task" / "wikitext2.yaml").read_text().replace("name: wikitext2", "name: mine")
-    flag = own(tmp_path, "task/mine", text)
+    flag = yaml_file(tmp_path, "task/mine", text)
     cfg = check([flag, "task=mine"]).jobs[0]
     assert (cfg.choices.task, cfg.task.name, cfg.task.model.d_model) == ("mine", "mine", 128)
     assert "task=mine has no scale=paper; there are: sample" in error(flag, "task=mine", "scale=paper")

@@ -68,17 +68,17 @@ class Count(Callback):
 }
 FILES = {
     "attention/loud.yaml": """
-_target_: theirs.attention.Loud
+_target_: custom.attention.Loud
 d_model: ${task.model.d_model}
 num_heads: ${task.attention_heads}
 loudness: 2.0
 """,
     "callbacks/count.yaml": """
 # @package callbacks.count
-_target_: theirs.training.Count
+_target_: custom.training.Count
 file: ???
 """,
-    "experiment/theirs.yaml": """
+    "experiment/custom.yaml": """
 # @package _global_
 defaults:
   - override /task: xsum
@@ -87,8 +87,8 @@ defaults:
 task:
   name: numbers
   score: bleu
-  data: {reader: {_target_: theirs.data.Numbers, reverse: true}, vocab_size: 24}
-  optimizer: {_target_: theirs.training.Slow, _partial_: true, lr: 0.1, slowness: 4}
+  data: {reader: {_target_: custom.data.Numbers, reverse: true}, vocab_size: 24}
+  optimizer: {_target_: custom.training.Slow, _partial_: true, lr: 0.1, slowness: 4}
 """,
 }
 TINY = f"""{TEXT} task.model.encoder.num_heads=2 task.model.decoder.projector_dim=8 task.train.batch.frames=120
@@ -97,8 +97,8 @@ task.train.batch.bucket=120 task.train.max_steps=4 task.train.validate_every=4 t
 
 def written(folder: Path) -> Path:
     for name, text in PACKAGE.items():
-        (folder / "theirs").mkdir(parents=True, exist_ok=True)
-        (folder / "theirs" / name).write_text(text)
+        (folder / "custom").mkdir(parents=True, exist_ok=True)
+        (folder / "custom" / name).write_text(text)
     for name, text in FILES.items():
         (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "conf" / name).write_text(text.lstrip("\n"))
@@ -118,8 +118,12 @@ def attnlab(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_own_attention_reader_optimizer_and_callback(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    given = [f"data_root={folder / 'corpus'}", f"callbacks.count.file={folder / 'count'}", f"cache_dir={folder / 'c'}"]
-    done = attnlab(folder, "experiment=theirs", "hardware=cpu", "hydra.run.dir=run", *given, *TINY.split())
+    settings = [
+        f"data_root={folder / 'corpus'}",
+        f"callbacks.count.file={folder / 'count'}",
+        f"cache_dir={folder / 'c'}",
+    ]
+    done = attnlab(folder, "experiment=custom", "hardware=cpu", "hydra.run.dir=run", *settings, *TINY.split())
     assert done.returncode == 0, done.stderr
     record = json.loads((folder / "run" / "record.json").read_text())
     assert (record["status"], record["task"], record["attention"]) == ("finished", "numbers", "loud")
@@ -129,5 +133,5 @@ def test_own_attention_reader_optimizer_and_callback(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     scored = json.loads((folder / "again" / "record.json").read_text())
     assert scored["quality"]["bleu"] == record["quality"]["bleu"]
-    wrong = attnlab(folder, "experiment=theirs", "attention.loudnes=3", *given)
+    wrong = attnlab(folder, "experiment=custom", "attention.loudnes=3", *settings)
     assert wrong.returncode == 2 and "nearest: attention.loudness" in wrong.stderr

@@ -16,7 +16,7 @@ from attnlab.config.check import check_fixed, check_hydra, compose
 from attnlab.config.compose import Composer
 from attnlab.config.nodes import check_target
 from attnlab.errors import ConfigError
-from tests.config.test_command_line import own
+from tests.config.test_command_line import yaml_file
 
 ATTENTION = "expected a class derived from attnlab.attention.Attention"
 
@@ -28,10 +28,10 @@ def plain() -> DictConfig:
 
 def changed(cfg: DictConfig, key: str, value: Any) -> DictConfig:
     """Like a run's config.yaml: plain values, one of them set."""
-    own = OmegaConf.create(OmegaConf.to_container(cfg))
-    assert isinstance(own, DictConfig)
-    OmegaConf.update(own, key, value, merge=False, force_add=True)
-    return own
+    changed = OmegaConf.create(OmegaConf.to_container(cfg))
+    assert isinstance(changed, DictConfig)
+    OmegaConf.update(changed, key, value, merge=False, force_add=True)
+    return changed
 
 
 def call(target: str, /, **more: Any) -> dict[str, Any]:
@@ -62,9 +62,9 @@ HOSTILE = {  # key: node, what the refusal says
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_configuration_is_refused_before_anything_is_imported(name: str, plain: DictConfig) -> None:
-    key, value, said = HOSTILE[name]
+    key, value, message = HOSTILE[name]
     before = set(sys.modules)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         check_fixed(changed(plain, key, value))
     assert str(caught.value).startswith((key, f"{key}._target_")) and "\n" not in str(caught.value)
     assert not {"subprocess", "shutil", "torch", "pip", "http.server"} & (set(sys.modules) - before)
@@ -101,9 +101,9 @@ def test_a_function_in_a_private_folder_is_refused_without_its_import(
 def test_one_s_own_classes_pass_wherever_they_lie(
     tmp_path: Path, plain: DictConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "__init__.py").write_text("from .loud import Loud as Louder\n")
-    (tmp_path / "theirs" / "loud.py").write_text(
+    (tmp_path / "custom").mkdir()
+    (tmp_path / "custom" / "__init__.py").write_text("from .loud import Loud as Louder\n")
+    (tmp_path / "custom" / "loud.py").write_text(
         "import torch\nimport torch.nn as nn\nimport attnlab.attention\nimport lightning as L\n"
         "from attnlab.attention import MHA\nclass Middle(MHA): ...\nclass Loud(Middle): ...\n"
         "class Direct(attnlab.attention.Attention): ...\nclass Net(torch.nn.Module): ...\nclass Short(nn.Module): ...\n"
@@ -114,10 +114,10 @@ def test_one_s_own_classes_pass_wherever_they_lie(
     right |= {"callbacks.x": ("loud.Watch",), "task.optimizer": ("loud.Slow",)}
     for key, names in right.items():
         for name in names:
-            check_target(f"theirs.{name}", key)
+            check_target(f"custom.{name}", key)
     with pytest.raises(ConfigError, match="expected a class derived from torch.optim.Optimizer"):
-        check_target("theirs.loud.Net", "task.optimizer")
-    assert "theirs" not in sys.modules
+        check_target("custom.loud.Net", "task.optimizer")
+    assert "custom" not in sys.modules
 
 
 HYDRA: dict[str, tuple[str, Any]] = {  # key below hydra, value
@@ -167,7 +167,7 @@ def test_the_command_itself_runs_nothing(tmp_path: Path) -> None:
     made, config = tmp_path / "made", tmp_path / "own"
     node = json.dumps({"_target_": "os.system", "command": f"touch {made}"})
     for name, text in (("callback", f"callbacks:\n    x: {node}"), ("launcher", f"launcher: {node}")):
-        own(config, f"experiment/{name}", f"# @package _global_\nhydra:\n  {text}\n")
+        yaml_file(config, f"experiment/{name}", f"# @package _global_\nhydra:\n  {text}\n")
         for more in ([], ["-m", "seed=1,2"], ["--info", "all"]):
             command = [sys.executable, "-m", "attnlab", f"--config-dir={config}", f"experiment={name}", *more]
             done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)

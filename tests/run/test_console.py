@@ -1,4 +1,4 @@
-"""What a terminal shows: no control character of a file, one bar, whole lines, and nothing that Ctrl-C waits for."""
+"""The terminal: no control characters of a file, one bar, complete lines, and an immediate end by Ctrl-C."""
 
 import io
 import json

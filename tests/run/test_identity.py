@@ -1,4 +1,4 @@
-"""What makes two runs the same, by the examples that a definition must get right."""
+"""Identity of runs, by examples that the definition must get right."""
 
 import copy
 import inspect

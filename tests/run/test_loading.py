@@ -1,4 +1,4 @@
-"""`checkpoint=` and `resume=`: a run's own configuration, of which a command changes what does not make another run."""
+"""`checkpoint=` and `resume=`: the configuration of the run, with changes that do not make another run."""
 
 import json
 from pathlib import Path

@@ -35,7 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pruned(capsys: pytest.CaptureFixture[str], what: str) -> str:
-    """What is printed of the folders that are left; without --yes the same is printed and nothing removed."""
+    """The output for folders that stay; without --yes it is the same and nothing is removed."""
     before = set(Path().rglob("*"))
     main(["prune", *what.split()])
     printed = capsys.readouterr().err

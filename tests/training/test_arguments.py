@@ -1,4 +1,4 @@
-"""What a command line passes on to Lightning: arguments of its Trainer, callbacks, gradient checkpointing."""
+"""Settings that are passed to Lightning: arguments of its Trainer, callbacks, gradient checkpointing."""
 
 import logging
 from pathlib import Path

@@ -28,7 +28,7 @@ def batches(count: int) -> list[Tensor]:
 
 
 def trained(rank: int, world: int, counts: tuple[int, ...]) -> dict[str, Tensor]:
-    """What a rank has after an update of which it took so many batches."""
+    """The values of a rank after an update in which the ranks took `counts` batches."""
     part = model()
     statistics = RunningStatistics(part)
     statistics.begin_update()

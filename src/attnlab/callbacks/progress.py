@@ -1,4 +1,4 @@
-"""What is shown while a run trains."""
+"""Progress of training and scoring: bars on a terminal, else lines of the log."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ from attnlab.run.console import Pass
 log = logging.getLogger(__name__)
 
 WORDS = {"loss": "training loss", "val_loss": "validation loss", "val_accuracy": "accuracy"}
-EVERY = 30.0  # seconds between two lines where there is no terminal
+EVERY = 30.0  # seconds between two lines without a terminal
 
 
 class ValidationLog(Callback):
@@ -31,7 +31,7 @@ class ValidationLog(Callback):
 
 
 class TrainingLines(Callback):
-    """Where there is no terminal: a line every 30 seconds with the update, the loss and the time that is left."""
+    """A line every 30 seconds without a terminal: the update, the loss and the remaining time."""
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._first = self._last = time.monotonic()
@@ -85,7 +85,7 @@ class Bar(RichProgressBar):
 
 
 class ScoringLines(Callback):
-    """Where there is no terminal: a line from time to time while held-out data is read or decoded."""
+    """A line from time to time without a terminal, while a validation or test set is read or decoded."""
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._start("validating, batch", trainer.num_val_batches)
@@ -106,7 +106,7 @@ class ScoringLines(Callback):
 
 
 def progress() -> list[Callback]:
-    """What is shown of a training: on a terminal a bar, elsewhere lines of the log."""
+    """The callbacks that show a training: on a terminal a bar, elsewhere lines of the log."""
     return [ValidationLog(), *([] if sys.stdout.isatty() else [TrainingLines()]), *bar()]
 
 

@@ -1,4 +1,4 @@
-"""What is read of each scored batch, and the sections that callbacks contribute to the record."""
+"""The fields of each scored batch, and the sections that callbacks contribute to the record."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence

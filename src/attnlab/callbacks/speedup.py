@@ -1,4 +1,4 @@
-"""How many times faster a run decodes than another one: `baseline=RUN`.
+"""Speed of decoding against another run: `baseline=RUN`.
 
 A ratio of two measurements means something only if both were made in the same way, so the protocols must be equal.
 """
@@ -80,5 +80,5 @@ def speedup(record: Mapping[str, Any], baseline: Mapping[str, Any], place: str) 
 
 
 def _pair(record: Mapping[str, Any], baseline: Mapping[str, Any], key: str) -> tuple[Any, Any]:
-    """The values of a dotted key in both; NOT_RUN where there is none."""
+    """The values of a dotted key in both, or NOT_RUN."""
     return at(record, key, NOT_RUN), at(baseline, key, NOT_RUN)

@@ -1,4 +1,4 @@
-"""What is printed at the end of a run: the record's main numbers, and some of predictions.tsv."""
+"""The summary at the end of a run: the main numbers of the record, and some lines of predictions.tsv."""
 
 import csv
 import sys
@@ -127,7 +127,7 @@ def _cost_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _with_errors(values: dict[str, Any]) -> Iterator[str]:
-    """Name and value of each number, with its standard error where there is one."""
+    """Name and value of each number, with its standard error if it has one."""
     for key, value in values.items():
         if not key.endswith("_stderr"):
             yield f"{key} {value}" + (f" ± {values[f'{key}_stderr']}" if f"{key}_stderr" in values else "")

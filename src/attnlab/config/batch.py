@@ -1,7 +1,7 @@
-"""The global batch: how the processes of a run share what one update sees.
+"""The global batch: `task.train.batch` is what one update sees on all devices together.
 
-A recipe states in `task.train.batch` what one update sees on all devices together. How many batches each process
-accumulates follows from the number of processes and from the largest batch (`task.data.batch_size`, `max_frames`).
+The batches that each process accumulates follow from the number of processes and from the largest batch
+(`task.data.batch_size`, `max_frames`).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from attnlab.errors import ConfigError
 
 @dataclass(frozen=True)
 class Share:
-    """What each process contributes to an update."""
+    """The part of each process in an update."""
 
     size: int  # windows or images of a batch
     accumulate: int  # batches of each process in an update
@@ -22,7 +22,7 @@ class Share:
 
 @dataclass(frozen=True)
 class FrameShare:
-    """What each process contributes to an update whose sentences are chosen by length."""
+    """The part of each process in an update whose sentences are chosen by length."""
 
     buckets: int  # groups of sentences of similar length in an update
     parts: int  # batches that each bucket is divided into
@@ -111,10 +111,7 @@ def _share_buckets(buckets: int, bucket: int, limit: int, processes: int) -> Fra
 
 
 def check_batch(cfg: DictConfig, processes: int | None = None) -> None:
-    """Refuse a global batch that the processes of a run cannot share (ConfigError).
-
-    `processes=None`: those of `cfg.hardware`; nothing is checked where they depend on the machine (devices=auto).
-    """
+    """Refuse a global batch that the processes cannot share (ConfigError). None: those of `cfg.hardware`, if known."""
     processes = processes or configured_processes(cfg)
     batch, data = OmegaConf.select(cfg, "task.train.batch"), cfg.task.get("data")
     if processes is None or batch is None or cfg.mode not in ("train", "describe"):

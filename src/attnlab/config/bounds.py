@@ -1,7 +1,6 @@
 """Types with bounds: whether a value from YAML fits an annotation, and annotations in words for messages.
 
-Bounds are those of annotated_types, `Annotated[int, Ge(1)]`. Types that are not listed here accept every value but
-null: the class itself checks them.
+Bounds are those of annotated_types, `Annotated[int, Ge(1)]`. Other types accept every value but null.
 """
 
 import math

@@ -194,7 +194,7 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def at(node: Any, key: str, default: Any = None) -> Any:
-    """The value at a dotted key of nested mappings; `default` where there is none."""
+    """The value at a dotted key of nested mappings, or `default`."""
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
             return default

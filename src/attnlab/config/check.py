@@ -1,7 +1,7 @@
-"""Check a whole command line before data or a model are loaded.
+"""Check a command line before data or a model are loaded.
 
-A typo must cost seconds. So nothing here imports torch: the configuration is composed with Hydra, classes are read as
-source (`schema.py`), and the first problem is raised as a ConfigError of one line with the nearest valid names.
+Nothing here imports torch: classes are read as source (`schema.py`), so that a typo costs seconds. The first problem is
+raised as a ConfigError of one line with the nearest valid names.
 """
 
 import os
@@ -55,7 +55,7 @@ FILES = ("task.data.vocabulary.file", "task.text.file", "convert.calibration.fil
 class CommandLine:
     """A parsed command line."""
 
-    words: list[str]  # as given, the flags first
+    words: list[str]  # as typed, the flags first
     flags: Namespace  # Hydra's
     settings: list[Override]  # with the keys that the configuration files and records have
     composer: Composer  # for the files that the flags name
@@ -76,7 +76,7 @@ class CommandLine:
 
     @property
     def searches(self) -> bool:
-        """Whether another sweeper than Hydra's own chooses the values."""
+        """Whether another sweeper than Hydra's basic one chooses the values."""
         return any(setting.key_or_group == SWEEPER and setting.value() != "basic" for setting in self.settings)
 
     def jobs(self) -> list[list[Override]]:
@@ -103,10 +103,7 @@ class CommandLine:
         return [[self.composer.parse(text) for text in line] for line in lines]
 
     def for_hydra(self) -> list[str]:
-        """The settings with which Hydra composes a multirun: they are checked, so the keys need not exist.
-
-        Hydra first composes the multirun without what is swept, whose options may bring the keys.
-        """
+        """The settings with which Hydra composes a multirun: the keys need not exist before the swept options."""
         forced = [f"++{_text(setting)}" if self._is_forced(setting) else _text(setting) for setting in self.settings]
         return [*forced, *implied_options(self.settings)]
 
@@ -135,7 +132,7 @@ def parse_flags(words: Sequence[str]) -> Namespace:
 
 
 def parse(words: Sequence[str], flags: Namespace, composer: Composer) -> CommandLine:
-    """The settings of a command line, inside :meth:`Composer.hydra`. ConfigError: a word is none."""
+    """The settings of a command line, inside :meth:`Composer.hydra`. ConfigError: a word is not a setting."""
     texts = list(flags.overrides)
     settings = [_setting(text, composer, bool(flags.multirun)) for text in texts]
     return CommandLine([*(word for word in words if word not in texts), *texts], flags, settings, composer)
@@ -255,7 +252,7 @@ def compose(*overrides: str) -> DictConfig:
 def _of_groups(line: CommandLine) -> list[Override]:
     """The settings with one value that choose options, or set keys of Hydra's: Hydra composes a multirun with them."""
     fixed = [setting for setting in line.settings if setting not in line.swept]
-    return [s for s in fixed if s.key_or_group in line.composer.groups or s.key_or_group.startswith("hydra")]
+    return [s for s in fixed if s.key_or_group in config.GROUPS or s.key_or_group.startswith("hydra")]
 
 
 def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) -> DictConfig:
@@ -269,7 +266,7 @@ def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) 
 
 
 def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
-    """Check a composed configuration as a whole, and return it resolved and read-only."""
+    """Check a composed configuration, and return it resolved and read-only."""
     missing = [key for key, raw in config.leaves(config.written(cfg)) if raw == "???" and not key.startswith("hydra.")]
     if missing:
         raise ConfigError(f"{missing[0]} has no default: give {missing[0]}=...")
@@ -300,10 +297,7 @@ def _check_cluster(jobs: Sequence[DictConfig], multirun: bool) -> None:
 
 
 def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> None:
-    """Check the parts of Hydra's node that run code, against `builtin`, the node without the files of --config-dir.
-
-    `keys` are set on the command line and may have any value.
-    """
+    """Refuse parts of Hydra's node that run code, unless they equal `builtin` or the command line sets their `keys`."""
     for name in RESERVED:
         value, expected = (config.written(OmegaConf.select(node, name)) for node in (hydra, builtin))
         if value and value != expected and not any(f"hydra.{name}".startswith(key) for key in keys):
@@ -320,10 +314,7 @@ def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> 
 
 
 def _check_folder(job: DictConfig) -> None:
-    """Refuse a folder of tasks that a file names, a run's or one of --config-dir: only the command line may.
-
-    Besides `!function`, which names a file beside that of the task, prompts are templates that can reach all of Python.
-    """
+    """Refuse a folder of tasks that a file names: its functions and templates of prompts run code."""
     folder = OmegaConf.select(job, FOLDER)
     if folder is not None:
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""Compose with Hydra, once for the options of groups; then each key of the command line is checked and set.
-
-Its key must exist and its value must fit, so that an error can name the nearest valid key.
-"""
+"""Compose the options of groups with Hydra, then check and set each key of the command line."""
 
 import copy
 import re
@@ -38,18 +35,12 @@ def one_line(error: BaseException) -> str:
 
 
 class Composer:
-    """Composes and checks configurations, inside :meth:`hydra`.
-
-    `directory`: of YAML files besides conf/ (--config-dir). ConfigError: it does not exist, or a file cannot be read.
-    """
+    """Composes configurations inside :meth:`hydra`, from conf/ and the `directory` of --config-dir."""
 
     def __init__(self, directory: str | None = None) -> None:
         self.directories = [config.CONF, *([Path(directory).absolute()] if directory else [])]
         if not self.directories[-1].is_dir():
             raise ConfigError(f"--config-dir={directory}: no such directory")
-        self.groups = sorted(
-            {p.name for folder in self.directories for p in folder.iterdir() if p.is_dir()} - {"hydra"}
-        )
         added = self.directories[-1]  # its other folders may be anything
         places = [added / path.name for path in sorted(config.CONF.iterdir())]
         files = [file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.yaml")))]
@@ -97,7 +88,7 @@ class Composer:
         return text + "".join(self.text(group, name) for name in bases if not name.startswith(("_", "base/")))
 
     def scales(self, task: str) -> list[str]:
-        """The scales for which a task has a recipe: its own, or that of the file that it builds on."""
+        """The scales for which a task, or the file that it builds on, has a recipe."""
         names = [task, *re.findall(r"^ *- base/(\w+)@_here_", self.text("task", task), re.MULTILINE)]
         recipes = {file.stem for folder in self.directories for file in (folder / "recipe").rglob("*.yaml")}
         return [scale for scale in self.options("scale") if any(f"{name}_{scale}" in recipes for name in names)]
@@ -122,10 +113,7 @@ class Composer:
         return ConfigError(f"cannot read {text!r}: settings are written key=value{meant}")
 
     def compose(self, settings: Sequence[str], file: str = "") -> DictConfig:
-        """The composed configuration of the root file with Hydra's own node, or of another file.
-
-        It is cached: do not modify it.
-        """
+        """The composed configuration of the root file with Hydra's node, or of another file; do not modify it."""
         try:
             return _composed(self.texts, tuple(self.directories), file or "config", *settings)
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -137,7 +125,7 @@ class Composer:
         if not isinstance(error, MissingConfigException):
             return ConfigError(one_line(error.__cause__ or error))
         group, _, name = (error.missing_cfg_file or "").partition("/")
-        options = self.options(group) if group in self.groups else error.options or []
+        options = self.options(group) if group in config.GROUPS else error.options or []
         if group == "hydra":
             group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return ConfigError(f"{group}={name}: no such {group}{nearest(name, options)}")
@@ -146,27 +134,27 @@ class Composer:
         """Compose the options that the settings of a job choose; then check and set its keys (else ConfigError)."""
         for setting in settings:
             self.check_form(setting)
-        options = [s for s in settings if "/" in s.key_or_group or s.key_or_group in self.groups]
+        options = [s for s in settings if "/" in s.key_or_group or s.key_or_group in config.GROUPS]
         values = [setting for setting in settings if setting not in options]
         cfg = copy.deepcopy(self.compose([*implied_options(settings), *(str(s.input_line) for s in options)]))
         if "pattern" in (cfg.get("attention") or {}):
             self._add_mechanisms(cfg, values)
         plain = config.written(cfg)
-        pairs = [pair for setting in values for pair in assigned(plain, setting, self.groups)]
+        pairs = [pair for setting in values for pair in assigned(plain, setting)]
         for key, value in pairs:
             if not key.startswith("hydra."):
                 check_value(plain, key, value)
         try:
             for key, value in pairs:
                 OmegaConf.update(cfg, key, value, merge=True, force_add=True)
-        except OmegaConfBaseException as error:  # a key of Hydra's own
+        except OmegaConfBaseException as error:  # a key of Hydra
             raise ConfigError(one_line(error)) from error
         return cfg
 
     def _add_mechanisms(self, cfg: DictConfig, settings: Sequence[Override]) -> None:
         """Put the files of a hybrid stack's mechanisms below `attention.mechanisms`."""
-        given = [setting.value() for setting in settings if setting.key_or_group == config.PATTERN]
-        names = mechanisms_of(given[-1] if given else cfg.attention.pattern, self.options("attention"))
+        patterns = [setting.value() for setting in settings if setting.key_or_group == config.PATTERN]
+        names = mechanisms_of(patterns[-1] if patterns else cfg.attention.pattern, self.options("attention"))
         nodes = {name: config.written(self.compose([], f"attention/{name}").attention) for name in names}
         OmegaConf.update(cfg, "attention.mechanisms", nodes, merge=False, force_add=True)
 
@@ -179,8 +167,8 @@ class Composer:
                 "--config-dir=<directory>"
             )
         if "/" in key and not key.startswith("hydra/"):
-            raise ConfigError(f"{text}: no such group{nearest(key, self.groups)}")
-        if key not in self.groups:
+            raise ConfigError(f"{text}: no such group{nearest(key, config.GROUPS)}")
+        if key not in config.GROUPS:
             return
         if override.is_add() or override.is_force_add():
             raise ConfigError(f"{text}: every group has a choice already; write {key}={value} without '+'")
@@ -191,10 +179,7 @@ class Composer:
 
 
 def mechanisms_of(pattern: Any, names: Sequence[str]) -> list[str]:
-    """The mechanisms in the value of `attention.pattern`, without repetitions; none where it is None.
-
-    `names` are the options of the group `attention`. ConfigError: the pattern is not a list of single mechanisms.
-    """
+    """The different mechanisms in `attention.pattern`. ConfigError: it is not a list of options `names`."""
     if pattern is None:
         return []
     single = [name for name in names if name != "hybrid"]
@@ -227,11 +212,8 @@ def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from flat(f"{key}.{name}" if key else name, item)
 
 
-def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> list[tuple[str, Any]]:
-    """The keys that a setting gives, with their values: `a={b: 1}` gives a.b. ConfigError: there is no such key.
-
-    `plain` is the configuration in which the keys must be. `groups` are names that may have been meant.
-    """
+def assigned(plain: dict[str, Any], setting: Override) -> list[tuple[str, Any]]:
+    """The keys of `plain` that a setting gives, with their values: `a={b: 1}` gives a.b. ConfigError: no such key."""
     pairs = list(flat(setting.key_or_group, setting.value()))
     adding = setting.is_add() or setting.is_force_add()
     for key, _ in pairs:
@@ -239,14 +221,14 @@ def assigned(plain: dict[str, Any], setting: Override, groups: list[str]) -> lis
         if adding and key.startswith("hydra."):
             continue  # Hydra checks its own schema
         if rest:
-            _check_missing(plain, setting, key, groups)
+            _check_missing(plain, setting, key)
         elif setting.is_add() or isinstance(node, dict):
             _check_existing(node, setting, key)
     return pairs
 
 
 def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
-    """Follow a dotted key as far as it leads: the node reached, its own key, and the parts that are left."""
+    """Follow a dotted key as far as it leads: the last node, its key, and the remaining parts."""
     parts = key.split(".")
     for i, part in enumerate(parts):
         if isinstance(node, dict) and part in node:
@@ -267,7 +249,7 @@ def _check_existing(node: Any, setting: Override, key: str) -> None:
         raise ConfigError(f"{text}: {key} is a group of keys; set one of them{inner}")
 
 
-def _check_missing(plain: dict[str, Any], setting: Override, key: str, groups: list[str]) -> None:
+def _check_missing(plain: dict[str, Any], setting: Override, key: str) -> None:
     """Accept `+key=` of a parameter that the configuration lacks. ConfigError: any other missing key."""
     adding = setting.is_add() or setting.is_force_add()
     node, path, rest = walk(plain, key)
@@ -279,10 +261,10 @@ def _check_missing(plain: dict[str, Any], setting: Override, key: str, groups: l
         raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
     if target and adding:
         raise ConfigError(f"{key}: {target} has no parameter {rest[0]!r}{nearest(rest[0], known)}")
-    raise ConfigError(f"{key}: no such key{_nearest_key(plain, key, groups)}")
+    raise ConfigError(f"{key}: no such key{_nearest_key(plain, key)}")
 
 
-def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) -> str:
+def _nearest_key(plain: dict[str, Any], key: str) -> str:
     """Keys that may have been meant: those with the same end, those beside it, those that look alike."""
     node, path, rest = walk(plain, key)
     names = [f"{place}.{name}".lstrip(".") for place, inner in mappings(plain) for name in inner]
@@ -292,7 +274,7 @@ def _nearest_key(plain: dict[str, Any], key: str, groups: Sequence[str] = ()) ->
     same_end = [name for name in every if name.endswith(f".{key}")]
     same_end += [name for name in every if "." in key and name.endswith(f".{key.rpartition('.')[2]}")]
     if "." not in key:
-        same_end += matches(key, groups)
+        same_end += matches(key, config.GROUPS)
     beside = matches(rest[0], node, 0.7) if isinstance(node, dict) and len(rest) == 1 else []
     alike = matches(key, [name for name in every if name.count(".") == key.count(".")], 0.8)
     names = [*same_end, *(f"{path}.{name}" if path else name for name in beside), *alike]

@@ -1,4 +1,4 @@
-"""What `attnlab --help` and `attnlab list` print, read from the first comment of each configuration file."""
+"""The texts of `attnlab --help` and `attnlab list`, from the first comment of each configuration file."""
 
 import re
 import textwrap
@@ -34,7 +34,7 @@ EXAMPLES = (
 
 
 def help_text(program: str) -> str:
-    """What --help prints: a screen. `program`: how attnlab was called, for the examples."""
+    """The text of --help. `program`: the command in the examples."""
     lines = [
         "attnlab trains, compresses, decodes and compares compact attention. One command is one row of a paper.",
         "",
@@ -58,7 +58,7 @@ def help_text(program: str) -> str:
 
 
 def listing(names: list[str]) -> str:
-    """What `attnlab list` prints: the groups, or the options of some, a line each. ConfigError: no such group."""
+    """The text of `attnlab list`: the groups, or the options of some, a line each. ConfigError: no such group."""
     composer = Composer()
     if not names:
         return "\n".join(f"{group:12}{ABOUT[group]} ({len(composer.options(group))})" for group in GROUPS)
@@ -75,7 +75,7 @@ def listing(names: list[str]) -> str:
 
 
 def about(file: Path) -> str:
-    """The first sentence of a file's first comment, without Hydra's own lines; empty if there is none."""
+    """The first sentence of the first comment of a file, without lines for Hydra."""
     lines: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):

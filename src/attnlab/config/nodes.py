@@ -1,8 +1,8 @@
 """Check what is built: that each class exists and belongs there, and that each key is declared and its value fits.
 
-A configuration may come from somebody else, and must not run commands. So a `_target_` is followed through the source
-of its module (`schema.py`) before anything is imported, and what it leads to counts: `torch.os.system` is a function of
-`os`. It must be a class that derives from the base of its place, or a function that is listed there.
+A configuration may come from somebody else and must not run commands. So the definition of a `_target_` is looked up in
+the source (`schema.py`) before anything is imported: `torch.os.system` is a function of `os`. It must derive from the
+base of its place, or be listed there.
 """
 
 import re
@@ -85,7 +85,7 @@ FOREIGN: dict[str, Any] = {
 
 
 def bases_of(path: str) -> tuple[str, ...]:
-    """What the place of a node takes, by its dotted path; nothing where nothing is listed."""
+    """The bases of the classes that a place takes, by its dotted path; empty: nothing is built there."""
     forms = {pattern.replace(".", r"\.").replace("*", r"[^.]+"): bases for pattern, bases in PLACES.items()}
     return next((bases for form, bases in forms.items() if re.fullmatch(form, path)), ())
 
@@ -144,7 +144,9 @@ def check_target(target: Any, path: str) -> None:
     if not names and target.startswith("attnlab."):
         raise ConfigError(f"{key}: no such class{nearest(target, siblings(target))}")
     if not names & set(map(canonical, bases)):
-        raise ConfigError(f"{key}: expected a class derived from {' or '.join(bases)}; it is not, or there is none")
+        raise ConfigError(
+            f"{key}: expected a class derived from {' or '.join(bases)}; it is of another kind, or missing"
+        )
 
 
 @lru_cache

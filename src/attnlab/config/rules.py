@@ -1,7 +1,6 @@
 """Checks that type annotations cannot express: of modes, tasks and pretrained models, and relations between keys.
 
-Nothing here imports torch, timm or transformers. Whether a name of the Hugging Face hub exists is known when the hub is
-asked.
+Nothing here imports torch, timm or transformers, or asks the Hugging Face hub.
 """
 
 import re
@@ -40,7 +39,7 @@ TRAINER = {  # arguments of Lightning's Trainer that attnlab sets, and what says
         *("gradient_clip_algorithm", "val_check_interval", "check_val_every_n_epoch", "log_every_n_steps"),
     ),
     "by logger=, callbacks=, debug= and hydra.run.dir=": ("logger", "callbacks", "fast_dev_run", "default_root_dir"),
-    "itself": (  # a score of a part of the test set would pass for one of the whole
+    "itself": (  # a score of a part of the test set would pass for one of all of it
         *("enable_progress_bar", "enable_checkpointing", "enable_autolog_hparams", "limit_test_batches", "plugins"),
         *("model_registry", "use_distributed_sampler", "reload_dataloaders_every_n_epochs"),
     ),
@@ -234,7 +233,7 @@ def _check_callbacks(cfg: DictConfig) -> None:
 
 
 def _check_names(cfg: DictConfig) -> None:
-    """Refuse names of metrics that there are not."""
+    """Refuse unknown names of metrics."""
     sources = [file.read_text(encoding="utf-8") for file in METRICS.glob("*.py")]
     metrics = sorted(name for source in sources for name in re.findall(r'^    name = "(\w+)"$', source, re.MULTILINE))
     for key in ("task.score", "task.train.validate_score"):
@@ -281,8 +280,8 @@ def check_model(source: str, target: str) -> None:
 
 
 def check_weights(key: str, source: str) -> None:
-    """Refuse what is no file of weights, by its ending (ConfigError)."""
+    """Refuse a path that is no file of weights, by its ending (ConfigError)."""
     path = Path(source).expanduser()
     if not path.is_file() or path.suffix not in FILES:
-        found = "" if path.is_file() else "not a file; " if path.exists() else "no such file; "
-        raise ConfigError(f"{key}={source}: {found}expected a file of weights, {', '.join(FILES)}")
+        reason = "" if path.is_file() else "not a file; " if path.exists() else "no such file; "
+        raise ConfigError(f"{key}={source}: {reason}expected a file of weights, {', '.join(FILES)}")

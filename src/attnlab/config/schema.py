@@ -1,8 +1,7 @@
 """Signatures of `_target_` classes, read from source without importing them.
 
-A class's signature is its configuration schema, and a mistyped key must be refused within seconds: importing torch
-alone may take longer. So a name is followed through the files with `ast`: packages, re-exports, aliases, base classes,
-dataclasses. Annotations become typing objects (:mod:`attnlab.config.bounds`).
+A signature is the schema of a node, and importing torch takes longer than a typo may cost. So `ast` follows a name
+through packages, re-exports, aliases, base classes and dataclasses. Annotations are evaluated without builtins.
 """
 
 import ast
@@ -31,10 +30,7 @@ _TYPES: dict[str, Any] = {  # what the names in annotations mean, from whichever
 
 @dataclass(frozen=True)
 class Signature:
-    """Parameters of a class or function by name, each with its annotation (None: it has none), without `self`.
-
-    `open`: there is a `**kwargs`, or the source does not tell.
-    """
+    """Parameters by name with their annotation or None, without `self`. `open`: there may be a `**kwargs`."""
 
     parameters: Mapping[str, Any]
     open: bool = False
@@ -78,10 +74,7 @@ def definition(target: str) -> tuple[str, str] | None:
 
 @lru_cache
 def ancestors(target: str) -> set[str]:
-    """A class and those that it derives from, as far as the source tells, each by the module that defines it.
-
-    Of a function its own name.
-    """
+    """The dotted names of a class and its bases, by the modules that define them; of a function its name."""
     names, waiting = set(), [_locate(target)]
     while waiting:
         if (defined := waiting.pop()) and (name := f"{defined.module}.{defined.node.name}") not in names:
@@ -102,7 +95,7 @@ def modules_of_names() -> dict[str, list[str]]:
 
 
 def constant(target: str) -> object:
-    """The value of a module's constant, by its dotted name, without importing the module; None where there is none."""
+    """The value of a constant by its dotted name, without importing its module; None if it is missing."""
     module, _, name = target.rpartition(".")
     value = _bindings(module).get(name)
     return value.value if isinstance(value, ast.Constant) else None
@@ -143,10 +136,7 @@ def _split(target: str) -> tuple[str, list[str]]:
 
 @lru_cache
 def _bindings(module: str) -> dict[str, ast.AST | str]:
-    """What each name at the top level of a module is: a class, a function, an expression, or what is imported, dotted.
-
-    `from x import *` is the name "*x".
-    """
+    """The top level of a module: classes, functions, expressions, and dotted imports; "*x" for `from x import *`."""
     path, bindings = _file(module), dict[str, ast.AST | str]()
     for node in _statements(ast.parse(path.read_bytes()).body) if path else ():
         match node:
@@ -222,7 +212,7 @@ def _follow(module: str, expression: ast.AST, seen: _Seen = frozenset()) -> _Def
 
 
 def _constructor(defined: _Definition) -> _Definition | None:
-    """The `__init__` of a class, its own or inherited; of a function the function."""
+    """The `__init__` of a class, maybe inherited; a function itself."""
     if not isinstance(defined.node, ast.ClassDef):
         return defined
     for node in reversed(defined.node.body):  # the last one counts, after overloads

@@ -1,8 +1,7 @@
 """The keys that no class takes, with types and bounds: of the root, the hardware, the task and its training.
 
-A node with a `_target_` is checked against the signature that it names. The nodes of SCHEMAS have none: there the
-fields of a dataclass say which values a key may have. Nothing instantiates them; they are read as source, as every
-signature is (:mod:`attnlab.config.schema`).
+The nodes of SCHEMAS have no `_target_`: the fields of a dataclass are their schema. It is read as source, as every
+signature is (:mod:`attnlab.config.schema`), and never instantiated.
 """
 
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ from attnlab.config.bounds import Size
 
 @dataclass(frozen=True)
 class Root:
-    """The keys of conf/config.yaml, whose comments say what they are.
-
-    `mode` is a file in modes/ that the task lists in `task.modes`. `choices` are the options of a fixed configuration.
-    """
+    """The keys of conf/config.yaml, with their comments there. `choices`: the options of a fixed configuration."""
 
     mode: str
     seed: Annotated[int, Ge(0), Le(4294967295)]  # numpy's bound
@@ -70,10 +66,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Task:
-    """The keys of tasks; the files in conf/task explain them.
-
-    `weights` and `sample_facts` belong to runs that begin with a pretrained decoder (`model=`, `convert=`).
-    """
+    """The keys of tasks; the files in conf/task explain them."""
 
     name: Annotated[str, MinLen(1)]
     modes: Annotated[list[str], MinLen(1)]
@@ -116,10 +109,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Train:
-    """How long and how a task trains; the files in conf/task and conf/recipe explain the keys.
+    """The training of a task; the files in conf/task and conf/recipe explain the keys.
 
-    `max_steps=-1` means that `max_epochs` or `max_minutes` ends training. null: no limit, no validation of this kind,
-    or the task's own metric.
+    `max_steps=-1`: `max_epochs` or `max_minutes` ends training.
     """
 
     max_steps: Annotated[int, Ge(1)] | Literal[-1]
@@ -142,10 +134,9 @@ class Train:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one update sees, on all processes together: one of `tokens`, `images`, `sequences` and `frames`.
+    """The size of an update on all processes: one of `tokens`, `images`, `sequences` and `frames`.
 
-    `bucket`: frames of a group of sentences of similar length, padding included; `frames` is a multiple of it.
-    `split`: whether a bucket may be divided into several batches; BatchNorm needs false, and sees whole buckets.
+    `bucket`, `split`: see :func:`attnlab.config.batch.share_frames`; BatchNorm needs split=false.
     """
 
     tokens: Annotated[int, Ge(1)]

@@ -57,7 +57,7 @@ def chosen_workloads(cfg: DictConfig, workloads: Sequence[str], settings: Settin
 
 
 def protocol(settings: Settings, device: torch.device) -> dict[str, Any]:
-    """How the numbers are measured; the record's environment names the machine."""
+    """The protocol of the measurement; the environment of the record names the machine."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": settings.dtype,

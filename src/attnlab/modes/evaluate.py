@@ -49,7 +49,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 
 
 def trained_on(checkpoint: str | None) -> str:
-    """The corpus in the record of the run that trained the model; empty where there is no such record."""
+    """The corpus in the record of the run that trained the model; empty without a record."""
     run = None if checkpoint is None else directory_of("checkpoint", checkpoint)
     path = None if run is None else run / "record.json"
     saved = collect([path]) if path and path.is_file() else []  # a damaged record is named

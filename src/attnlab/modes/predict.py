@@ -1,4 +1,4 @@
-"""mode=predict checkpoint=RUN input=...: what a trained model makes of inputs that it has not seen."""
+"""mode=predict checkpoint=RUN input=...: the output of a trained model for new inputs."""
 
 import json
 import sys

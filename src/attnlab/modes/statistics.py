@@ -1,4 +1,4 @@
-"""mode=statistics: what a corpus has, as its reader finds it: utterances, hours, words. Nothing is trained."""
+"""mode=statistics: utterances, hours and words of a corpus, by its reader. Nothing is trained."""
 
 from pathlib import Path
 from typing import Any

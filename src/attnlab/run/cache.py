@@ -1,8 +1,7 @@
 """Folders in the cache: computed once, opened by name, checked when they are opened, computed again when damaged.
 
-The name of a folder ends in a digest of everything that its content depends on, so that nothing changed is taken for
-the old. Features, token ids, sample corpora, compressed matrices, converted layers and pretrained weights are stored in
-this way: what was interrupted continues after the last complete folder.
+The name of a folder ends in a digest of everything that its content depends on. An interrupted command continues after
+the last complete folder.
 """
 
 import hashlib
@@ -62,7 +61,7 @@ def _computed(folder: Path, read: Callable[[Path], Content], write: Callable[[Pa
 
 
 def opened(folder: Path, read: Callable[[Path], Content]) -> Content:
-    """What `read` returns for a stored folder. Damaged: `read` has raised anything."""
+    """The result of `read` for a stored folder. Damaged: `read` has raised an exception."""
     try:
         return read(folder)
     except Exception as error:  # libraries raise many classes for damaged files

@@ -67,7 +67,7 @@ def missing_compiler(cfg: DictConfig) -> str | None:
 
 
 def compiles(cfg: DictConfig) -> bool:
-    """Whether this run uses torch.compile: `hardware.compile`, where there is a compiler."""
+    """Whether this run uses torch.compile: `hardware.compile`, and a compiler is installed."""
     return bool(cfg.hardware.compile) and missing_compiler(cfg) is None
 
 

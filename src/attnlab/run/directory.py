@@ -1,7 +1,6 @@
 """The directory of a run: what is written there, its lock, and how `checkpoint=` and `resume=` name it.
 
-As long as its process lives, no other run writes there: `.lock` is locked by the system (flock), which frees it however
-the process ends. Its text names the process.
+`.lock` is locked (flock) while a process uses the directory, and names that process.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
 # All that is ever written in a run directory, as patterns of paths. A new file of a mode, a task or a logger is added
-# here: a run is refused where there is anything else, and `attnlab runs prune` leaves a directory with anything else.
+# here: a run is refused in a directory with other files, and `attnlab runs prune` leaves it.
 WRITTEN = (
     LOCK,
     "run.log",
@@ -117,7 +116,7 @@ def directory_of(key: str, value: str) -> Path | None:
 
 
 def holder_of(directory: Path) -> str | None:
-    """A description of the live process that uses a run directory; None: there is none."""
+    """A description of the live process that uses a run directory, or None."""
     with contextlib.suppress(OSError), (directory / LOCK).open(encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

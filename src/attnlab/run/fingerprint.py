@@ -1,4 +1,4 @@
-"""What a file, pretrained weights or a corpus contain, as a short text that changes with the content."""
+"""Fingerprints of files, pretrained weights and corpora: short texts that change with the content."""
 
 import json
 import os

@@ -1,7 +1,7 @@
-"""What makes two runs the same: one definition for records, checkpoints and tables.
+"""Identity of runs: one definition for records, checkpoints and tables.
 
 The recipe is the resolved configuration without the keys that decide where and how fast it runs. The run is the recipe
-with its seed, its corpus, its mode and what that mode reads. Neither imports torch.
+with its seed, corpus and mode.
 """
 
 import copy
@@ -78,7 +78,7 @@ def run(
 
 
 def canonical(cfg: Config, weights: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The part of a configuration that changes numbers, in one form: what two runs must share to be one recipe.
+    """The part of a configuration that changes numbers, in one form. Runs of one recipe share it.
 
     Keys and classes have today's names (:mod:`attnlab.config.settings`). A `_target_` is the name of a class without
     its module, a whole number is an int, the pattern of a hybrid stack is its shortest period. Pretrained weights are
@@ -122,10 +122,7 @@ def of_checkpoint(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(cfg: Config) -> dict[str, Any]:
-    """A copy of a configuration, of plain mappings, with the keys and classes of today.
-
-    Values equal to what an absent key meant are dropped. The pattern of a hybrid stack becomes its shortest period.
-    """
+    """A plain copy of a configuration with the keys and classes of today, without values that absent keys meant."""
     written = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     plain: dict[str, Any] = _changed(written, lambda value: stable_name(value) if isinstance(value, str) else value)
     nodes = [node for _, node in mappings(plain)]

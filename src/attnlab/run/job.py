@@ -151,10 +151,7 @@ def _prepare(cfg: DictConfig, record: dict[str, Any]) -> None:
 
 
 def _save(record: dict[str, Any], directory: Path | None) -> None:
-    """Write the record of a run with a directory.
-
-    Rank zero writes. Another rank writes its failure into rank zero's record, because rank zero may be killed next.
-    """
+    """Write the record, on rank zero; another rank records its failure, because rank zero may be killed next."""
     if backends := sys.modules.get(BACKENDS):  # no run without attention loads it
         record["environment"]["kernels"] = backends.used()
     if directory and records.first_process():
@@ -170,7 +167,7 @@ def _save_of_rank(error: str, directory: Path) -> None:
 
 
 def _error_of_rank(directory: Path | None) -> str:
-    """The error that another rank has recorded, of which rank zero's error is a consequence. Empty: there is none."""
+    """The error that another rank has recorded, which caused that of rank zero; else empty."""
     error = str(records.recorded(directory).get("error", "")) if directory and records.first_process() else ""
     return error if error.startswith("rank ") else ""
 

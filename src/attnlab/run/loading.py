@@ -1,7 +1,7 @@
 """The configuration of a run that is used (`checkpoint=`) or continued (`resume=`); it is never composed again.
 
-A run directory may come from somebody else, so its config.yaml is data: it has no references, and a `_target_` in it
-may name only classes of this package and what a YAML file of the configuration names.
+A run directory may come from somebody else. So its config.yaml has no references, and a `_target_` in it names a class
+of this package or one of a YAML file of the configuration.
 """
 
 import os
@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.check import Job, check_fixed
+from attnlab.config.check import TEXTS, Job, check_fixed
 from attnlab.config.compose import Composer, assigned, check_value, flat, walk
 from attnlab.config.nodes import check_nodes, targets
 from attnlab.config.rules import check_mode
@@ -27,10 +27,9 @@ from attnlab.run.directory import CONFIG, directory_of
 from attnlab.run.identity import current, stable_name
 from attnlab.run.record import UNREADABLE, mechanism_of, recorded
 
-TEXTS = ("prompt", "input", "output")  # of a person: taken as they are
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
 ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
-FREE = (  # keys, and everything below them, that may be given with checkpoint= and resume=
+FREE = (  # keys, and everything below them, that may be set with checkpoint= and resume=
     *OF_THE_COMMAND, *ELSEWHERE, "data_root", "cache_dir", "hydra", "trainer", "tags", "retry", "rerun",
     "task.decode", "task.decode_max_frames", "task.sampling", "task.score", "task.evaluation", "task.data.root",
     "task.data.cache_dir", "task.data.num_workers", "task.data.batch_size", "task.data.max_frames",
@@ -52,7 +51,7 @@ PLACES = ("accelerator", "devices", "num_nodes", "strategy")  # of the hardware:
 
 
 def is_free(key: str, more: Sequence[str] = ()) -> bool:
-    """Whether a key may be given with `checkpoint=` and `resume=`, or is one of `more`, or below one of them."""
+    """Whether a key may be set with `checkpoint=` and `resume=`, or is one of `more` or below one."""
     return any(f"{key}.".startswith(f"{free}.") for free in (*FREE, *more))
 
 
@@ -107,7 +106,7 @@ class _Loading:
         for override in overrides:
             self.composer.check_form(override)
         overrides = list({str(override.key_or_group): override for override in overrides}.values())  # the last counts
-        chosen = [o for o in overrides if o.key_or_group in self.composer.groups]
+        chosen = [o for o in overrides if o.key_or_group in config.GROUPS]
         values = [o for o in overrides if o not in chosen and not str(o.key_or_group).startswith(("hydra.", "hydra/"))]
         elsewhere = [o for o in chosen if o.key_or_group in ELSEWHERE]
         overlays: dict[str, Any] = {}
@@ -162,17 +161,14 @@ class _Loading:
 
     @cached_property
     def _named(self) -> set[str]:
-        """What the YAML files name, by stable names."""
+        """The stable names of all `_target_` in YAML files."""
         files = [file for directory in self.composer.directories for file in directory.rglob("*.yaml")]
         return {stable_name(name) for file in files for name in re.findall(r"_target_: *([\w.]+)", file.read_text())}
 
     # --- what the command adds ----------------------------------------------------------------------------------
 
     def _with_today(self, elsewhere: Sequence[Override]) -> DictConfig:
-        """The run's configuration, with the command's keys and this machine's hardware.
-
-        What was added to the root since the run was made has its default.
-        """
+        """The run's configuration with the command's keys, this machine's hardware and defaults of later keys."""
         today = self.composer.compose([str(o.input_line) for o in elsewhere])
         chosen = {str(o.key_or_group) for o in elsewhere}
         root = {key: config.written(today[key]) for key in today if key != "hydra"}
@@ -200,9 +196,9 @@ class _Loading:
         return OmegaConf.create(saved)
 
     def _overlay(self, name: str) -> dict[str, Any]:
-        """The keys that an experiment's file sets; the options of groups that it takes must be the run's.
+        """The keys that an experiment's file sets; its options must be the run's.
 
-        Its task need not be, where it sets only how any run of a task of the kind is used: tasks of `mode=evaluate`.
+        Its task may be another one if the file sets only free keys, such as those of `mode=evaluate`.
         """
         overlay = yaml.safe_load(self.composer.text("experiment", name)) or {}
         defaults = overlay.pop("defaults", [])
@@ -218,7 +214,7 @@ class _Loading:
     def _change(self, cfg: DictConfig, overlays: Mapping[str, Any], overrides: Sequence[Override]) -> list[str]:
         """Set what may be set; the limits of training that were set."""
         plain, changed = config.written(cfg), []
-        pairs = [pair for override in overrides for pair in assigned(plain, override, self.composer.groups)]
+        pairs = [pair for override in overrides for pair in assigned(plain, override)]
         for key, value in [*overlays.items(), *pairs]:
             if key in TEXTS and value is not None:
                 value = str(value).replace("${", "\\${")
@@ -274,7 +270,7 @@ class _Loading:
         )
 
     def _directory(self, cfg: DictConfig, changed: list[str]) -> str:
-        """Where the job writes: a run that continues as it was, into its own directory; any other into a new one."""
+        """The directory of the job: that of the run if it continues unchanged, else a new one."""
         if self.key == "resume" and not changed:
             return str(self.run)
         stamp, name = os.environ.get("ATTNLAB_STAMP", "run"), mechanism_of(cfg.choices)

@@ -1,9 +1,8 @@
 """The processes of runs and sweeps: signals, parents, and jobs on a cluster.
 
-Submitit runs one task on each node of a job. The task is a part of the sweep and starts the run as a new process, which
-starts the other processes of its node. The task of the first node decides what the job does. Some minutes before the
-time limit every task gets SIGUSR2, passes it on and waits for the end of the run. Then the first one queues the job
-again.
+Submitit runs one task of the sweep on each node of a job. It starts the run as a new process, which starts the other
+processes of its node. The first node decides what the job does. Some minutes before the time limit every task gets
+SIGUSR2, passes it on and waits for the end of the run. Then the first one queues the job again.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
     """Raise Interrupted at the first signal inside the block. A second signal ends the process at once.
 
-    A second SIGUSR2 does nothing: a cluster may send it to every process of a job, which also gets it from its parent.
+    A second SIGUSR2 does nothing: a process may get it from the cluster and from its parent.
 
     `save` is called with the name of the first signal, in the signal handler and before the exception is raised: the
     process may be killed before anything else runs. Yields a list that receives the number of the first signal:
@@ -91,7 +90,7 @@ def in_submitit() -> bool:
 
 
 def nodes() -> int:
-    """The number of nodes of this process' job; 1 where there is no job."""
+    """The number of nodes of the job of this process; 1 without a job."""
     return int(os.environ.get("SLURM_JOB_NUM_NODES", 1)) if in_submitit() else 1
 
 

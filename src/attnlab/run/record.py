@@ -1,7 +1,6 @@
 """record.json: everything that tables and plots know about a run (schema 2).
 
-One per run, in its run directory, written atomically. :func:`new` returns the skeleton and the modes fill it. A number
-that was not measured is NOT_RUN, never 0.
+:func:`new` returns the skeleton and the modes fill it. A number that was not measured is NOT_RUN, never 0.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SECTIONS = {
     "parameters": "total attention trainable",
     "kv_cache": "elements_per_token_per_layer bytes_predicted bytes_measured",
-    "quality": "",  # the task's own metrics and their signature
+    "quality": "",  # the metrics of the task and their signature
     "inference": "seconds tokens_per_second peak_memory_mib mean_memory_mib batch beam dtype protocol",
     "training": "steps seconds tokens_per_second final_loss",
     "environment": "torch python device threads git packages_hash",
@@ -86,7 +85,7 @@ def new(cfg: DictConfig, command: str, weights: Mapping[str, str] | None = None)
 
 
 def mechanism_of(choices: Mapping[str, Any]) -> str:
-    """The name of the conversion, else of the attention, by the options taken. "none": the model brings its own."""
+    """The name of the conversion, else of the attention, by the options taken. "none": that of the model."""
     convert = choices.get("convert")
     return str(choices["attention"] or "none") if convert in (None, "none") else str(convert)
 
@@ -100,7 +99,7 @@ def identify(record: dict[str, Any], corpus: str) -> None:
 
 
 def environment(accelerator: str, packages: bool = True) -> dict[str, Any]:
-    """What the run ran on. Imports torch. `accelerator`: the hardware group's word (auto, cpu, gpu, ...)."""
+    """The machine and the versions of a run. Imports torch. `accelerator`: auto, cpu, gpu, ..."""
     import torch
 
     gpu = accelerator != "cpu" and torch.cuda.is_available()
@@ -124,7 +123,7 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """The commit, with "-dirty" if tracked files differ from it; why not, where there is none."""
+    """The commit, with "-dirty" if tracked files differ from it; without one the reason."""
     if not (ROOT / ".git").exists():
         return "not a checkout"
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -177,7 +176,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def recorded(directory: Path) -> dict[str, Any]:
-    """The record of a run directory. Empty: there is none that can be read."""
+    """The record of a run directory; empty if it is missing or damaged."""
     try:
         record = read(directory) if (directory / RECORD).is_file() else {}
     except (OSError, ValueError, RecursionError):
@@ -196,7 +195,7 @@ def upgraded(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def problems(record: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a record, one text each. Empty for a good one."""
+    """The errors of a record, one text each."""
     wrong = [
         f"{key}: expected {kind.__name__}, got {value!r}"
         for key, kind in EXPECTED.items()

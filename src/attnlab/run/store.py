@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.config.build import at
-from attnlab.errors import DataError
+from attnlab.errors import DataError, printable
 from attnlab.run import identity
 from attnlab.run.record import RECORD, SCHEMA, UNREADABLE, problems, upgraded
 
@@ -73,10 +73,9 @@ def finite(value: Any) -> Any:
 
 
 def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Each folder in which records may lie, `root` first, with the names of its files.
+    """Each folder with its file names, once, real ones before links.
 
-    A folder is visited once, real ones before links. Folders above `root`, hidden folders and a run's folders of
-    weights are passed over.
+    Folders above `root`, hidden folders and a run's folders of weights are passed over.
     """
     seen = {*map(str, root.resolve().parents)}
 
@@ -97,8 +96,7 @@ def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
 def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
     """The files in which records may be, each with whether a record is expected there.
 
-    In a folder with a record.json that file counts, in any other folder every JSON file. DataError: the place does not
-    exist.
+    In a folder without a record.json every JSON file counts. DataError: the place does not exist.
     """
     if place.is_file():
         yield place, True
@@ -139,13 +137,8 @@ def read(path: Path) -> SavedRecord | None:
     return SavedRecord(path, record)
 
 
-def printable(text: str) -> str:
-    r"""A text that can be written as UTF-8: bytes of a file's name that are none become \udcff."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _read(path: Path, expected: bool) -> SavedRecord | None:
-    """The record in a file; None if it is damaged, or not a record. `expected`: a file that is none is named."""
+    """The record in a file; None if it is damaged, or not a record, with a warning if one is `expected`."""
     try:
         record = read(path)
     except DataError as error:

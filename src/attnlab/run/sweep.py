@@ -1,9 +1,7 @@
 """A sweep (`-m`): each job is a new process. Finished jobs are skipped, interrupted and failed ones continued.
 
 A job is looked up by its identity, before data is read, in the records of runs below outputs/ and in the sweep's
-directory. An embedded sample corpus follows from the configuration; any other must have the same content. The sweep's
-directory has a note for each job: `jobs/3.json` names the run directory of job 3, which lies elsewhere if an earlier
-run was skipped or continued.
+directory. A note for each job in the sweep's directory, `jobs/3.json`, names the run directory of the job.
 """
 
 import contextlib
@@ -57,7 +55,7 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a job does."""
+    """The decision about a job."""
 
     what: str  # "start", "continue", "skip" (finished, or left failed) or "leave" (in progress elsewhere)
     directory: Path  # of the run
@@ -98,10 +96,7 @@ def listed(sweep: Path) -> list[SweepJob]:
 
 
 def decide(cfg: DictConfig, job_dir: Path, sweep: Path) -> Decision:
-    """What a job of a sweep does. `job_dir`: the directory that Hydra gives it, which may hold an earlier run.
-
-    DataError: its pretrained weights cannot be read.
-    """
+    """Decide about a job. Hydra's directory `job_dir` may hold an earlier run. DataError: weights cannot be read."""
     free = free_directory(job_dir)
     start = Decision("start", free, f"starts: {near(free)}")
     runs = [] if cfg.mode in NEVER_DONE or cfg.get("rerun") else earlier_runs(cfg, sweep)
@@ -179,7 +174,7 @@ def _near_with_commit(run: LedgerEntry) -> str:
 
 
 def _ending(run: LedgerEntry) -> str:
-    """How a run that has not finished ended."""
+    """The end of a run that has not finished, in words."""
     shortened = textwrap.shorten(run.error, 80, placeholder="…")
     return f"failed before ({shortened})" if run.status == "failed" else "interrupted before"
 
@@ -272,7 +267,7 @@ def _record_killed(directory: Path, name: str) -> None:
 
 
 def best(record: Mapping[str, Any]) -> float:
-    """The best value of the metric by which a finished run chose its checkpoints. NaN: there is none."""
+    """The best value of the metric by which a finished run chose its checkpoints, or NaN."""
     training = record.get("training") if record.get("status") == "finished" else None
     pairs = training.items() if isinstance(training, Mapping) else ()
     values = [value for name, value in pairs if name.startswith("best_") and isinstance(value, int | float)]
@@ -280,10 +275,7 @@ def best(record: Mapping[str, Any]) -> float:
 
 
 def summarize(sweep: Path, jobs: int | None) -> int:
-    """Print to stderr how many of `jobs` have finished, by their records. None: of as many as have a record.
-
-    Returns the exit code: 0 if all have finished, else 1.
-    """
+    """Print how many of `jobs` have finished; None: of those with a record. Returns the exit code, 0 if all have."""
     with_record = [job for job in listed(sweep) if (job.directory / RECORD).is_file()]
     statuses = [(job.what, records.recorded(job.directory).get("status")) for job in with_record]
     jobs = len(statuses) if jobs is None else jobs

@@ -24,10 +24,9 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def share_statistics(model: nn.Module, data: Data, processes: int) -> None:
-    """Where each process has a part of every batch, the model's statistics are from now on those of all parts.
+    """Share the statistics of a model if each process has a part of every batch.
 
-    Raises:
-        ConfigError: the statistics would depend on the number of processes.
+    ConfigError: they would depend on the number of processes.
     """
     norms = batch_norms(model)
     if norms and not data.same_batches(processes):

@@ -33,8 +33,7 @@ PREFIX = "model."  # of the model's weights in a training checkpoint
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and identity of a training checkpoint (.ckpt) or of exported weights (.safetensors).
 
-    Raises:
-        DataError: it does not exist, is damaged, or holds more than tensors and plain values.
+    DataError: it does not exist, is damaged, or holds more than tensors and plain values.
     """
     if not path.is_file():
         raise DataError(
@@ -54,16 +53,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
-    """Write weights as safetensors, atomically and with a checksum.
+    """Write `weights`, by name, as safetensors, atomically and with a checksum. OSError: of the file system.
 
-    The format has no two names for one tensor, so tied weights are written once for each name.
-
-    Args:
-        weights: by name.
-        identity: what a model must share to load them; plain values.
-
-    Raises:
-        OSError: the disk is full, or another error of the file system.
+    Tied weights are written once for each name. `identity`: plain values that a model must share to load them.
     """
     seen: set[int] = set()
     tensors = {}
@@ -80,11 +72,7 @@ def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, An
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
-    """The mean of several checkpoints' weights, summed in float64, each in its own dtype.
-
-    Args:
-        paths: checkpoint files of one model; at least one.
-    """
+    """The mean of the weights of one or more checkpoints, summed in float64, each in its own dtype."""
     total: dict[str, Tensor] = {}
     kinds: dict[str, torch.dtype] = {}
     for path in paths:
@@ -95,11 +83,7 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 
 def check_identity(path: Path, stored: dict[str, Any], wanted: dict[str, Any], advice: str = OVERRIDES) -> None:
-    """Refuse a checkpoint of another model; the keys and classes of `stored` may have old names.
-
-    Raises:
-        DataError: names the first difference.
-    """
+    """Refuse a checkpoint of another model (DataError); the keys and classes of `stored` may have old names."""
     stored = of_checkpoint(stored)
     for key, value in wanted.items():
         if stored.get(key) != value:
@@ -108,11 +92,7 @@ def check_identity(path: Path, stored: dict[str, Any], wanted: dict[str, Any], a
 
 
 def find_weights(path: Path) -> Path:
-    """A checkpoint file as given, or the averaged weights of a run directory.
-
-    Raises:
-        DataError: `path` is a directory without averaged weights.
-    """
+    """The averaged weights of a run directory; a file stays. DataError: a directory has no averaged weights."""
     if path.is_dir():
         averaged = path / "checkpoints" / "averaged.safetensors"
         if not averaged.is_file():
@@ -134,7 +114,7 @@ def _difference(was: Any, now: Any) -> tuple[str, str]:
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the file and renames: the old checkpoint stays until the new one is complete. With checksums.
 
-    Lightning's own class writes to the system's temporary directory; if that is another file system, it then copies.
+    The class of Lightning writes to the system's temporary directory; from another file system it then copies.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:

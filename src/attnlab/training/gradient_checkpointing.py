@@ -16,11 +16,8 @@ from attnlab.training.batch_norm import batch_norms
 def checkpoint_layers(model: nn.Module) -> None:
     """Compute each layer of a model again in the backward pass. Losses and gradients stay the same.
 
-    Layers are the members of each `nn.ModuleList` named `layers` in attnlab's models; timm's models have their own
-    switch.
-
-    Raises:
-        ConfigError: the model has BatchNorm, whose running statistics would count each batch twice, or no layers.
+    Layers are the members of each `nn.ModuleList` named `layers`; models of timm have a switch. ConfigError: the model
+    has BatchNorm, or no layers.
     """
     if norms := batch_norms(model):
         raise ConfigError(

@@ -195,12 +195,9 @@ class Module(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def fused(self, make: Any) -> dict[str, bool]:
-        """The argument `fused` of an optimizer that has it and leaves it open: one kernel for all parameters on CUDA.
+        """The argument `fused` on CUDA, if the partial `make` of the optimizer has it and leaves it open.
 
         Never with scaled losses (16-mixed): a fused step takes the scale off after the gradients were clipped.
-
-        Args:
-            make: makes the optimizer: a partial with the configured arguments.
         """
         keywords = getattr(make, "keywords", {})
         open_ = ("fused" in keywords or keywords.get("opt") in TIMM_FUSED) and keywords.get("fused") is None
@@ -257,12 +254,9 @@ class Module(LightningModule):
         self.read_pending()
 
     def tally(self, name: str, total: Tensor, count: Tensor | int) -> None:
-        """Add to a ratio that is logged: of a validation at its end, of training at the next point of the curve.
+        """Add `total` () and `count` to a ratio, logged after a validation or at the next point of the curve.
 
-        Args:
-            name: of the metric.  Every process must tally the same names.
-            total: () the numerator's share of this batch.
-            count: the denominator's.
+        Every process must tally the same names.
         """
         wide = torch.float32 if self.device.type == "mps" else torch.float64
         of = count.to(wide) if isinstance(count, Tensor) else torch.full((), count, dtype=wide, device=self.device)
@@ -271,11 +265,7 @@ class Module(LightningModule):
         tallies[name] = tallies[name] + pair if name in tallies else pair
 
     def read_pending(self) -> None:
-        """Read the losses and norms of every batch since the last call: the host waits for the device once.
-
-        Raises:
-            TrainingError: one of them is NaN or infinite; names the first.
-        """
+        """Read the losses and norms of every batch since the last call. TrainingError: one is NaN or infinite."""
         self._read([])
 
     def _log_point(self) -> None:

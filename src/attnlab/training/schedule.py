@@ -15,8 +15,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 class _Warmup(LambdaLR):
     """Linear warm-up to the optimizer's rate over `warmup_steps` updates, then :meth:`after`.
 
-    It restores the number of updates from a checkpoint, but keeps the settings of the resumed run, which may be longer
-    than the first one or have another rate.
+    A resumed run continues the number of updates with its own settings: it may be longer or have another rate.
     """
 
     warmup_steps: int
@@ -40,9 +39,7 @@ class _Warmup(LambdaLR):
 class InverseSquareRoot(_Warmup):
     """Linear warm-up to the optimizer's rate over `warmup_steps` updates, then rate * sqrt(warmup_steps / step).
 
-    Args:
-        total_steps: not used; every schedule gets it.
-        floor: the lowest rate after the warm-up as a share of the highest.
+    `floor` is the lowest rate after the warm-up as a share of the highest. `total_steps` is not used.
     """
 
     def __init__(
@@ -58,12 +55,7 @@ class InverseSquareRoot(_Warmup):
 class WarmupCosine(_Warmup):
     """Linear warm-up to the optimizer's rate, then half a cosine down to `floor` times it at `total_steps`.
 
-    Args:
-        total_steps: updates of the training.
-        floor: the lowest rate as a share of the highest.
-
-    Raises:
-        ValueError: `total_steps` is None or not positive: a run of unknown length has no such schedule.
+    ValueError: `total_steps` is None or not positive: a run of unknown length has no such schedule.
     """
 
     def __init__(

@@ -161,10 +161,7 @@ def _broadcast(model: nn.Module, device: torch.device) -> None:
 
 
 def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
-    """Epochs of the training; a fraction where it ended inside one, which Lightning counts as a whole one.
-
-    Not where it is `idle`: there was nothing left to train.
-    """
+    """Epochs of the training, with a fraction of the last one. `idle`: nothing was left to train."""
     done, size = trainer.fit_loop.epoch_loop.batch_progress.current.completed, trainer.num_training_batches
     if not 0 < done < size or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
         return trainer.current_epoch
@@ -172,7 +169,7 @@ def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
 
 
 def _stopped_by(trainer: L.Trainer, cfg: DictConfig) -> str | None:
-    """What ended a training before its updates or epochs were done; None where nothing did."""
+    """The reason for the end of a training before its updates or epochs were done, or None."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
     for callback in callbacks:
         if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:

@@ -32,11 +32,12 @@ from markupsafe import Markup
 
 from attnlab.callbacks.summary import LONGEST, label, spread
 from attnlab.config.build import leaves
+from attnlab.errors import printable
 from attnlab.report import sweep
 from attnlab.report.figure import read_curves
 from attnlab.run.directory import holder_of
 from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit
-from attnlab.run.store import SavedRecord, collect, finite, printable
+from attnlab.run.store import SavedRecord, collect, finite
 
 log = logging.getLogger(__name__)
 
