@@ -69,7 +69,8 @@ class Memory(Contributor):
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._meter = MemoryMeter(module.device).__enter__()
 
-    on_test_start = on_fit_start
+    def on_test_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.on_fit_start(trainer, module)
 
     def on_fit_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._end(trainer, "training")
