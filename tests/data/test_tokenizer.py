@@ -46,9 +46,9 @@ def test_too_large_names_the_largest_that_works(tmp_path: Path, kind: Kind, capf
 def test_without_a_hard_limit_a_small_text_gets_what_it_allows(tmp_path: Path, kind: Kind) -> None:
     soft = Tokenizer.train(LINES, 8000, kind, hard_limit=False)
     assert soft.decode(soft.encode("sieben fünf null")) == "sieben fünf null"
-    assert Tokenizer.cached(LINES, tmp_path, 8000, kind, hard_limit=False).fingerprint == soft.fingerprint
+    assert Tokenizer.cached(LINES, tmp_path, 8000, kind, [], False).fingerprint == soft.fingerprint
     with pytest.raises(ConfigError):
-        Tokenizer.cached(LINES, tmp_path, 8000, kind)
+        Tokenizer.cached(LINES, tmp_path, 8000, kind, [], True)
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_cached_by_content(tmp_path: Path) -> None:
-    first = Tokenizer.cached(LINES, tmp_path, 32)
+    first = Tokenizer.cached(LINES, tmp_path, 32, "unigram", [], True)
     (model,) = tmp_path.glob("unigram*/vocabulary")
     written = model.stat().st_mtime_ns
-    assert Tokenizer.cached(LINES, tmp_path, 32).fingerprint == first.fingerprint
+    assert Tokenizer.cached(LINES, tmp_path, 32, "unigram", [], True).fingerprint == first.fingerprint
     assert model.stat().st_mtime_ns == written
-    Tokenizer.cached(LINES[1:], tmp_path, 32)
-    Tokenizer.cached(LINES, tmp_path, 31)
+    Tokenizer.cached(LINES[1:], tmp_path, 32, "unigram", [], True)
+    Tokenizer.cached(LINES, tmp_path, 31, "unigram", [], True)
     assert len(list(tmp_path.glob("unigram*/vocabulary"))) == 3

@@ -225,7 +225,7 @@ def _constructor(defined: _Definition) -> _Definition | None:
 
 def _signature_of(defined: _Definition) -> Signature:
     is_class = isinstance(defined.node, ast.ClassDef)
-    if is_class and any(_last(decorator) == "dataclass" for decorator in defined.node.decorator_list):
+    if _is_dataclass(defined.node):
         return Signature(_fields(defined))
     function = _constructor(defined)
     if function is None or isinstance(function.node, ast.ClassDef):
@@ -241,13 +241,17 @@ def _signature_of(defined: _Definition) -> Signature:
     return Signature(annotations, open=arguments.kwarg is not None)
 
 
+def _is_dataclass(node: ast.AST) -> bool:
+    return any(_last(decorator) == "dataclass" for decorator in getattr(node, "decorator_list", ()))
+
+
 def _fields(defined: _Definition) -> dict[str, Any]:
     """A dataclass's fields with their annotations, its bases' first."""
     fields: dict[str, Any] = {}
     assert isinstance(defined.node, ast.ClassDef)
     for base in reversed(defined.node.bases):
         parent = _follow(defined.module, base)
-        fields |= _fields(parent) if parent and isinstance(parent.node, ast.ClassDef) else {}
+        fields |= _fields(parent) if parent and _is_dataclass(parent.node) else {}
     for node in defined.node.body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if _last(annotation) != "ClassVar":

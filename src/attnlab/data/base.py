@@ -21,7 +21,7 @@ from attnlab.config.batch import FrameShare, Share, counted
 from attnlab.errors import ConfigError, DataError
 
 T = TypeVar("T")
-Workers = Annotated[int, Ge(0), Le(1024)] | None  # None: see :meth:`Data.workers`
+Workers = Annotated[int, Ge(0), Le(1024)] | None  # None: see :meth:`Data.cuda_workers`
 MOST_WORKERS = 8
 AHEAD = 4  # batches that each worker process prepares ahead
 
@@ -46,7 +46,7 @@ class Data(LightningDataModule):
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
         seed: of the order of training.
-        num_workers: worker processes of a loader, 0: none; None: see :meth:`workers`.
+        num_workers: worker processes of a loader, 0: none; None: see :meth:`cuda_workers`.
     """
 
     corpus: str
@@ -84,19 +84,20 @@ class Data(LightningDataModule):
         return False
 
     def order(self) -> dict[str, int]:
-        """What the order of the present training epoch is a function of, as the samplers take it."""
+        """The arguments of the samplers of training, from which the order of the present epoch follows."""
         epoch = self.trainer.current_epoch if self.trainer else 0
-        rank, world_size = self._ranks()
         start = self.resume_at[1] if epoch == self.resume_at[0] else 0
-        return {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
+        return {"seed": self.seed, "epoch": epoch, "start": start, **self.ranks()}
 
-    def _ranks(self) -> tuple[int, int]:
-        """Rank and number of processes."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def ranks(self, shared: bool = True) -> dict[str, int]:
+        """`rank` and `world_size` of samplers; those of one process unless the processes of the trainer share data."""
+        trainer = self.trainer if shared else None
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        return {"rank": rank, "world_size": world_size}
 
     @property
     def testing(self) -> bool:
-        """Whether `trainer.test` asks, so that the processes share the test set."""
+        """Whether `trainer.test` runs, whose processes share the test set."""
         return self.trainer is not None and bool(self.trainer.testing)
 
     @property
@@ -104,13 +105,8 @@ class Data(LightningDataModule):
         """Whether the trainer moves batches to a CUDA device."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
-    def workers(self) -> int:
-        """Worker processes of a loader: `num_workers`; where that is None, none without a CUDA device.
-
-        With one, as many as this process has cores for itself, at least 1 and at most 8.
-        """
-        if self.num_workers is not None or not self.on_cuda:
-            return self.num_workers or 0
+    def cuda_workers(self) -> int:
+        """The default of `num_workers` with a CUDA device: the cores of this process, at least 1 and at most 8."""
         assert self.trainer is not None
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -122,15 +118,15 @@ class Data(LightningDataModule):
         batches: Sampler[list[int]] | Sequence[list[int]],
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Loader[T]:
-        """The loader of every task: with a CUDA device batches are read ahead, and lie in pinned memory.
-
-        Its workers end with the loader: the trainer makes a new one for each epoch.
+        """The loader of every task: with a CUDA device it reads ahead, into pinned memory.
 
         Args:
             batches: the indices of each batch.
             collate: makes a batch of items; None: torch's default.
         """
-        workers = self.workers()
+        workers = self.num_workers
+        if workers is None:
+            workers = self.cuda_workers() if self.on_cuda else 0
         return Loader(
             items,
             batch_sampler=batches,

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -165,10 +166,10 @@ def inspect_audio(path: Path, where: str) -> tuple[int, int]:
 def excerpt(
     audio: Path, header: tuple[int, int], first: int, last: int, where: str, tolerance: float = 0
 ) -> dict[str, Any]:
-    """What a Segment needs to be samples `first` to `last` (exclusive) of a recording; it is cut at the end.
+    """The fields of a Segment of samples `first` to `last` (exclusive) of a recording, cut at its end.
 
     Args:
-        header: as :func:`inspect_audio` gives it.
+        header: rate and samples, see :func:`inspect_audio`.
         where: the file and line of the segment, for the error.
         tolerance: seconds that a segment may end after its recording, because times are rounded.
 
@@ -183,7 +184,7 @@ def excerpt(
 
 
 def recording(audio: Path, where: str) -> dict[str, Any]:
-    """What a Segment needs to be a complete recording; `where` names the recording, for the error."""
+    """The fields of a Segment of a complete recording; `where` names the recording, for the error."""
     rate, length = inspect_audio(audio, where)
     return excerpt(audio, (rate, length), 0, length, where)
 
@@ -224,14 +225,9 @@ def statistics(utterances: Sequence[Utterance]) -> dict[str, float]:
 
 
 def sample_corpus(cache_dir: Path, name: str, settings: Any, write: Callable[[Path], None]) -> Path:
-    """The directory of a sample corpus, which is written first where it is missing or damaged.
+    """The directory of a sample corpus, which `write` fills where it is missing or damaged.
 
-    Args:
-        settings: plain values, everything but the code that the bytes depend on.
-        write: fills an empty directory.
-
-    Raises:
-        DataError: the corpus cannot be written.
+    `settings` are plain values: everything but the code that the bytes depend on.  DataError: it cannot be written.
     """
     return stored_files(Path(cache_dir) / f"{name}-{digest([SAMPLES, settings])[:16]}", write)
 
@@ -334,13 +330,8 @@ def only(paths: Sequence[Path]) -> Path | None:
 
 
 def repeated(values: Iterable[Value]) -> Value | None:
-    """The first value that occurs a second time; None: all differ."""
-    seen: set[Value] = set()
-    for value in values:
-        if value in seen:
-            return value
-        seen.add(value)
-    return None
+    """The first value that occurs again; None: all differ."""
+    return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
 def is_unicode(text: str) -> bool:

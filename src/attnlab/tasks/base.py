@@ -262,14 +262,15 @@ class Trains(ReadsData, Restores):
         if device.type == "cuda":
             check_memory(self, record, training=stage is None)
         data = instantiate(self.cfg.task.data, path="task.data")
-        files = self.saved_files() if self.cfg.checkpoint else {}
-        if all((path.parent / CONFIG).is_file() for path in files.values()):
-            self.reuse_files(data, files)
+        if self.cfg.checkpoint:
+            files = self.saved_files()
+            if all((path.parent / CONFIG).is_file() for path in files.values()):
+                self.reuse_files(data, files)
         data.setup(stage)
-        if self.cfg.hardware.strategy != "fsdp":
-            data.check_held_out(process_count(self.cfg), stage)
-        elif stage is None:  # rank zero scores the test set alone
-            data.check_held_out(process_count(self.cfg), "validate")
+        if (processes := process_count(self.cfg)) > 1:
+            alone = self.cfg.hardware.strategy == "fsdp"  # rank zero scores the test set alone
+            if not (alone and stage):
+                data.check_held_out(processes, "validate" if alone else stage)
         record["corpus"] = data.corpus
         module = self.module(record, data)
         record_compiled(self.cfg, module.compiled_part, record["environment"])

@@ -162,8 +162,7 @@ class ImageData(Data):
 
     def _held_out(self, images: "Images") -> Loader[Batch]:
         """The images of this process; each image is in one batch of one process."""
-        rank, world_size = self._ranks()
-        batches = ordered_batches([len(images)], self.eval_batch_size, rank=rank, world_size=world_size)
+        batches = ordered_batches([len(images)], self.eval_batch_size, **self.ranks())
         return self._loader(images, batches, is_training=False)
 
     def _loader(

@@ -427,10 +427,9 @@ class RecallData(Data):
         return self._held_out("test", shared=self.testing)
 
     def _held_out(self, split: Split, shared: bool) -> Loader[Window]:
-        rank, world_size = self._ranks() if shared else (0, 1)
         sequences = self._sets[split]
         counts = [cell.count for cell in sequences.cells]
-        batches = ordered_batches(counts, self.eval_batch_size, rank=rank, world_size=world_size)
+        batches = ordered_batches(counts, self.eval_batch_size, **self.ranks(shared))
         return self.loader(sequences, batches, collate=as_it_is)
 
 

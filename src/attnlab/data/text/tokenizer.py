@@ -15,7 +15,7 @@ import sentencepiece
 from annotated_types import Ge, Le
 
 from attnlab.data.corpus import Kind as InputKind
-from attnlab.data.corpus import reading
+from attnlab.data.corpus import Utterance, reading
 from attnlab.errors import ConfigError
 from attnlab.run.cache import stored_files
 from attnlab.run.console import progress, waited
@@ -43,7 +43,7 @@ class Tokenizer:
 
     def __init__(self, model: bytes) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self._model = model
+        self.model = model
         self.size: int = self._processor.get_piece_size()
         self.fingerprint = hashlib.sha256(model).hexdigest()
         ids = range(self.unk + 1, self.size)
@@ -84,7 +84,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the SentencePiece model (atomically)."""
-        write_bytes(path, self._model)
+        write_bytes(path, self.model)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -143,14 +143,7 @@ class Tokenizer:
 
     @classmethod
     def cached(
-        cls,
-        lines: Sequence[str],
-        folder: Path,
-        vocab_size: int,
-        type: Kind = "unigram",
-        *,
-        labels: Sequence[str] = (),
-        hard_limit: bool = True,
+        cls, lines: Sequence[str], folder: Path, vocab_size: int, type: Kind, labels: Sequence[str], hard_limit: bool
     ) -> "Tokenizer":
         """As :meth:`train`, once for the same `lines` and settings; the model is stored in `folder`."""
         more = [list(labels)] if labels else []
@@ -158,7 +151,7 @@ class Tokenizer:
         key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
 
         def learn() -> bytes:
-            return cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit)._model
+            return cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit).model
 
         return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}", learn).read_bytes())
 
@@ -181,6 +174,10 @@ class SourceText:
 
     kind: ClassVar[InputKind] = "text"
 
+    def open(self, utterances: Sequence[Utterance], _: Path, tokenizer: Tokenizer) -> "TextInputs":
+        """The ids of the source texts."""
+        return self.texts([x.source for x in utterances], tokenizer)
+
     def texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> "TextInputs":
         return TextInputs(tokenizer.encode_all(texts), self.max_tokens)
 
@@ -199,6 +196,7 @@ class TextInputs:
 
     def __init__(self, pieces: Sequence[Sequence[int]], max_tokens: int) -> None:
         self._ids = [np.asarray([*x[: max_tokens - 1], Tokenizer.eos], dtype=np.int64) for x in pieces]
+        self.max_tokens = max_tokens
         self.truncated = sum(len(x) > max_tokens - 1 for x in pieces)
         self.lengths = np.asarray([len(x) for x in self._ids], dtype=np.int64)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,23 +55,16 @@ class SequenceToTextTask(TextTask, Predicts):
     def monitors(self) -> dict[str, bool]:
         metrics = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
         if self.cfg.task.train.validate_decode:
-            metrics |= {f"val_{name}": higher for name, higher in self._metric(validation=True).logged.items()}
+            metrics |= {f"val_{name}": higher for name, higher in self._validation_metric().logged.items()}
         return metrics
 
-    def _metric(self, validation: bool = False) -> type[TextMetric]:
-        """The class that `task.score` names, or that of decoded validation sentences.
-
-        Raises:
-            ConfigError: the texts have no classes for it.
-        """
+    def _metric(self, name: str) -> type[TextMetric]:
         from attnlab.metrics.text import text_metrics
 
-        score, of_validation = self.cfg.task.score, self.cfg.task.train.validate_score
-        if of_validation == "intent" and score != "intent":
-            raise ConfigError(
-                "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
-            )
-        return text_metrics()[of_validation or score if validation else score]
+        return text_metrics()[name]
+
+    def _validation_metric(self) -> type[TextMetric]:
+        return self._metric(self.cfg.task.train.validate_score or self.cfg.task.score)
 
     def _validation_search(self) -> BeamSearch:
         search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
@@ -145,7 +138,10 @@ class SequenceToTextTask(TextTask, Predicts):
 
     def check(self, directory: Path) -> None:
         task = self.cfg.task
-        self._metric()
+        if task.train.validate_score == "intent" and task.score != "intent":
+            raise ConfigError(
+                "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
+            )
         self._validation_search()
         self._check_features()
         with without_memory():
@@ -206,20 +202,24 @@ class SequenceToTextTask(TextTask, Predicts):
         module = self._module(data.tokenizer, data.ctc_tokenizer)
         self.sizes(record, module.model)
         data.test_max_frames = self.cfg.task.decode_max_frames
-        if number := self.cfg.task.train.validate_decode:
-            total = len(data.split(data.reader.splits[1]))
-            chosen = [i * total // number for i in range(number)] if number < total else list(range(total))
-            metric, search = self._metric(validation=True), self._validation_search()
-            module.decode_validation(metric(len(chosen)), chosen, search)
-            module.decoded_validation = {"sentences": len(chosen), "score": metric.name, "search": asdict(search)}
+        if self.cfg.task.train.validate_decode:
+            self._decode_validation(module, data)
         return module
 
+    def _decode_validation(self, module: Any, data: SequenceToTextData) -> None:
+        """Choose the sentences that every validation decodes, evenly spread."""
+        total = len(data.split(data.reader.splits[1]))
+        number = min(self.cfg.task.train.validate_decode, total)
+        chosen = [i * total // number for i in range(number)]
+        module.decode_validation(self._validation_metric()(number), chosen, self._validation_search())
+
     def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None) -> SequenceToText:
-        from attnlab.tasks.sequence_to_text.module import SequenceToText
+        from attnlab.tasks.sequence_to_text.module import DecodesValidation, SequenceToText
 
         cfg = self.cfg
         ctc = ctc if cfg.task.train.ctc_weight else None
-        return SequenceToText(
+        kind = DecodesValidation if cfg.task.train.validate_decode else SequenceToText
+        return kind(
             self._model(tokenizer.size, None if ctc is None else ctc.size),
             tokenizer,
             instantiate(cfg.task.decode, path="task.decode"),
@@ -260,20 +260,11 @@ class SequenceToTextTask(TextTask, Predicts):
 
     def _check_features(self) -> None:
         """Refuse an encoder for other features than those that the front end gives."""
-        encoder = self.cfg.task.model.encoder
-        front = instantiate(self.cfg.task.data.features, path="task.data.features")
-        width, layers = getattr(front, "width", None), getattr(front, "layers", None)
-        for key, value, frames in (
-            ("num_mels", width, f"{width} numbers"),
-            (
-                "mix_layers",
-                layers,
-                f"{f'{layers} layers' if layers else 'one layer'} (task.data.features.layers={layers})",
-            ),
-        ):
-            if value != encoder.get(key):
-                gives = f"task.data.features gives frames of {frames}"
-                raise ConfigError(f"task.model.encoder.{key}={encoder.get(key)}, but {gives}")
+        encoder, node = self.cfg.task.model.encoder, "task.data.features"
+        front = instantiate(self.cfg.task.data.features, path=node)
+        for key, name in (("num_mels", "width"), ("mix_layers", "layers")):
+            if (value := getattr(front, name, None)) != encoder.get(key):
+                raise ConfigError(f"task.model.encoder.{key}={encoder.get(key)}, but {node} has {name}={value}")
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Start the encoder from another run's, as the recipe starts translation from recognition."""
@@ -297,7 +288,7 @@ class SequenceToTextTask(TextTask, Predicts):
         speed = ScoringSpeed(
             f"encoder and search of {size} sentences{alone}; tokens of best hypotheses", **self.protocol(module)
         )
-        quality = Quality({"": self._metric()(size)}, {"sentences": size})
+        quality = Quality({"": self._metric(self.cfg.task.score)(size)}, {"sentences": size})
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: SequenceToText) -> None:
