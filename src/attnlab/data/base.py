@@ -41,8 +41,8 @@ class Data(LightningDataModule):
     """A task's data: Lightning's loaders, and the description of the corpus in the record.
 
     Attributes:
-        corpus: what was read, with sizes; "sample" for an embedded corpus.
-        location: the directory that was read, in the cache for an embedded corpus; None: nothing is read.
+        corpus: a description with sizes; "sample" for an embedded corpus.
+        location: the directory of the corpus, in the cache for an embedded one; None: the data is generated.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
         seed: of the order of training.
@@ -58,10 +58,10 @@ class Data(LightningDataModule):
 
     @abstractmethod
     def share(self, processes: int) -> Share | FrameShare:
-        """How processes share an update.  ConfigError: they cannot."""
+        """The share of each process in an update.  ConfigError: the update cannot be divided."""
 
     def batches_per_update(self, processes: int) -> int:
-        """The number of batches that each process accumulates.  ConfigError: they cannot share an update."""
+        """The number of batches that each process accumulates.  ConfigError: see :meth:`share`."""
         return self.share(processes).accumulate
 
     @abstractmethod
@@ -142,11 +142,11 @@ class Data(LightningDataModule):
 
 
 class EpochBatches(Sampler[list[int]]):
-    """A process's batches of a training epoch of so many `updates`.
+    """A process's batches of a training epoch of `updates` updates.
 
     Args:
         accumulate: batches of an update on each process.
-        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+        start: this process's batches to skip, which count in the length.
     """
 
     def __init__(self, updates: int, accumulate: int, *, rank: int = 0, world_size: int = 1, start: int = 0) -> None:
@@ -169,9 +169,7 @@ class EpochBatches(Sampler[list[int]]):
 def ordered_batches(counts: Sequence[int], size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """A process's batches of a held-out split in order: every item exactly once over all processes.
 
-    Args:
-        counts: items of each group; a batch is of one group.
-        size: items of a batch; fewer where a process would otherwise have none.
+    A batch has `size` items, or fewer, of one group; `counts` are the items of each group.
     """
     size = max(1, min(size, sum(counts) // world_size))
     ends = list(accumulate(counts))

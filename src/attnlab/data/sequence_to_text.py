@@ -411,7 +411,6 @@ class FrameUpdates(EpochBatches):
             sentence is a bucket alone.
         share: how an update is shared.
         max_sentences: the largest number of sentences in a bucket; None: no limit.
-        seed, epoch: the order is a function of these two.
         place: arguments of :class:`EpochBatches`.
     """
 
@@ -444,7 +443,7 @@ class FrameUpdates(EpochBatches):
 
 
 def filler(index: int) -> int:
-    """Mark an index as one that only keeps a process busy, below 0; the same function gives the index back."""
+    """The negative index of a filler; of a filler's index, the item's index."""
     return -1 - index
 
 
@@ -453,13 +452,8 @@ def frame_batches(
 ) -> list[list[int]]:
     """A process's batches of a held-out split: every sentence exactly once over all processes, the longest first.
 
-    Counts of batches may differ by one between processes; a process has none only where there are fewer sentences than
-    processes.
-
-    Args:
-        lengths: frames of each sentence, (n,) int64.
-        max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch alone.
-        max_sentences: the largest number of sentences in a batch; None: no limit.
+    The arguments are those of :class:`FrameUpdates`, with `max_frames` for `bucket`.  Each process has a batch if the
+    sentences suffice.
     """
     if world_size > 1:  # enough batches for every process
         share = max(1, len(lengths) // world_size)

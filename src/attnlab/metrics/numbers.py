@@ -97,10 +97,10 @@ def _mean(shares: Sequence[float]) -> float:
 
 
 class TopAccuracy(IndexedMetric):
-    """How often the right class is the most probable one, and among the five most probable ones.
+    """The share of items whose class is the most probable one, and among the five most probable ones.
 
-    torchmetrics' MulticlassAccuracy counts in float32 sums; here the counts are ints. `update` takes `logits`,
-    (B, classes), and `labels`, (B,).
+    Counts are ints; torchmetrics' MulticlassAccuracy sums in float32. `update` takes `logits`, (B, classes), and
+    `labels`, (B,).
 
     Args:
         classes: number of classes; with fewer than five, "top five" is all of them.

@@ -252,7 +252,7 @@ def text_scores(rows: Sequence[Sequence[str]]) -> list[dict[str, float]]:
 
 
 class IntentAccuracy(TextMetric):
-    """How often an utterance's class is right: by the free search, and by a search among the classes alone.
+    """The share of right classes: of the free search, and of a search among the classes alone.
 
     Where utterances have a text besides their class, the text's word errors are counted as by `WER`.
     """

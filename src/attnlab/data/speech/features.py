@@ -90,7 +90,7 @@ class FilterBank:
             tokenizer: not used.
 
         Raises:
-            DataError: a recording cannot be read, or there is no space to write.
+            DataError: a recording cannot be read, or the disk is full.
         """
         digests = file_digests({segment.audio for segment in segments}, place.with_name("audio.json"))
         versions = {"kaldi_native_fbank": kaldi_native_fbank.__version__, "soxr": soxr.__version__}
@@ -199,7 +199,7 @@ def _write(folder: Path, split: str, key: str, segments: Sequence[Segment], bank
 class SpecAugment:
     """Time warping and masks of frequency and time (Park et al. 2019); the defaults are the LB policy without warping.
 
-    All layers of a frame, where it has several, are warped and masked alike.
+    All layers of a frame are warped and masked in the same way.
 
     Widths are uniform over {0, ..., freq_mask - 1} channels and {0, ..., min(time_mask, probability * T) - 1} frames,
     as the recipe's code draws them.  Masked values become 0, the mean after utterance CMVN.

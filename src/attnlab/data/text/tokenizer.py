@@ -54,13 +54,8 @@ class Tokenizer:
         return self.labels.get(name, self.unk)
 
     def label_of(self, ids: Sequence[int]) -> str:
-        """The class at the beginning of a text; empty if there is none."""
+        """The class at the beginning of a text, or an empty text."""
         return self.piece(ids[0]) if len(ids) and ids[0] in self.labels.values() else ""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids without <s> and </s>."""
-        ids: list[int] = self._processor.encode(text)
-        return ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without <s> and </s>."""
@@ -106,11 +101,11 @@ class Tokenizer:
 
         Args:
             vocab_size: the number of pieces, specials and `labels` included.
-            labels: the names of classes, each of which becomes a piece that does not occur in texts.
-            hard_limit: False: where the text allows fewer pieces than `vocab_size`, take as many as it allows.
+            labels: the names of classes, which become pieces that do not occur in texts.
+            hard_limit: refuse a text that allows fewer pieces; False: take as many as it allows.
 
         Raises:
-            ConfigError: a size that the text does not allow.
+            ConfigError: the text does not allow this size.
         """
         model = io.BytesIO()
 
@@ -150,15 +145,15 @@ class Tokenizer:
         settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *more])
         key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
 
-        def learn() -> bytes:
-            return cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit).model
+        def learn(path: Path) -> None:
+            cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit).save(path)
 
         return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}", learn).read_bytes())
 
 
-def learned(folder: Path, learn: Callable[[], bytes]) -> Path:
-    """The file of a learned vocabulary, in its stored folder."""
-    return stored_files(folder, lambda partial: write_bytes(partial / VOCABULARY, learn())) / VOCABULARY
+def learned(folder: Path, learn: Callable[[Path], None]) -> Path:
+    """The file of a learned vocabulary in its stored folder; `learn` writes it."""
+    return stored_files(folder, lambda partial: learn(partial / VOCABULARY)) / VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -166,8 +161,7 @@ class SourceText:
     """The source text as piece ids that end in </s>.
 
     Args:
-        max_tokens: the largest number of ids, at least 2.  A longer text is cut to its first `max_tokens` - 1 pieces
-            and </s>, and counted in `TextInputs.truncated`.
+        max_tokens: the largest number of ids.  A longer text is cut to its first `max_tokens` - 1 pieces and </s>.
     """
 
     max_tokens: Annotated[int, Ge(2), Le(1_048_576)] = 1024
@@ -187,7 +181,6 @@ class TextInputs:
 
     Args:
         pieces: the ids of each text, without </s>.
-        max_tokens: the largest number of ids, </s> included.
 
     Attributes:
         truncated: the number of texts that were cut.

@@ -33,9 +33,7 @@ class SequenceToText(Module):
         classify: whether a second search finds the first token among the classes alone.
         label_smoothing: probability that the other tokens share.
         ctc_weight: of the CTC loss; 0: none.
-        first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with
-            one).
-        settings: arguments of `Module`.
+        first_token_weight: of the first token's cross-entropy; the token may be a class.
     """
 
     model: Model

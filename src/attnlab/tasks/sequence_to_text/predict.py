@@ -29,7 +29,7 @@ AUDIO = (".wav", ".flac", ".ogg", ".aiff", ".mp3", ".sph")
 
 
 def input_kind(cfg: DictConfig) -> InputKind:
-    """What a model of this configuration reads."""
+    """The kind of inputs of a model of this configuration."""
     front = instantiate(cfg.task.data.features, path="task.data.features")
     match front:
         case FilterBank():
@@ -40,12 +40,9 @@ def input_kind(cfg: DictConfig) -> InputKind:
 
 
 class TextPredictor(Predictor):
-    """What a sequence-to-text model writes: `prediction`, and where texts begin with a class, `intent`.
+    """Predicts the text of each input, `prediction`, without <unk>; with classes also the class, `intent`.
 
-    <unk> is never written, and a text begins with a class where the model has classes.
-
-    Args:
-        settings: fields of `task.decode` in place of the configured ones.
+    `settings` are fields of `task.decode`, in place of the configured ones.
     """
 
     def __init__(self, module: SequenceToText, cfg: DictConfig, **settings: Any) -> None:
@@ -90,7 +87,7 @@ class TextPredictor(Predictor):
 
 
 def check_audio(path: Path) -> tuple[int, int]:
-    """Rate and samples of a recording. DataError: it is none, or it is empty."""
+    """Rate and samples of a recording. DataError: it cannot be read, or is empty."""
     rate, samples = inspect_audio(path, "input=")
     if not samples:
         raise DataError(f"{path}: an audio file without samples")

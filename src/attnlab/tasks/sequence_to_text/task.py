@@ -22,7 +22,7 @@ from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import scoring_dtype
-from attnlab.tasks.base import Predicts, TextTask, beside
+from attnlab.tasks.base import Predicts, TextTask, file_of_run
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -91,8 +91,7 @@ class SequenceToTextTask(TextTask, Predicts):
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
         """A batch of `size` frames or pieces: sentences of the longest length that training accepts.
 
-        Targets, which the configuration does not tell, are taken to be as long as source texts, and of speech to have
-        one piece in ten frames.
+        Targets are assumed to be as long as source texts; those of speech to have one piece in ten frames.
         """
         rows, length = self._rows(size)
         inputs = torch.full((rows, length), Tokenizer.eos, device=device)
@@ -115,12 +114,12 @@ class SequenceToTextTask(TextTask, Predicts):
         return loss
 
     def _rows(self, frames: int) -> tuple[int, int]:
-        """Sentences of the longest length that training accepts in a batch of so many frames, and that length."""
+        """The number of sentences of the longest length in a batch, and that length."""
         length = min(frames, self.cfg.task.data.max_input_frames)
         return max(1, frames // length), length
 
     def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
-        """Of sentences of the longest length that training accepts, with the most text that the search may write."""
+        """Of the longest sentences that training accepts, with the most text that the search may write."""
         decode = self.cfg.task.decode
         rows, length = self._rows(self.cfg.task.decode_max_frames)
         convolutions = getattr(getattr(model.encoder, "subsample", None), "convs", ())  # each halves the length
@@ -168,11 +167,9 @@ class SequenceToTextTask(TextTask, Predicts):
             self.encoder = self._read_encoder(Path(task.encoder_checkpoint).expanduser())
 
     def _read_encoder(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor]]:
-        """The encoder's weights in a run, whatever its decoder, and their file.
+        """The file of a run's weights, and those of its encoder.  DataError: they do not fit this run's encoder.
 
-        Raises:
-            DataError: there are none, or they do not fit this run's encoder; with an embedding, whose size follows
-                from the text, this is checked when they are loaded.
+        The size of an embedding follows from the text and is checked later.
         """
         from attnlab.pretrained.weights import check
         from attnlab.training.checkpoints import find_weights, read_checkpoint
@@ -244,8 +241,8 @@ class SequenceToTextTask(TextTask, Predicts):
     def rebuilt(self, weights: Path) -> SequenceToText:
         ctc = None
         if self.cfg.task.train.ctc_weight:
-            ctc = Tokenizer.load(beside(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
-        return self._module(Tokenizer.load(beside(weights, TOKENIZER, "the SentencePiece model")), ctc)
+            ctc = Tokenizer.load(file_of_run(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
+        return self._module(Tokenizer.load(file_of_run(weights, TOKENIZER, "the SentencePiece model")), ctc)
 
     @property
     def input_kind(self) -> InputKind:
@@ -259,7 +256,7 @@ class SequenceToTextTask(TextTask, Predicts):
         return TextPredictor(module, self.cfg, **settings)
 
     def _check_features(self) -> None:
-        """Refuse an encoder for other features than those that the front end gives."""
+        """Refuse an encoder whose features are not those of the front end."""
         encoder, node = self.cfg.task.model.encoder, "task.data.features"
         front = instantiate(self.cfg.task.data.features, path=node)
         for key, name in (("num_mels", "width"), ("mix_layers", "layers")):
@@ -292,7 +289,7 @@ class SequenceToTextTask(TextTask, Predicts):
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: SequenceToText) -> None:
-        """What the encoder takes of each layer of the stored features."""
+        """Record the encoder's share of each layer of the stored features."""
         if (mix := getattr(module.model.encoder, "mix", None)) is not None:
             record["front_end"] = {"layer_shares": [round(share, 4) for share in mix.shares().tolist()]}
 
