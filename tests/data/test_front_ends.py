@@ -40,13 +40,14 @@ def test_the_class_is_one_piece_before_the_text(slurp: Path, tmp_path: Path) -> 
     data.setup()
     assert sorted(data.tokenizer.labels) == ["alarm_off", "alarm_on"]
     (batch,) = list(data.test_dataloader())
-    assert (batch.labels, batch.references, batch.sources) == (["alarm_on"], ["wake me a"], ["wake me a"])
+    (x,) = batch.utterances
+    assert (x.label, x.target, x.source) == ("alarm_on", "wake me a", "wake me a")
     ids = batch.targets[0].tolist()
     assert data.tokenizer.label_of(ids) == "alarm_on" and data.tokenizer.label_of(ids[1:]) == ""
     assert data.tokenizer.decode(ids) == data.tokenizer.decode(ids[1:]) == "wake me a"
     assert data.ctc_tokenizer is not None and not data.ctc_tokenizer.labels
     assert batch.ctc_targets is not None and data.ctc_tokenizer.decode(batch.ctc_targets[0].tolist()) == "wake me a"
-    assert data.tokenizer.encode("alarm_on") != [data.tokenizer.label("alarm_on")]  # no text contains it
+    assert data.tokenizer.encode_all(["alarm_on"])[0] != [data.tokenizer.label("alarm_on")]  # no text contains it
 
 
 def test_an_unknown_class_in_the_test_set(slurp: Path, tmp_path: Path) -> None:
@@ -57,17 +58,18 @@ def test_an_unknown_class_in_the_test_set(slurp: Path, tmp_path: Path) -> None:
     data.setup()
     assert data.filtered["unknown class in test, kept"] == 1
     (batch,) = list(data.test_dataloader())
-    assert batch.targets[0, 0] == data.tokenizer.unk and batch.labels == ["music_stop"]
+    assert batch.targets[0, 0] == data.tokenizer.unk and batch.utterances[0].label == "music_stop"
 
 
 def test_training_has_each_recording_at_every_speed(slurp: Path, tmp_path: Path) -> None:
     data = make(slurp, tmp_path, reader=SLURP(), features=BANK, speeds=[0.5, 1.0, 2.0])
     data.setup()
-    lengths = {id: int(n) for b in data.train_dataloader() for id, n in zip(b.ids, b.feature_lengths, strict=True)}
+    pairs = (pair for b in data.train_dataloader() for pair in zip(b.utterances, b.feature_lengths, strict=True))
+    lengths = {x.id: int(n) for x, n in pairs}
     assert len(lengths) == 12
     assert lengths["slurp_unknown_traina"] == 48  # of half a second
     assert abs(lengths["sp0.5-slurp_unknown_traina"] - 98) <= 1 and abs(lengths["sp2-slurp_unknown_traina"] - 23) <= 1
-    assert sum(len(b) for b in data.test_dataloader()) == 1
+    assert sum(len(b.utterances) for b in data.test_dataloader()) == 1
     assert make(slurp, tmp_path, reader=SLURP(), features=BANK).split("train").lengths.sum() < sum(lengths.values())
 
 
@@ -96,7 +98,7 @@ def test_text_batches_count_the_longer_side(tmp_path: Path) -> None:
     assert data.split("test").lengths.tolist() == [max(a, b) for a, b in zip(
         batch.feature_lengths.tolist()[::-1], batch.target_lengths.tolist()[::-1], strict=True)]  # fmt: skip
     assert batch.features.dtype == batch.targets.dtype
-    row = batch.ids.index("test_2")
+    row = [x.id for x in batch.utterances].index("test_2")
     assert batch.features[row, batch.feature_lengths[row] :].eq(data.tokenizer.pad).all()
 
 

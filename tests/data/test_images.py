@@ -76,7 +76,7 @@ def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> 
     (root / "val" / "sea").mkdir()
     assert "sea: a class folder without images" in error(root)
     Image.new("RGB", (9, 9)).save(root / "val" / "sea" / "0.png")
-    assert f"{root / 'train'}: there is no class folder 'sea', which {root / 'val'} has" in error(root)
+    assert f"{root / 'train'}: no class folder 'sea', which {root / 'val'} has" in error(root)
     for place in sorted((root / "val").rglob("*"), reverse=True):
         place.unlink() if place.is_file() else place.rmdir()
     Image.new("RGB", (9, 9)).save(root / "val" / "ILSVRC2012_val_00000001.JPEG")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.data import FilterBank, MustC, SpecAugment
-from attnlab.data.sequence_to_text import SequenceToTextData
+from attnlab.data.sequence_to_text import Batch, SequenceToTextData
 from attnlab.errors import ConfigError, DataError
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)
@@ -36,37 +36,42 @@ def attach(data: SequenceToTextData, epoch: int = 0, rank: int = 0, world_size: 
     )
 
 
+def ids_of(batch: Batch) -> list[str]:
+    return [x.id for x in batch.utterances]
+
+
 def ids(loader: Any) -> list[str]:
-    return [id for batch in loader for id in batch.ids]
+    return [id for batch in loader for id in ids_of(batch)]
 
 
 def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData], corpus: Path) -> None:
     data = make(ctc_vocab_size=15)
-    data.prepare_data()
     data.setup("fit")
     assert data.corpus == f"MuST-C en-de at {corpus}: train 5, dev 5, tst-COMMON 5 segments"
     (batch,) = list(data.val_dataloader())
-    assert batch.ids == ["ted_2_1", "ted_1_2", "ted_2_0", "ted_1_0", "ted_1_1"]  # longest first
-    assert batch.references == ["sieben zwei eins", "sieben drei", "zwei eins", "eins", "drei"]
-    assert batch.sources == ["seven two one", "seven three", "two one", "one", "three"]
+    assert ids_of(batch) == ["ted_2_1", "ted_1_2", "ted_2_0", "ted_1_0", "ted_1_1"]  # longest first
+    references = [x.target for x in batch.utterances]
+    assert references == ["sieben zwei eins", "sieben drei", "zwei eins", "eins", "drei"]
+    sources = [x.source for x in batch.utterances]
+    assert sources == ["seven two one", "seven three", "two one", "one", "three"]
     assert batch.features.dtype == torch.float32
     assert batch.features.shape == (5, 198, 20)
     assert batch.feature_lengths.tolist() == [198, 148, 108, 88, 13]
     assert batch.ctc_targets is not None and batch.ctc_target_lengths is not None and data.ctc_tokenizer is not None
-    for i, reference in enumerate(batch.references):
+    for i, reference in enumerate(references):
         assert not batch.features[i, batch.feature_lengths[i] :].any()
         length = int(batch.target_lengths[i])
         assert batch.targets[i, length - 1] == data.tokenizer.eos
         assert (batch.targets[i, length:] == data.tokenizer.pad).all()
         assert data.tokenizer.decode(batch.targets[i, : length - 1].tolist()) == reference
         labels = batch.ctc_targets[i, : batch.ctc_target_lengths[i]].tolist()
-        assert data.ctc_tokenizer.decode(labels) == batch.sources[i]
+        assert data.ctc_tokenizer.decode(labels) == sources[i]
         assert min(labels) > data.tokenizer.unk  # neither blank nor </s>
     assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
 
 
 def test_length_filters_are_for_training_and_counted(make: Callable[..., SequenceToTextData]) -> None:
-    tokens = {id: int(n) for b in make().val_dataloader() for id, n in zip(b.ids, b.target_lengths, strict=True)}
+    tokens = {id: int(n) for b in make().val_dataloader() for id, n in zip(ids_of(b), b.target_lengths, strict=True)}
     limit = tokens["ted_1_0"]
     assert limit < tokens["ted_2_0"]
     data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=limit)
@@ -95,7 +100,7 @@ def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., Se
         data = make(augment=SpecAugment(freq_mask=8, time_mask=60), **settings)
         attach(data, epoch=epoch)
         loader = data.train_dataloader()
-        return {id: x[:n] for b in loader for id, x, n in zip(b.ids, b.features, b.feature_lengths, strict=True)}
+        return {id: x[:n] for b in loader for id, x, n in zip(ids_of(b), b.features, b.feature_lengths, strict=True)}
 
     first, again, others = features(), features(update_frames=400, num_workers=1), features(epoch=1)
     assert sorted(first) == sorted(again) == sorted(others)
@@ -133,7 +138,7 @@ def test_sample_corpus_is_said_loudly(
 ) -> None:
     monkeypatch.setattr("attnlab.data.MustC.sample", lambda self, cache_dir: corpus)
     data = make(root=None)
-    data.prepare_data()
+    data.setup()
     assert data.is_sample and data.corpus == "sample" and "SAMPLE" in caplog.text
 
 
@@ -147,20 +152,20 @@ def test_everything_is_checked_before_features_are_computed(
         make(max_input_frames=3).setup()
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(ConfigError, match=r"task\.data\.vocab_size=500: .* 16"):
-        make(vocab_size=500).prepare_data()
+        make(vocab_size=500).setup()
     assert not (tmp_path / "cache" / "features").exists()
     shutil.rmtree(tmp_path / "cache")
     edit("tst-COMMON.yaml", "offset: 9.5", "offset: 995")
     with pytest.raises(DataError, match=r"tst-COMMON\.yaml line 2"):
-        make().prepare_data()
+        make().setup()
     assert not (tmp_path / "cache").exists()
 
 
 def test_empty_text_is_refused_or_left_out(make: Callable[..., SequenceToTextData], edit: Edit) -> None:
     edit("train.de", "zwei eins\n", "\n")
     with pytest.raises(DataError, match=r"train\.de line 3: empty text.*drop_empty"):
-        make().prepare_data()
+        make().setup()
     data = make(drop_empty=True, vocab_size=15)
-    data.prepare_data()
+    data.setup()
     assert sorted(ids(data.train_dataloader())) == ["ted_1_0", "ted_1_1", "ted_1_2", "ted_2_1"]
     assert data.filtered["no text in train"] == 1

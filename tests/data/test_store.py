@@ -11,7 +11,7 @@ import soundfile
 
 from attnlab.data.corpus import Segment
 from attnlab.data.speech import features
-from attnlab.data.speech.features import FeatureStore, FilterBank, open_features, read_waveform
+from attnlab.data.speech.features import FeatureStore, FilterBank, read_waveform
 from attnlab.data.speech.mustc import MustC
 from attnlab.errors import DataError
 
@@ -52,9 +52,9 @@ def check(store: FeatureStore, segments: list[Segment]) -> None:
 
 def test_computed_once_by_content(tmp_path: Path, segments: list[Segment], computed: list[Path], corpus: Path) -> None:
     for _ in range(2):
-        check(open_features(tmp_path, "train", segments, BANK), segments)
+        check(BANK.open(segments, tmp_path / "features" / "train"), segments)
         assert len(computed) == 5
-    store = open_features(tmp_path, "train", segments, BANK)
+    store = BANK.open(segments, tmp_path / "features" / "train")
     path = folder_of(tmp_path) / "features.f16"
     data = bytearray(path.read_bytes())
     assert len(data) == sum(store.lengths) * 20 * 2
@@ -64,24 +64,24 @@ def test_computed_once_by_content(tmp_path: Path, segments: list[Segment], compu
     with pytest.raises(DataError, match=r"features\.f16: damaged; delete .* and run again"):
         store[1]
     moved = shutil.copytree(corpus, tmp_path / "elsewhere")
-    open_features(tmp_path, "train", MustC().read(moved, "train", "audio", False), BANK)
+    BANK.open(MustC().read(moved, "train", "audio", False), tmp_path / "features" / "train")
     assert len(computed) == 5  # the place does not matter
-    open_features(tmp_path, "train", segments, FilterBank(sample_rate=8000, num_mels=21))
+    FilterBank(sample_rate=8000, num_mels=21).open(segments, tmp_path / "features" / "train")
     assert len(computed) == 10  # the settings do
-    open_features(tmp_path, "train", segments[:4], BANK)
+    BANK.open(segments[:4], tmp_path / "features" / "train")
     assert len(computed) == 14  # the segments do
     samples, rate = soundfile.read(segments[0].audio, dtype="int16")
     samples[5] += 1
     soundfile.write(segments[0].audio, samples, rate)
-    open_features(tmp_path, "train", segments, BANK)
+    BANK.open(segments, tmp_path / "features" / "train")
     assert len(computed) == 19  # the audio does
 
 
 def test_a_shorter_file_is_computed_again(tmp_path: Path, segments: list[Segment], computed: list[Path]) -> None:
-    open_features(tmp_path, "train", segments, BANK)
+    BANK.open(segments, tmp_path / "features" / "train")
     path = folder_of(tmp_path) / "features.f16"
     os.truncate(path, path.stat().st_size - 1)
-    check(open_features(tmp_path, "train", segments, BANK), segments)
+    check(BANK.open(segments, tmp_path / "features" / "train"), segments)
     assert len(computed) == 10
 
 
@@ -90,4 +90,4 @@ def test_samples_that_are_not_numbers_are_refused(tmp_path: Path, segments: list
     samples, rate = soundfile.read(wav)
     soundfile.write(wav, np.where(np.arange(len(samples)) == 9, np.nan, samples), rate, "FLOAT")
     with pytest.raises(DataError, match=r"ted_2.wav: ted_2_0 has samples that are not finite"):
-        open_features(tmp_path, "train", segments, BANK)
+        BANK.open(segments, tmp_path / "features" / "train")

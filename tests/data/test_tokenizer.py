@@ -15,11 +15,13 @@ LINES = [" ".join(words) for words in itertools.permutations(WORDS, 3)]
 def test_text_comes_back(tmp_path: Path, kind: Kind, size: int) -> None:
     tokenizer = Tokenizer.train(LINES, size, kind)
     assert tokenizer.size == size
-    ids = tokenizer.encode("sieben fünf null")
+    ids = tokenizer.encode_all(["sieben fünf null"])[0]
     assert min(ids) > Tokenizer.unk
     assert max(ids) < size
     assert tokenizer.decode(ids) == "sieben fünf null"
-    assert tokenizer.encode_all(["eins", "zwei drei"]) == [tokenizer.encode("eins"), tokenizer.encode("zwei drei")]
+    assert tokenizer.encode_all(["eins", "zwei drei"]) == [
+        tokenizer.encode_all([text])[0] for text in ("eins", "zwei drei")
+    ]
 
 
 def test_training_is_deterministic_and_load_gives_the_same(tmp_path: Path) -> None:
@@ -45,10 +47,10 @@ def test_too_large_names_the_largest_that_works(tmp_path: Path, kind: Kind, capf
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
 def test_without_a_hard_limit_a_small_text_gets_what_it_allows(tmp_path: Path, kind: Kind) -> None:
     soft = Tokenizer.train(LINES, 8000, kind, hard_limit=False)
-    assert soft.decode(soft.encode("sieben fünf null")) == "sieben fünf null"
-    assert Tokenizer.cached(LINES, tmp_path, 8000, kind, hard_limit=False).fingerprint == soft.fingerprint
+    assert soft.decode(soft.encode_all(["sieben fünf null"])[0]) == "sieben fünf null"
+    assert Tokenizer.cached(LINES, tmp_path, 8000, kind, [], False).fingerprint == soft.fingerprint
     with pytest.raises(ConfigError):
-        Tokenizer.cached(LINES, tmp_path, 8000, kind)
+        Tokenizer.cached(LINES, tmp_path, 8000, kind, [], True)
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
@@ -61,11 +63,11 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_cached_by_content(tmp_path: Path) -> None:
-    first = Tokenizer.cached(LINES, tmp_path, 32)
+    first = Tokenizer.cached(LINES, tmp_path, 32, "unigram", [], True)
     (model,) = tmp_path.glob("unigram*/vocabulary")
     written = model.stat().st_mtime_ns
-    assert Tokenizer.cached(LINES, tmp_path, 32).fingerprint == first.fingerprint
+    assert Tokenizer.cached(LINES, tmp_path, 32, "unigram", [], True).fingerprint == first.fingerprint
     assert model.stat().st_mtime_ns == written
-    Tokenizer.cached(LINES[1:], tmp_path, 32)
-    Tokenizer.cached(LINES, tmp_path, 31)
+    Tokenizer.cached(LINES[1:], tmp_path, 32, "unigram", [], True)
+    Tokenizer.cached(LINES, tmp_path, 31, "unigram", [], True)
     assert len(list(tmp_path.glob("unigram*/vocabulary"))) == 3

@@ -112,5 +112,7 @@ def test_an_index_outside_the_corpus_is_an_error() -> None:
     metric.update([0, 1], ["a", "b"], ["a", "b"])
     with pytest.raises(RuntimeError, match="index 1 is outside a corpus of 1"):
         metric.compute()
+    metric.reset()
+    metric.update([0], ["a", "b"], ["a", "b"])
     with pytest.raises(ValueError, match="longer"):
-        metric.update([0], ["a", "b"], ["a", "b"])
+        metric.compute()

@@ -79,7 +79,7 @@ def watched(
         if fails_at == (self.current_epoch, batch_idx):
             raise KeyboardInterrupt
         loss = training_step(self, batch, batch_idx)
-        steps.append((self.current_epoch, batch_idx, batch.ids, float(loss)))
+        steps.append((self.current_epoch, batch_idx, [x.id for x in batch.utterances], float(loss)))
         return loss
 
     def watched_decode(self: SequenceToText, batch: Any, search: BeamSearch, *rest: Any, **named: Any) -> Any:

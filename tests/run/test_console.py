@@ -156,4 +156,4 @@ def test_texts_that_are_encoded_in_parts_are_the_same(monkeypatch: pytest.Monkey
     tokenizer = Tokenizer.train(texts, 26)
     expected = tokenizer.encode_all(texts)
     monkeypatch.setattr("attnlab.data.text.tokenizer.BLOCK", 4)
-    assert tokenizer.encode_all(texts) == expected == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.encode_all(texts) == expected == [tokenizer.encode_all([text])[0] for text in texts]

@@ -135,7 +135,7 @@ def test_log_likelihoods_are_those_of_the_compressed_model() -> None:
 
 
 def test_a_masked_language_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lm-evaluation-harness scores decoders; RobertaForMaskedLM is none"):
+    with pytest.raises(ConfigError, match="lm-evaluation-harness scores decoders; RobertaForMaskedLM is not one"):
         TransformersEvaluation(["claims"]).lm(SimpleNamespace(model=tiny("roberta"), tokenizer=words()), None)
 
 

@@ -84,7 +84,7 @@ def test_a_nan_is_named_before_the_next_checkpoint(
 
     def at(self: SequenceToText, items: Any, batch_idx: int) -> Tensor:
         now[0] = (self.current_epoch, batch_idx)
-        names[now[0]] = items.ids[0]
+        names[now[0]] = items.utterances[0].id
         return step(self, items, batch_idx)
 
     def broken(self: SequenceToText, items: Any) -> tuple[Tensor, ...]:

@@ -46,7 +46,7 @@ def signature(target: str) -> Signature:
     """The signature of a class or function by its dotted name. LookupError: the source of no module defines it."""
     if (defined := _locate(target)) is None:
         raise LookupError(target)
-    if any("dataclass" in ast.unparse(decorator) for decorator in defined.node.decorator_list):
+    if _is_dataclass(defined.node):
         return Signature(_fields(defined))
     function = _constructor(defined)
     if function is None or isinstance(function.node, ast.ClassDef):
@@ -225,13 +225,17 @@ def _constructor(defined: _Definition) -> _Definition | None:
 # --- annotations --------------------------------------------------------------------------------------------------
 
 
+def _is_dataclass(node: ast.AST) -> bool:
+    return any("dataclass" in ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ()))
+
+
 def _fields(defined: _Definition) -> dict[str, Any]:
     """The fields of a dataclass with their annotations, those of its bases first."""
     fields: dict[str, Any] = {}
     assert isinstance(defined.node, ast.ClassDef)
     for base in reversed(defined.node.bases):
         parent = _follow(defined.module, base)
-        fields |= _fields(parent) if parent and isinstance(parent.node, ast.ClassDef) else {}
+        fields |= _fields(parent) if parent and _is_dataclass(parent.node) else {}
     for node in defined.node.body:
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=kind) if "ClassVar" not in ast.unparse(kind):

@@ -21,7 +21,7 @@ from attnlab.config.batch import FrameShare, Share, counted
 from attnlab.errors import ConfigError, DataError
 
 T = TypeVar("T")
-Workers = Annotated[int, Ge(0), Le(1024)] | None  # None: see :meth:`Data.workers`
+Workers = Annotated[int, Ge(0), Le(1024)] | None  # None: see :meth:`Data.cuda_workers`
 MOST_WORKERS = 8
 AHEAD = 4  # batches that each worker process prepares ahead
 
@@ -41,12 +41,12 @@ class Data(LightningDataModule):
     """A task's data: Lightning's loaders, and the description of the corpus in the record.
 
     Attributes:
-        corpus: what was read, with sizes; "sample" for an embedded corpus.
-        location: the directory that was read, in the cache for an embedded corpus; None: nothing is read.
+        corpus: a description with sizes; "sample" for an embedded corpus.
+        location: the directory of the corpus, in the cache for an embedded one; None: the data is generated.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.
         seed: of the order of training.
-        num_workers: worker processes of a loader, 0: none; None: see :meth:`workers`.
+        num_workers: worker processes of a loader, 0: none; None: see :meth:`cuda_workers`.
     """
 
     corpus: str
@@ -58,10 +58,10 @@ class Data(LightningDataModule):
 
     @abstractmethod
     def share(self, processes: int) -> Share | FrameShare:
-        """How processes share an update.  ConfigError: they cannot."""
+        """The share of each process in an update.  ConfigError: the update cannot be divided."""
 
     def batches_per_update(self, processes: int) -> int:
-        """The number of batches that each process accumulates.  ConfigError: they cannot share an update."""
+        """The number of batches that each process accumulates.  ConfigError: see :meth:`share`."""
         return self.share(processes).accumulate
 
     @abstractmethod
@@ -84,19 +84,20 @@ class Data(LightningDataModule):
         return False
 
     def order(self) -> dict[str, int]:
-        """What the order of the present training epoch is a function of, as the samplers take it."""
+        """The arguments of the samplers of training, from which the order of the present epoch follows."""
         epoch = self.trainer.current_epoch if self.trainer else 0
-        rank, world_size = self._ranks()
         start = self.resume_at[1] if epoch == self.resume_at[0] else 0
-        return {"seed": self.seed, "epoch": epoch, "rank": rank, "world_size": world_size, "start": start}
+        return {"seed": self.seed, "epoch": epoch, "start": start, **self.ranks()}
 
-    def _ranks(self) -> tuple[int, int]:
-        """Rank and number of processes."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def ranks(self, shared: bool = True) -> dict[str, int]:
+        """`rank` and `world_size` of samplers; those of one process unless the processes of the trainer share data."""
+        trainer = self.trainer if shared else None
+        rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+        return {"rank": rank, "world_size": world_size}
 
     @property
     def testing(self) -> bool:
-        """Whether `trainer.test` asks, so that the processes share the test set."""
+        """Whether `trainer.test` runs, whose processes share the test set."""
         return self.trainer is not None and bool(self.trainer.testing)
 
     @property
@@ -104,13 +105,8 @@ class Data(LightningDataModule):
         """Whether the trainer moves batches to a CUDA device."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
-    def workers(self) -> int:
-        """Worker processes of a loader: `num_workers`; where that is None, none without a CUDA device.
-
-        With one, as many as this process has cores for itself, at least 1 and at most 8.
-        """
-        if self.num_workers is not None or not self.on_cuda:
-            return self.num_workers or 0
+    def cuda_workers(self) -> int:
+        """The default of `num_workers` with a CUDA device: the cores of this process, at least 1 and at most 8."""
         assert self.trainer is not None
         affinity = getattr(os, "sched_getaffinity", None)
         cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -122,15 +118,15 @@ class Data(LightningDataModule):
         batches: Sampler[list[int]] | Sequence[list[int]],
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Loader[T]:
-        """The loader of every task: with a CUDA device batches are read ahead, and lie in pinned memory.
-
-        Its workers end with the loader: the trainer makes a new one for each epoch.
+        """The loader of every task: with a CUDA device it reads ahead, into pinned memory.
 
         Args:
             batches: the indices of each batch.
             collate: makes a batch of items; None: torch's default.
         """
-        workers = self.workers()
+        workers = self.num_workers
+        if workers is None:
+            workers = self.cuda_workers() if self.on_cuda else 0
         return Loader(
             items,
             batch_sampler=batches,
@@ -146,11 +142,11 @@ class Data(LightningDataModule):
 
 
 class EpochBatches(Sampler[list[int]]):
-    """A process's batches of a training epoch of so many `updates`.
+    """A process's batches of a training epoch of `updates` updates.
 
     Args:
         accumulate: batches of an update on each process.
-        start: this process's batches to skip.  They count in the length, because the trainer counts them, too.
+        start: this process's batches to skip, which count in the length.
     """
 
     def __init__(self, updates: int, accumulate: int, *, rank: int = 0, world_size: int = 1, start: int = 0) -> None:
@@ -173,9 +169,7 @@ class EpochBatches(Sampler[list[int]]):
 def ordered_batches(counts: Sequence[int], size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
     """A process's batches of a held-out split in order: every item exactly once over all processes.
 
-    Args:
-        counts: items of each group; a batch is of one group.
-        size: items of a batch; fewer where a process would otherwise have none.
+    A batch has `size` items, or fewer, of one group; `counts` are the items of each group.
     """
     size = max(1, min(size, sum(counts) // world_size))
     ends = list(accumulate(counts))

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ class Utterance:
 
     Attributes:
         id: unique in its split.
-        source: the transcript, sentence or document; CTC's text, and shown beside the output.
+        source: the transcript, sentence or document; the text of CTC.
         target: what the decoder writes.
         label: the class that it writes first, as one piece; empty: none.
         others: further references.
@@ -54,7 +55,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment(Utterance):
-    """Input: `num_samples` samples of a recording from `start` on, at its own `rate` (Hz), `speed` times faster.
+    """Input: `num_samples` samples of a recording from `start` on, at its `rate` (Hz), `speed` times faster.
 
     Args:
         num_samples: before the speed is changed.
@@ -104,16 +105,12 @@ class Reader(ABC):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         """The utterances of a split, in the corpus's order; inputs of one of `kinds`.
 
-        Raises DataError: missing or malformed files, and text that is empty, unless `drop_empty`: the caller then
-        leaves such utterances out and counts them.
+        Raises DataError: a file is missing or malformed, or a text is empty.  With `drop_empty` the caller leaves
+        utterances without text out.
         """
 
     def check(self, root: Path, splits: Sequence[str], kind: Kind) -> None:
-        """Check that the files of `splits` exist.
-
-        Raises:
-            DataError: one is missing; the message names the file and what it must hold.
-        """
+        """Raise DataError where a file of `splits` is missing."""
         check_folder(root, self.layout)
         with reading(root, "a readable folder"):
             for split in splits:
@@ -146,7 +143,7 @@ class Reader(ABC):
 
 
 def check_layout(root: Path, data: DictConfig) -> None:
-    """Check that the files of a corpus exist that a :class:`Reader` reads.  `data` is the node `task.data`."""
+    """Raise DataError where a file of a reader's corpus is missing.  `data` is the node `task.data`."""
     reader: Reader = instantiate(data.reader, path="task.data.reader")
     kind = instantiate(data.features, path="task.data.features").kind
     if kind in reader.kinds:
@@ -165,10 +162,10 @@ def inspect_audio(path: Path, where: str) -> tuple[int, int]:
 def excerpt(
     audio: Path, header: tuple[int, int], first: int, last: int, where: str, tolerance: float = 0
 ) -> dict[str, Any]:
-    """What a Segment needs to be samples `first` to `last` (exclusive) of a recording; it is cut at the end.
+    """The fields of a Segment of samples `first` to `last` (exclusive) of a recording, cut at its end.
 
     Args:
-        header: as :func:`inspect_audio` gives it.
+        header: rate and samples, see :func:`inspect_audio`.
         where: the file and line of the segment, for the error.
         tolerance: seconds that a segment may end after its recording, because times are rounded.
 
@@ -183,7 +180,7 @@ def excerpt(
 
 
 def recording(audio: Path, where: str) -> dict[str, Any]:
-    """What a Segment needs to be a complete recording; `where` names the recording, for the error."""
+    """The fields of a Segment of a complete recording; `where` names the recording, for the error."""
     rate, length = inspect_audio(audio, where)
     return excerpt(audio, (rate, length), 0, length, where)
 
@@ -195,12 +192,7 @@ def refuse_empty(text: str, where: str, drop_empty: bool) -> None:
 
 
 def held_out(items: Iterable[Item], split: str, missing: Sequence[str], every: int) -> Iterator[Item]:
-    """The training items that are used as `split`, where some splits have no files.
-
-    Args:
-        split: one of `missing`, or the training split, which gets the others.
-        missing: the splits without files; each takes every `every`-th item.
-    """
+    """The training items of `split`: each of `missing`, the splits without files, takes every `every`-th item."""
     for i, item in enumerate(items):
         place = i % every
         if (missing[place] if place < len(missing) else None) == (split if split in missing else None):
@@ -224,14 +216,9 @@ def statistics(utterances: Sequence[Utterance]) -> dict[str, float]:
 
 
 def sample_corpus(cache_dir: Path, name: str, settings: Any, write: Callable[[Path], None]) -> Path:
-    """The directory of a sample corpus, which is written first where it is missing or damaged.
+    """The directory of a sample corpus, which `write` fills where it is missing or damaged.
 
-    Args:
-        settings: plain values, everything but the code that the bytes depend on.
-        write: fills an empty directory.
-
-    Raises:
-        DataError: the corpus cannot be written.
+    `settings` are plain values: everything but the code that the bytes depend on.  DataError: it cannot be written.
     """
     return stored_files(Path(cache_dir) / f"{name}-{digest([SAMPLES, settings])[:16]}", write)
 
@@ -327,20 +314,15 @@ def first_of(root: Path, names: Iterable[str], what: str) -> Path:
 
 
 def only(paths: Sequence[Path]) -> Path | None:
-    """The one of these that exists; None: none does. DataError: several do."""
+    """The path, if there is one.  DataError: there are several."""
     if len(paths) > 1:
         raise DataError(f"data_root={paths[0].parent}: both {paths[0].name} and {paths[1].name}; keep one of them")
     return paths[0] if paths else None
 
 
 def repeated(values: Iterable[Value]) -> Value | None:
-    """The first value that occurs a second time; None: all differ."""
-    seen: set[Value] = set()
-    for value in values:
-        if value in seen:
-            return value
-        seen.add(value)
-    return None
+    """The first value that occurs again; None: all differ."""
+    return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
 def is_unicode(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""What `input=` names: a text, a file, a folder, or a file with one input in each line."""
+"""The inputs of `input=`: a text, a file, a folder, or a file with one input in each line."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ LINES, OBJECTS = (".txt",), (".jsonl", ".ndjson")  # files with one input a line
 
 @dataclass(frozen=True)
 class InputKind:
-    """What a model reads.
+    """A kind of input.
 
     Args:
         name: for messages, "audio file".
-        suffixes: of such files; none: the input is a text.
+        suffixes: of such files; empty: the input is a text.
         keys: of a JSON object, in order of preference.
         check: raises DataError where a file is not of this kind; reads its header alone.
     """
@@ -38,17 +38,16 @@ class Item:
 
 
 class Inputs:
-    """The inputs that a person names. All are looked at once when it is made: a wrong one costs seconds, not hours.
+    """The inputs that `source` names; all are checked at once.
 
     Args:
-        source: a text or a path; for a kind of file, a folder too, which is searched with its subfolders. A Path is
-            never a text.
+        source: a text or a path; for a kind of file also a folder, with its subfolders. A Path is never a text.
 
     Attributes:
-        form: "one", "folder", "lines" (a text file) or "objects" (JSONL: paths in it are relative to its folder).
+        form: "one", "folder", "lines" (a text file) or "objects" (JSONL, whose paths are relative to its folder).
 
     Raises:
-        DataError: there is no such file, it is empty, or an input in it is; names the line.
+        DataError: a file is missing or empty, or an input in it is empty; names the line.
     """
 
     form: Literal["one", "folder", "lines", "objects"]

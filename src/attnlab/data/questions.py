@@ -14,7 +14,7 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from attnlab.data.corpus import Row, check_folder, rows
-from attnlab.data.samples.world import write_world
+from attnlab.data.samples.world import PROFESSIONS, write_world
 from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class QuestionSet(ABC):
     columns: ClassVar[tuple[str, ...]]
 
     def check(self, root: Path) -> None:
-        """Raise DataError where `root` has not the files that are needed."""
+        """Raise DataError where a needed file is missing."""
         check_folder(root, self.layout)
         if not self.files(root, 0):
             raise DataError(f"data_root={root}: no files of {self.title}; {self.layout}")
@@ -199,12 +199,6 @@ class Fever(QuestionSet):
         return f"Consider the following claim: {with_full_stop(text)} Is this claim true or false. The claim is"
 
 
-PROFESSIONS = (  # the numbers of the published column `profession`
-    "accountant", "architect", "attorney", "chiropractor", "comedian", "composer", "dentist", "dietitian", "dj",
-    "filmmaker", "interior designer", "journalist", "model", "nurse", "painter", "paralegal", "pastor",
-    "personal trainer", "photographer", "physician", "poet", "professor", "psychologist", "rapper",
-    "software engineer", "surgeon", "teacher", "yoga teacher",
-)  # fmt: skip
 LAST_TOKENS = 50  # of a biography, for masked language models
 
 
@@ -288,7 +282,7 @@ SETS: tuple[type[QuestionSet], ...] = (HotpotQA, Fever, BiosProfession, Wikidata
 
 
 def question_set(name: str) -> QuestionSet:
-    """A set by its name. ConfigError: there is none."""
+    """The set of this name. ConfigError: the name is unknown."""
     known = {kind.name: kind for kind in SETS}
     if name not in known:
         raise ConfigError(f"task.questions={name}: expected one of {', '.join(known)}")
@@ -305,12 +299,12 @@ class Questions:
 
     Args:
         root: the folder with the files in their published layout; None: the sample world's.
-        limit: the first so many questions are read; None: all.
+        limit: the number of questions to read, from the first; None: all.
         longest_answer: an answer of more tokens, special tokens included, leaves its question out; counted only in
             sets whose answers are free text. The released code counts Llama 2's tokens.
 
     Attributes:
-        corpus: what was read, with sizes; "sample" for the sample world.
+        corpus: a description with sizes; "sample" for the sample world.
         filtered: the number of questions left out, by reason.
         validation, test: the first fifth of the questions, and the others.
     """
@@ -341,13 +335,10 @@ class Questions:
         self._questions = self.kind.read(self.location)
 
     def setup(self, tokens: Callable[[str], int]) -> None:
-        """Filter and split the questions that :meth:`read` has read.
+        """Filter and split the questions that :meth:`read` has read.  DataError: they are too few.
 
         Args:
             tokens: the number of tokens of a text, special tokens included.
-
-        Raises:
-            DataError: there are too few questions.
         """
         questions = self._questions
         if not self.kind.choices:

@@ -17,10 +17,10 @@ from torch.utils.data import Dataset
 from attnlab.config.batch import FrameShare, share_frames
 from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.data.base import Data, EpochBatches, Loader, Workers
-from attnlab.data.corpus import Reader, Segment, Stored, Utterance, at_speed, repeated, statistics
-from attnlab.data.speech.features import Array, FilterBank, SpecAugment, open_features
+from attnlab.data.corpus import Reader, Segment, Utterance, at_speed, repeated, statistics
+from attnlab.data.speech.features import Array, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures
-from attnlab.data.text.tokenizer import Kind, SourceText, Tokenizer
+from attnlab.data.text.tokenizer import Kind, SourceText, TextInputs, Tokenizer
 from attnlab.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ FRONT_ENDS = {"audio": FilterBank, "stored": StoredFeatures, "text": SourceText}
 
 @dataclass(slots=True)
 class Example:
-    """One utterance or text pair, see :class:`Batch`.
+    """One utterance, see :class:`Batch`.
 
     Args:
         features: features (T, F) or of several layers (T, L, F), float32, or source ids (T,), int64.
@@ -44,14 +44,10 @@ class Example:
         filler: it only keeps a process busy and must not count.
     """
 
-    id: str
+    utterance: Utterance
     features: npt.NDArray[np.float32] | Ids
     target: Ids
-    ctc_target: Ids | None
-    source: str
-    reference: str
-    label: str = ""
-    others: tuple[str, ...] = ()
+    ctc_target: Ids | None = None
     filler: bool = False
 
 
@@ -65,79 +61,58 @@ class Batch:
         feature_lengths: (B,) int64, in frames or ids.
         targets: pieces, </s>, then <pad>, (B, N) int64.
         target_lengths: (B,) int64; </s> counts.
-        ctc_targets: ids without </s> and without the blank 0, (B, M) int64; None where no CTC labels are made.
+        ctc_targets: ids without </s> and without the blank 0, (B, M) int64; None: CTC is not used.
         ctc_target_lengths: (B,) int64; None as well.
-        sources, references: the transcripts or source texts, and the target texts as the corpus has them.
-        labels: the classes; empty where there are none.
-        others: further references of each.
-        filler: True: the batch only keeps a process busy and must not count.
+        filler: the batch only keeps a process busy and must not count.
     """
 
-    ids: list[str]
+    utterances: list[Utterance]
     features: Tensor
     feature_lengths: Tensor
     targets: Tensor
     target_lengths: Tensor
-    ctc_targets: Tensor | None
-    ctc_target_lengths: Tensor | None
-    sources: list[str]
-    references: list[str]
-    labels: list[str]
-    others: list[tuple[str, ...]]
+    ctc_targets: Tensor | None = None
+    ctc_target_lengths: Tensor | None = None
     filler: bool = False
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def to(self, device: torch.device | str, non_blocking: bool | None = None) -> "Batch":
         """On another device; by default the host does not wait for a copy to a CUDA device."""
-        if non_blocking is None:  # Lightning says so for tensors alone
+        if non_blocking is None:  # Lightning sets it for tensors alone
             non_blocking = torch.device(device).type == "cuda"
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
 
     def select(self, rows: list[int]) -> "Batch":
         """These rows alone, padded as before."""
         index = torch.tensor(rows, device=self.features.device)
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        lists: dict[str, Any] = {name: [x[i] for i in rows] for name, x in values.items() if isinstance(x, list)}
-        return replace(self._map(lambda x: x[index]), **lists)
+        return replace(self._map(lambda x: x[index]), utterances=[self.utterances[i] for i in rows])
 
     def pin_memory(self) -> "Batch":
         return self._map(lambda x: x.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors: dict[str, Any] = {
-            field.name: function(x) for field in fields(self) if isinstance(x := getattr(self, field.name), Tensor)
-        }
-        return replace(self, **tensors)
+        values = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        changed: dict[str, Any] = {name: function(x) for name, x in values if isinstance(x, Tensor)}
+        return replace(self, **changed)
 
 
-def collate(examples: Sequence[Example], pad: int = 1) -> Batch:
-    """Pads `examples` to one Batch; `pad` is the id after the end of targets."""
+def collate(examples: Sequence[Example]) -> Batch:
+    """The batch of some examples."""
     ctc = [x.ctc_target for x in examples if x.ctc_target is not None]
-    return Batch(
-        ids=[x.id for x in examples],
-        features=_pad([x.features for x in examples], pad),
-        feature_lengths=torch.tensor([len(x.features) for x in examples]),
-        targets=_pad([x.target for x in examples], pad),
-        target_lengths=torch.tensor([len(x.target) for x in examples]),
-        ctc_targets=_pad(ctc, pad) if ctc else None,
-        ctc_target_lengths=torch.tensor([len(x) for x in ctc]) if ctc else None,
-        sources=[x.source for x in examples],
-        references=[x.reference for x in examples],
-        labels=[x.label for x in examples],
-        others=[x.others for x in examples],
-        filler=any(x.filler for x in examples),
-    )
+    ctc_targets, ctc_lengths = _padded(ctc) if ctc else (None, None)
+    features, targets = _padded([x.features for x in examples]), _padded([x.target for x in examples])
+    utterances, filler = [x.utterance for x in examples], any(x.filler for x in examples)
+    return Batch(utterances, *features, *targets, ctc_targets, ctc_lengths, filler)
 
 
-def _pad(sequences: Sequence[npt.NDArray[Any]], pad: int) -> Tensor:
-    tensors = [torch.from_numpy(x) for x in sequences]
-    return pad_sequence(tensors, batch_first=True, padding_value=0.0 if tensors[0].is_floating_point() else pad)
+def _padded(rows: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, Tensor]:
+    """Rows of any lengths as one tensor, and their lengths."""
+    tensors = [torch.from_numpy(x) for x in rows]
+    value = 0.0 if tensors[0].is_floating_point() else Tokenizer.pad
+    return pad_sequence(tensors, True, value), torch.tensor([len(x) for x in rows])
 
 
 class Inputs(Protocol):
-    """What the model reads of each utterance; `lengths` (int64) counts frames or pieces."""
+    """The model's input of each utterance; `lengths` (int64) counts frames or pieces."""
 
     lengths: Ids
 
@@ -152,8 +127,7 @@ class Examples(Dataset[Example]):
 
     Args:
         utterances, inputs, targets: of the complete split; targets end in </s>.
-        sizes: what batches are cut by, (utterances,), in frames or ids: the input's length, or the target's where text
-            is read and that is longer.
+        sizes: (utterances,), lengths by which batches are formed: of the input, or of a longer target of text.
         chosen: numbers of the utterances that are used, in the order of the indices.
     """
 
@@ -175,15 +149,15 @@ class Examples(Dataset[Example]):
         features = self.inputs[i]
         if self.augment is not None:
             features = self.augment(cast(Array, features), np.random.default_rng([self.seed, self.epoch, i]))
-        x = self.utterances[i]
         ctc = None if self.ctc_targets is None else self.ctc_targets[i]
-        return Example(x.id, features, self.targets[i], ctc, x.source, x.target, x.label, x.others, index < 0)
+        return Example(self.utterances[i], features, self.targets[i], ctc, index < 0)
 
     @property
     def lengths(self) -> Ids:
         return self.sizes[self.chosen]
 
 
+@dataclass(eq=False, repr=False)
 class SequenceToTextData(Data):
     """A corpus that `reader` understands, at `root`, or the reader's embedded sample corpus where that is None.
 
@@ -196,7 +170,7 @@ class SequenceToTextData(Data):
         augment: masks of training inputs, or None.
         vocab_size: pieces of the decoder, specials and classes included; of source and target together for text.
         ctc_vocab_size: pieces of the transcript as CTC labels, or None.
-        hard_vocab_limit: refuse a text that allows fewer pieces; False: such a text gets what it allows.
+        hard_vocab_limit: refuse a text that allows fewer pieces; False: take as many as the text allows.
         update_frames: input frames or pieces of an update, padding included, on all processes together; a multiple of
             `bucket_frames`.
         bucket_frames: frames of a group of sentences of similar length, padding included; None: `update_frames`.
@@ -214,58 +188,44 @@ class SequenceToTextData(Data):
         DataError: the corpus, before any feature is computed.
     """
 
-    def __init__(
-        self,
-        root: str | None,
-        cache_dir: str,
-        reader: Reader,
-        features: FilterBank | StoredFeatures | SourceText,
-        augment: SpecAugment | None = None,
-        seed: int = 1,
-        vocab_size: Annotated[int, Ge(5), Le(1_048_576)] = 8000,
-        vocab_type: Kind = "unigram",
-        ctc_vocab_size: Annotated[int, Ge(5), Le(1_048_576)] | None = None,
-        ctc_vocab_type: Kind = "unigram",
-        hard_vocab_limit: bool = True,
-        update_frames: Annotated[int, Ge(1)] = 40000,
-        bucket_frames: Annotated[int, Ge(1)] | None = None,
-        split_buckets: bool = True,
-        max_frames: Annotated[int, Ge(1)] | None = None,
-        max_sentences: Annotated[int, Ge(1)] | None = None,
-        min_input_frames: SizeOrZero = 5,
-        max_input_frames: Size = 3000,
-        max_target_tokens: Size = 1024,
-        drop_empty: bool = False,
-        unknown_labels: bool = False,
-        speeds: list[Annotated[float, Ge(0.1), Le(10)]] | None = None,
-        num_workers: Workers = None,
-    ) -> None:
+    root: str | None
+    cache_dir: str
+    reader: Reader
+    features: FilterBank | StoredFeatures | SourceText
+    augment: SpecAugment | None = None
+    seed: int = 1
+    vocab_size: Annotated[int, Ge(5), Le(1_048_576)] = 8000
+    vocab_type: Kind = "unigram"
+    ctc_vocab_size: Annotated[int, Ge(5), Le(1_048_576)] | None = None
+    ctc_vocab_type: Kind = "unigram"
+    hard_vocab_limit: bool = True
+    update_frames: Annotated[int, Ge(1)] = 40000
+    bucket_frames: Annotated[int, Ge(1)] | None = None
+    split_buckets: bool = True
+    max_frames: Annotated[int, Ge(1)] | None = None
+    max_sentences: Annotated[int, Ge(1)] | None = None
+    min_input_frames: SizeOrZero = 5
+    max_input_frames: Size = 3000
+    max_target_tokens: Size = 1024
+    drop_empty: bool = False
+    unknown_labels: bool = False
+    speeds: list[Annotated[float, Ge(0.1), Le(10)]] | None = None
+    num_workers: Workers = None
+
+    def __post_init__(self) -> None:
         super().__init__()
-        bucket_frames = bucket_frames or update_frames
-        max_frames = max_frames or bucket_frames
-        if features.kind not in reader.kinds:
-            names = " or ".join(f"attnlab.data.{FRONT_ENDS[kind].__name__}" for kind in reader.kinds)
-            raise ConfigError(f"task.data.features: {reader.name} gives no {features.kind} inputs; use {names}")
-        if features.kind == "text" and (augment is not None or ctc_vocab_size is not None):
+        kind, kinds = self.features.kind, self.reader.kinds
+        if kind not in kinds:
+            names = " or ".join(f"attnlab.data.{FRONT_ENDS[kind].__name__}" for kind in kinds)
+            raise ConfigError(f"task.data.features: {self.reader.name} gives no {kind} inputs; use {names}")
+        if kind == "text" and (self.augment is not None or self.ctc_vocab_size is not None):
             raise ConfigError("task.data: text has neither augment nor ctc_vocab_size; set both to null")
-        if features.kind != "audio" and speeds not in (None, [1.0]):
-            raise ConfigError(f"task.data.speeds: only recordings can be played faster, not {features.kind} inputs")
-        self.root = None if root is None else Path(root).expanduser()
-        self.cache_dir = Path(cache_dir).expanduser()
-        self.reader, self.front, self.augment, self.seed = reader, features, augment, seed
-        self.vocab_size, self.vocab_type = vocab_size, vocab_type
-        self.ctc_vocab_size, self.ctc_vocab_type = ctc_vocab_size, ctc_vocab_type
-        self.hard_vocab_limit = hard_vocab_limit
-        self.update_frames, self.bucket_frames = update_frames, bucket_frames
-        self.split_buckets, self.max_frames, self.max_sentences = split_buckets, max_frames, max_sentences
-        self.min_input_frames, self.max_input_frames = min_input_frames, max_input_frames
-        self.max_target_tokens = max_target_tokens
-        self.drop_empty, self.unknown_labels = drop_empty, unknown_labels
-        self.speeds = speeds or [1.0]
-        self.num_workers = num_workers
-        self.filtered: dict[str, int] = {}
-        self.is_sample = root is None
-        self.corpus = ""
+        if kind != "audio" and self.speeds not in (None, [1.0]):
+            raise ConfigError(f"task.data.speeds: only recordings can be played faster, not {kind} inputs")
+        self.cache = Path(self.cache_dir).expanduser()
+        self.bucket: int = self.bucket_frames or self.update_frames
+        self.largest: int = self.max_frames or self.bucket
+        self.filtered, self.corpus, self.is_sample = {}, "", self.root is None
         self.test_max_frames: int | None = None  # set by the task that decodes
         self.tokenizer: Tokenizer
         self.run_vocabularies: dict[str, Tokenizer] = {}  # set by the task: those of a run, not learned again
@@ -273,27 +233,17 @@ class SequenceToTextData(Data):
         self._utterances: dict[str, list[Utterance]] = {}
         self._splits: dict[str, Examples] = {}
 
-    def prepare_data(self) -> None:
-        """Checks the complete corpus, then writes what is missing: sample corpus, vocabularies, features.
-
-        Training computes the features of all splits, so that damaged test audio shows before it, not after it.
-        """
-        running = self.trainer.state.fn if self.trainer else None
-        self.setup(running.value if running in ("validate", "test") else None)
-
     def setup(self, stage: str | None = None) -> None:
-        self._read()
+        """Read the corpus, and compute the features of the splits of a stage; None: of all."""
         train, dev, test = self.reader.splits
-        wanted = {"fit": (train, dev), "validate": (dev,), "test": (test,)}.get(stage or "", (train, dev, test))
-        for split in wanted:
-            self.split(split)
+        for name in {"fit": (train, dev), "validate": (dev,), "test": (test,)}.get(stage or "", (train, dev, test)):
+            self.split(name)
 
     def share(self, processes: int) -> FrameShare:
         longest = self.max_input_frames
-        if self.front.kind == "text":  # which is batched by the longer of source and target
+        if self.features.kind == "text":  # which is batched by the longer of source and target
             longest = max(longest, self.max_target_tokens)
-        bounds = self.update_frames, self.bucket_frames, self.max_frames, longest
-        return share_frames(*bounds, processes, self.split_buckets)
+        return share_frames(self.update_frames, self.bucket, self.largest, longest, processes, self.split_buckets)
 
     def held_out_sizes(self, stage: str | None) -> dict[str, int]:
         splits = self.reader.splits[1:]
@@ -309,110 +259,111 @@ class SequenceToTextData(Data):
     def train_dataloader(self) -> Loader[Example]:
         data = self.split(self.reader.splits[0])
         longest = int(data.lengths.max())
-        for key, most in (("train.batch.bucket", self.bucket_frames), ("data.max_frames", self.max_frames)):
+        for key, most in (("train.batch.bucket", self.bucket), ("data.max_frames", self.largest)):
             if longest > most:
                 frames = f"the longest utterance has {longest} frames"
                 raise ConfigError(f"task.{key}={most}: {frames}; raise it, or lower task.data.max_input_frames")
         order = self.order()
         data = replace(data, augment=self.augment, seed=self.seed, epoch=order["epoch"])
         share = self.share(order["world_size"])
-        batches = FrameUpdates(data.lengths, self.bucket_frames, share, self.max_sentences, **order)
+        batches = FrameUpdates(data.lengths, self.bucket, share, self.max_sentences, **order)
         return self.loader(data, batches, collate)
 
     def val_dataloader(self) -> Loader[Example]:
-        return self._held_out(self.reader.splits[1], self.max_frames)
+        return self._held_out(self.reader.splits[1], self.largest)
 
     def test_dataloader(self) -> Loader[Example]:
         """The test split, the longest first; inside `trainer.test` the processes share it."""
-        return self._held_out(self.reader.splits[2], self.test_max_frames or self.max_frames, self.testing)
+        return self._held_out(self.reader.splits[2], self.test_max_frames or self.largest, self.testing)
 
     def split(self, name: str) -> Examples:
         """The utterances of a split, read and prepared at the first call."""
-        if name not in self._splits:
+        if not self._utterances:
             self._read()
+        if name not in self._splits:
             self._splits[name] = self._prepare(name, self._utterances[name])
         return self._splits[name]
 
     def _held_out(self, split: str, max_frames: int, shared: bool = True) -> Loader[Example]:
         data = self.split(split)
-        rank, world_size = self._ranks() if shared else (0, 1)
-        batches = frame_batches(data.lengths, max_frames, self.max_sentences, rank=rank, world_size=world_size)
+        batches = frame_batches(data.lengths, max_frames, self.max_sentences, **self.ranks(shared))
         return self.loader(data, batches, collate)
 
     def _read(self) -> None:
         """All texts, the headers of all recordings, the vocabularies."""
-        if self._utterances:
-            return
         utterances = self._read_texts()
-        train = utterances[self.reader.splits[0]]
+        train, *others = (utterances[name] for name in self.reader.splits)
         labels = sorted({x.label for x in train if x.label})
-        self._check_labels(utterances, set(labels))
+        if labels:
+            self._check_labels(others, set(labels))
         texts = [x.target for x in train if x.target] or labels
-        if self.front.kind == "text":
+        if self.features.kind == "text":
             texts += [x.source for x in train]
         self.tokenizer = self._vocabulary("", texts, self.vocab_size, self.vocab_type, labels)
         if self.ctc_vocab_size is not None:
             texts = [x.source for x in train]
-            self.ctc_tokenizer = self._vocabulary("ctc_", texts, self.ctc_vocab_size, self.ctc_vocab_type)
+            self.ctc_tokenizer = self._vocabulary("ctc_", texts, self.ctc_vocab_size, self.ctc_vocab_type, [])
         self._utterances = utterances
 
     def _read_texts(self) -> dict[str, list[Utterance]]:
         """The utterances of each split: all texts, the headers of all recordings."""
+        reader, kind = self.reader, self.features.kind
         if self.root is None:
-            if self.front.kind == "stored":
+            if kind == "stored":
                 raise ConfigError("data_root=null: the sample corpora have no stored features; set data_root")
-            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.reader.name)
-            self.root = self.reader.sample(self.cache_dir)
-        self.reader.check(self.root, self.reader.splits, self.front.kind)
-        utterances = {name: self._read_split(name) for name in self.reader.splits}
-        sizes = ", ".join(f"{name} {len(utterances[name])}" for name in self.reader.splits)
-        text = f"{self.reader.name} at {self.root}: {sizes} {self.reader.unit}"
+            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", reader.name)
+            self.location = reader.sample(self.cache)
+        else:
+            self.location = Path(self.root).expanduser()
+            reader.check(self.location, reader.splits, kind)
+        utterances = {name: self._read_split(name, self.location) for name in reader.splits}
+        sizes = ", ".join(f"{name} {len(utterances[name])}" for name in reader.splits)
+        text = f"{reader.name} at {self.location}: {sizes} {reader.unit}"
         log.info("corpus: %s", text)
         self.corpus = "sample" if self.is_sample else text
-        self.location = self.root
         return utterances
 
     def statistics(self) -> dict[str, dict[str, float]]:
         """The size of each split as it is read, see :func:`attnlab.data.corpus.statistics`."""
         return {name: statistics(utterances) for name, utterances in self._read_texts().items()}
 
-    def _check_labels(self, utterances: dict[str, list[Utterance]], known: set[str]) -> None:
-        for name in self.reader.splits[1:]:
-            unknown = [x for x in utterances[name] if x.label and x.label not in known]
+    def _check_labels(self, others: Sequence[list[Utterance]], known: set[str]) -> None:
+        for name, utterances in zip(self.reader.splits[1:], others, strict=True):
+            unknown = [x for x in utterances if x.label and x.label not in known]
             if unknown and not self.unknown_labels:
                 first = f"{unknown[0].id} of {name} has the class {unknown[0].label!r}, which training lacks"
-                raise DataError(f"{self.root}: {first}; task.data.unknown_labels=true counts such classes as errors")
+                raise DataError(
+                    f"{self.location}: {first}; task.data.unknown_labels=true counts such classes as errors"
+                )
             if unknown:
                 self.filtered[f"unknown class in {name}, kept"] = len(unknown)
 
-    def _vocabulary(
-        self, prefix: str, texts: list[str], size: int, kind: Kind, labels: Sequence[str] = ()
-    ) -> Tokenizer:
+    def _vocabulary(self, prefix: str, texts: list[str], size: int, kind: Kind, labels: Sequence[str]) -> Tokenizer:
         if prefix in self.run_vocabularies:
             return self.run_vocabularies[prefix]
         try:
-            folder = self.cache_dir / "tokenizers"
-            return Tokenizer.cached(texts, folder, size, kind, labels=labels, hard_limit=self.hard_vocab_limit)
+            return Tokenizer.cached(texts, self.cache / "tokenizers", size, kind, labels, self.hard_vocab_limit)
         except ConfigError as error:
             raise ConfigError(f"task.data.{prefix}{error}") from error
 
-    def _read_split(self, name: str) -> list[Utterance]:
-        assert self.root is not None
-        utterances = self.reader.read(self.root, name, self.front.kind, self.drop_empty)
+    def _read_split(self, name: str, root: Path) -> list[Utterance]:
+        utterances = self.reader.read(root, name, self.features.kind, self.drop_empty)
         usable = [x for x in utterances if x.target or x.label]
         if count := len(utterances) - len(usable):
             self.filtered[f"no text in {name}"] = count
         if not usable:
-            raise DataError(f"{self.root}: nothing in {name} has text")
+            raise DataError(f"{root}: nothing in {name} has text")
         if (id := repeated(x.id for x in usable)) is not None:
-            raise DataError(f"{self.root}: {name} has the id {id} twice")
+            raise DataError(f"{root}: {name} has the id {id} twice")
         return usable
 
     def _prepare(self, name: str, utterances: list[Utterance]) -> Examples:
         training = name == self.reader.splits[0]
-        if training and self.speeds != [1.0]:
+        if training and self.speeds:
             utterances = [at_speed(cast(Segment, x), speed) for speed in self.speeds for x in utterances]
-        inputs = self._open(name, utterances)
+        inputs: Inputs = self.features.open(utterances, self.cache / "features" / name, self.tokenizer)  # type: ignore[arg-type]
+        if isinstance(inputs, TextInputs) and inputs.truncated:
+            self.filtered[f"cut to {inputs.max_tokens} source tokens in {name}, kept"] = inputs.truncated
         targets = [
             np.asarray([*([self.tokenizer.label(x.label)] if x.label else []), *ids, Tokenizer.eos], dtype=np.int64)
             for x, ids in zip(utterances, self.tokenizer.encode_all([x.target for x in utterances]), strict=True)
@@ -422,21 +373,9 @@ class SequenceToTextData(Data):
             labels = self.ctc_tokenizer.encode_all([x.source for x in utterances])
             ctc = [np.asarray(x, dtype=np.int64) for x in labels]
         tokens = np.asarray([len(x) for x in targets])
-        sizes = np.maximum(inputs.lengths, tokens) if self.front.kind == "text" else inputs.lengths
+        sizes = np.maximum(inputs.lengths, tokens) if self.features.kind == "text" else inputs.lengths
         chosen = self._filter(name, inputs.lengths, tokens) if training else np.arange(len(utterances))
         return Examples(utterances, inputs, targets, ctc, sizes, chosen)
-
-    def _open(self, name: str, utterances: list[Utterance]) -> Inputs:
-        match self.front:
-            case FilterBank():
-                return open_features(self.cache_dir, name, cast(list[Segment], utterances), self.front)
-            case StoredFeatures():
-                return self.front.open(cast(list[Stored], utterances))
-            case SourceText():
-                inputs = self.front.texts([x.source for x in utterances], self.tokenizer)
-                if inputs.truncated:
-                    self.filtered[f"cut to {self.front.max_tokens} source tokens in {name}, kept"] = inputs.truncated
-                return inputs
 
     def _filter(self, name: str, frames: Ids, tokens: Ids) -> Ids:
         reasons = {
@@ -444,12 +383,12 @@ class SequenceToTextData(Data):
             f"more than {self.max_input_frames} frames": frames > self.max_input_frames,
             f"more than {self.max_target_tokens} target tokens": tokens > self.max_target_tokens,
         }
-        self.filtered |= {reason: int(found.sum()) for reason, found in reasons.items()}
+        self.filtered |= {reason: int(matches.sum()) for reason, matches in reasons.items()}
         chosen: Ids = np.flatnonzero(~np.any([*reasons.values()], axis=0))
         keys = "task.data.min_input_frames, max_input_frames, max_target_tokens"
         log.info("%s: %d of %d utterances left out by %s", name, len(frames) - len(chosen), len(frames), keys)
         if not len(chosen):
-            raise DataError(f"{self.root}: the length filters leave nothing of {name} ({self.filtered})")
+            raise DataError(f"{self.location}: the length filters leave nothing of {name} ({self.filtered})")
         return chosen
 
 
@@ -472,7 +411,6 @@ class FrameUpdates(EpochBatches):
             sentence is a bucket alone.
         share: how an update is shared.
         max_sentences: the largest number of sentences in a bucket; None: no limit.
-        seed, epoch: the order is a function of these two.
         place: arguments of :class:`EpochBatches`.
     """
 
@@ -505,7 +443,7 @@ class FrameUpdates(EpochBatches):
 
 
 def filler(index: int) -> int:
-    """Mark an index as one that only keeps a process busy, below 0; the same function gives the index back."""
+    """The negative index of a filler; of a filler's index, the item's index."""
     return -1 - index
 
 
@@ -514,13 +452,8 @@ def frame_batches(
 ) -> list[list[int]]:
     """A process's batches of a held-out split: every sentence exactly once over all processes, the longest first.
 
-    Counts of batches may differ by one between processes; a process has none only where there are fewer sentences than
-    processes.
-
-    Args:
-        lengths: frames of each sentence, (n,) int64.
-        max_frames: the largest number of frames in a batch, padding included.  A longer sentence is a batch alone.
-        max_sentences: the largest number of sentences in a batch; None: no limit.
+    The arguments are those of :class:`FrameUpdates`, with `max_frames` for `bucket`.  Each process has a batch if the
+    sentences suffice.
     """
     if world_size > 1:  # enough batches for every process
         share = max(1, len(lengths) // world_size)

@@ -38,7 +38,7 @@ Name = Annotated[str, MinLen(1)]
 
 
 def table_in(root: Path, spellings: Iterable[str], suffixes: Sequence[str] = SUFFIXES) -> Path | None:
-    """The file of `root` with one of these names; None: there is none.  DataError: there are two."""
+    """The file of `root` with one of these names, if it exists.  DataError: two exist."""
     return only([path for name in spellings for suffix in suffixes if (path := root / f"{name}{suffix}").is_file()])
 
 
@@ -87,11 +87,7 @@ class Table(Reader):
                     raise DataError(f"{path}: {missing}; task.data.reader.{key} names it")
 
     def _places(self, root: Path) -> dict[str, Path]:
-        """The table or folder of each split; of a corpus without splits, of "all".
-
-        Raises:
-            DataError: there is none, or two of one name.
-        """
+        """The table or folder of each split, or of "all".  DataError: none exists, or two of one name."""
         spellings = SPELLINGS | {"all": TOGETHER}
         places = {split: path for split, names in spellings.items() if (path := table_in(root, names))}
         if not places and self.audio:
@@ -140,9 +136,9 @@ class Table(Reader):
     @staticmethod
     def _recordings(folder: Path) -> Iterator[tuple[str, Utterance]]:
         for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO):
-            beside = path.with_suffix(".txt")
-            if not beside.is_file():
-                raise DataError(f"{beside} is missing: the text of {path.name}")
-            text = squeeze(read_text(beside))
+            transcript = path.with_suffix(".txt")
+            if not transcript.is_file():
+                raise DataError(f"{transcript} is missing: the text of {path.name}")
+            text = squeeze(read_text(transcript))
             id = path.relative_to(folder).with_suffix("").as_posix()
-            yield str(beside), Segment(id=id, source=text, target=text, **recording(path, str(beside)))
+            yield str(transcript), Segment(id=id, source=text, target=text, **recording(path, str(transcript)))

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnlab.errors import DataError
-from attnlab.metrics.text import DOUBLE, INTEGER, IndexedMetric
+from attnlab.metrics.text import IndexedMetric
 
 NOT_FINITE = -1  # the guesses of an image whose logits are NaN or infinite
 
@@ -27,10 +27,10 @@ class Perplexity(IndexedMetric):
         words_per_token: words of the text by its tokens, for the perplexity per word; None: not computed.
     """
 
-    higher_is_better = False
+    fields = ("nats", "counts")
 
     def __init__(self, size: int, words_per_token: float | None = None, **settings: Any) -> None:
-        super().__init__(size, {"nats": DOUBLE, "counts": INTEGER}, **settings)
+        super().__init__(size, **settings)
         self.words_per_token = words_per_token
 
     def compute(self) -> dict[str, Any]:
@@ -39,17 +39,16 @@ class Perplexity(IndexedMetric):
         Raises:
             DataError: the sum is NaN or infinite.
         """
-        order = self.order()
-        nats = _finite_sum(self.column("nats")[order])
-        tokens = int(self.column("counts")[order].sum())
+        losses, counts = zip(*self.rows(), strict=True)
+        nats, tokens = _finite_sum(losses), int(sum(counts))
         values: dict[str, Any] = {"perplexity": _perplexity(nats, tokens)}
         if self.words_per_token is not None:
             values["perplexity_per_word"] = _perplexity(nats, tokens * self.words_per_token)
         return values | {"tokens": tokens}
 
 
-def _finite_sum(nats: Tensor) -> float:
-    total = math.fsum(nats.tolist())
+def _finite_sum(nats: Sequence[float]) -> float:
+    total = math.fsum(nats)
     if not math.isfinite(total):
         raise DataError(f"the test set's loss is {total}: the model's logits are NaN or infinite")
     return total
@@ -69,11 +68,10 @@ class RecallAccuracy(IndexedMetric):
         cells: name and number of sequences of each cell; the corpus has them one after another.
     """
 
-    higher_is_better = True
+    fields = ("nats", "right", "counts")
 
     def __init__(self, cells: Sequence[tuple[str, int]], **settings: Any) -> None:
-        columns = {"nats": DOUBLE, "right": INTEGER, "counts": INTEGER}
-        super().__init__(sum(count for _, count in cells), columns, **settings)
+        super().__init__(sum(count for _, count in cells), **settings)
         self.cells = list(cells)
 
     def compute(self) -> dict[str, Any]:
@@ -82,46 +80,42 @@ class RecallAccuracy(IndexedMetric):
         Raises:
             DataError: the loss is NaN or infinite.
         """
-        order = self.order()
-        right, counts = self.column("right")[order], self.column("counts")[order]
-        nats = _finite_sum(self.column("nats")[order])
-        shares = (right.double() / counts).split([count for _, count in self.cells])
-        answers = int(counts.sum())
+        nats, right, counts = zip(*self.rows(), strict=True)
+        shares, answers = [a / b for a, b in zip(right, counts, strict=True)], sum(counts)
+        rest = iter(shares)
         return {
-            "accuracy": _mean(torch.cat(shares)),
-            "loss": round(nats / answers, 4),
-            "cells": {name: _mean(part) for (name, _), part in zip(self.cells, shares, strict=True)},
+            "accuracy": _mean(shares),
+            "loss": round(_finite_sum(nats) / answers, 4),
+            "cells": {name: _mean([*islice(rest, count)]) for name, count in self.cells},
             "sequences": self.size,
             "answers": answers,
         }
 
 
-def _mean(shares: Tensor) -> float:
-    return round(math.fsum(shares.tolist()) / len(shares), 4)
+def _mean(shares: Sequence[float]) -> float:
+    return round(math.fsum(shares) / len(shares), 4)
 
 
 class TopAccuracy(IndexedMetric):
-    """How often the right class is the most probable one, and among the five most probable ones.
+    """The share of items whose class is the most probable one, and among the five most probable ones.
 
-    torchmetrics' MulticlassAccuracy counts in float32 sums; here the counts are ints. `update` takes `logits`,
-    (B, classes), and `labels`, (B,).
+    Counts are ints; torchmetrics' MulticlassAccuracy sums in float32. `update` takes `logits`, (B, classes), and
+    `labels`, (B,).
 
     Args:
         classes: number of classes; with fewer than five, "top five" is all of them.
     """
 
-    higher_is_better = True
     fields = ("logits", "labels")
 
     def __init__(self, size: int, classes: int, **settings: Any) -> None:
+        super().__init__(size, **settings)
         self.many = min(5, classes)
-        super().__init__(size, {"labels": INTEGER, "guesses": INTEGER.new_empty(0, self.many)}, **settings)
 
-    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
-        logits = columns["logits"]
+    def update(self, index: Tensor | Sequence[int], logits: Tensor, labels: Tensor) -> None:
         guesses = logits.float().topk(self.many).indices
         finite = logits.isfinite().all(-1, keepdim=True)
-        super().append(index, labels=columns["labels"], guesses=guesses.masked_fill(~finite, NOT_FINITE))
+        super().update(index, guesses.masked_fill(~finite, NOT_FINITE), labels)
 
     def compute(self) -> dict[str, Any]:
         """`top1` and `top5` in percent, rounded to three digits, and the number of `images`.
@@ -129,12 +123,10 @@ class TopAccuracy(IndexedMetric):
         Raises:
             DataError: logits are NaN or infinite.
         """
-        order = self.order()
-        guesses = self.column("guesses")[order]
-        wrong = (guesses[:, 0] == NOT_FINITE).nonzero().flatten()
-        if len(wrong):
-            which = f"{len(wrong)} of {self.size} images (the first is number {int(wrong[0])})"
+        rows = self.rows()
+        if wrong := [i for i, (guesses, _) in enumerate(rows) if guesses[0] == NOT_FINITE]:
+            which = f"{len(wrong)} of {self.size} images (the first is number {wrong[0]})"
             raise DataError(f"the model's logits are NaN or infinite for {which}")
-        hits = guesses == self.column("labels")[order, None]
-        shares = {"top1": int(hits[:, 0].sum()), "top5": int(hits.any(-1).sum())}
-        return {name: round(100 * right / self.size, 3) for name, right in shares.items()} | {"images": self.size}
+        right = {"top1": sum(guesses[0] == label for guesses, label in rows)}
+        right["top5"] = sum(label in guesses for guesses, label in rows)
+        return {name: round(100 * count / self.size, 3) for name, count in right.items()} | {"images": self.size}

@@ -1,6 +1,6 @@
-"""Shared code of metrics, rows of tensors under corpus indices, and metrics of texts by the official scorers.
+"""Metrics of corpora: a row of values for each item, and the official scorers of texts.
 
-The scorers are sacrebleu, jiwer and rouge-score. Texts are stored as UTF-8 tensors.
+The scorers are sacrebleu, jiwer and rouge-score.
 """
 
 import inspect
@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import attnlab.torchvision_schemas  # noqa: F401  (before torchmetrics)
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -23,87 +22,83 @@ from torchmetrics import Metric
 from attnlab import metrics
 
 Row = tuple[str, str, str, str]  # of predictions.tsv
-INTEGER, DOUBLE = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
 ALTERNATION = re.compile(r"\{([^{}]*)\}")
 ROUGE_NAMES = ("rouge1", "rouge2", "rougeL")
 
 
 class IndexedMetric(Metric):
-    """Rows of tensors, each stored under its item's index in the corpus.
+    """A metric over a row of values for each item of a corpus.
 
-    On `compute()` the rows of all processes are gathered with padded collectives; processes may hold different numbers
-    of rows, or none.  Of rows with the same index (a sampler that pads) the first one counts.
+    `compute()` gathers the rows of all processes, which may have different numbers of rows, or none. A sampler that
+    pads gives an index twice; the first row counts.
 
     Args:
         size: number of items in the corpus; `compute()` needs every index from 0 to size - 1.
-        columns: an empty tensor of shape (0, ...) for each column besides the index: its dtype and the shape of a row.
 
     Attributes:
-        fields: the names of what `update` takes besides the index; by default the columns.
+        fields: the names of the columns that `update` takes besides the index.
     """
 
     full_state_update = False
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...]
 
-    def __init__(self, size: int, columns: dict[str, Tensor], **settings: Any) -> None:
+    def __init__(self, size: int, **settings: Any) -> None:
         super().__init__(**settings)
         self.size = size
-        self._empty = {"index": INTEGER} | columns
-        self.fields = type(self).fields or tuple(columns)
-        for name in self._empty:
-            self.add_state(name, default=[], dist_reduce_fx="cat")
+        self._batches: list[tuple[Any, ...]] = []
+
+    def reset(self) -> None:
+        super().reset()
+        self._batches = []
 
     def update(self, index: Tensor | Sequence[int], *values: Any, **columns: Any) -> None:
-        """Adds rows.
+        """Add B rows. Tensors stay on their device until `compute`.
 
         Args:
             index: (B,) corpus indices.
-            values: the first of `fields`, in their order.
+            values: the first of `fields`, in their order: a sequence or tensor of B values each.
             columns: the others by name.
         """
-        self.append(index, **dict(zip(self.fields, values, strict=False)), **columns)
+        columns |= zip(self.fields, values, strict=False)
+        self._batches.append((index, *(columns[name] for name in self.fields)))
 
-    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
-        """Stores every column; row b belongs to index[b], unless the subclass arranges it otherwise."""
-        for name, value in {"index": torch.as_tensor(index), **columns}.items():
-            getattr(self, name).append(value.detach().to(self.device, self._empty[name].dtype))
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The values of every item of all processes, in corpus order.
 
-    def sync(self, *args: Any, **kwargs: Any) -> None:
-        """As in torchmetrics, whose stand-in for a process without rows is float32 and one-dimensional."""
-        for name, empty in self._empty.items():
-            if not len(getattr(self, name)):
-                setattr(self, name, [empty.to(self.device)])
-        super().sync(*args, **kwargs)
-
-    def column(self, name: str) -> Tensor:
-        """All rows of a column on the CPU, in the order in which they arrived."""
-        value = getattr(self, name)
-        if isinstance(value, Tensor):  # after a gather
-            return value.cpu()
-        return torch.cat(value).cpu() if value else self._empty[name]
-
-    def order(self) -> Tensor:
-        """(size,) the row of each corpus index. RuntimeError: an index outside the corpus, or an item without a row."""
-        index = self.column("index")
-        outside = index[(index < 0) | (index >= self.size)]
-        if len(outside):
-            raise RuntimeError(f"{type(self).__name__}: index {int(outside[0])} is outside a corpus of {self.size}")
-        rows = torch.arange(len(index))
-        first = torch.full((self.size,), len(index)).scatter_reduce_(0, index, rows, "amin")
-        missing = (first == len(index)).nonzero().flatten()
-        if len(missing):
+        Raises:
+            RuntimeError: an index is outside the corpus, or an item has no row.
+        """
+        plain = [[x.tolist() if isinstance(x, Tensor) else x for x in batch] for batch in self._batches]
+        parts = [[row for batch in plain for row in zip(*batch, strict=True)]]
+        if self.distributed_available_fn():
+            parts *= torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(parts, parts[0])
+        rows: dict[int, tuple[Any, ...]] = {}
+        for index, *row in itertools.chain(*parts):
+            rows.setdefault(index, tuple(row))
+        name, missing = type(self).__name__, [i for i in range(self.size) if i not in rows]
+        if outside := rows.keys() - range(self.size):
+            raise RuntimeError(f"{name}: index {min(outside)} is outside a corpus of {self.size}")
+        if missing:
             raise RuntimeError(
-                f"{type(self).__name__}: {len(missing)} of {self.size} items were not scored (the first is number "
-                f"{int(missing[0])}); the processes' samplers must cover the corpus"
+                f"{name}: {len(missing)} of {self.size} items were not scored (the first is number {missing[0]}); the "
+                "processes' samplers must cover the corpus"
             )
-        return first
+        return [rows[i] for i in range(self.size)]
+
+
+class Predictions(IndexedMetric):
+    """The rows of predictions.tsv: identifier, source, reference and hypothesis of every item."""
+
+    fields = ("rows",)
+
+    def compute(self) -> list[Row]:
+        """All rows in corpus order."""
+        return [row for (row,) in self.rows()]
 
 
 class TextMetric(IndexedMetric):
-    """Texts under corpus indices; `update` takes B texts for each of `fields`.
-
-    Strings cannot be gathered as they are, so they are stored as one uint8 buffer of UTF-8 with the length of each text
-    in bytes and the number of texts of each row.
+    """A metric of texts.
 
     Attributes:
         name: the value of `task.score` that chooses the metric; see `text_metrics`.
@@ -114,48 +109,9 @@ class TextMetric(IndexedMetric):
     logged: ClassVar[dict[str, bool]]
     fields: tuple[str, ...] = ("hypotheses", "references")
 
-    def __init__(self, size: int, **settings: Any) -> None:
-        buffer = torch.empty(0, dtype=torch.uint8)
-        super().__init__(size, {"counts": INTEGER, "lengths": INTEGER, "buffer": buffer}, **settings)
-
-    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
-        self.append_texts(index, list(zip(*(columns[name] for name in self.fields), strict=True)))
-
-    def append_texts(self, index: Tensor | Sequence[int], rows: Sequence[Sequence[str]]) -> None:
-        """Adds B rows of any number of texts each."""
-        encoded = [text.encode("utf-8", "surrogatepass") for row in rows for text in row]
-        super().append(
-            index,
-            counts=torch.tensor([len(row) for _, row in zip(index, rows, strict=True)], dtype=torch.int64),
-            lengths=torch.tensor([len(text) for text in encoded], dtype=torch.int64),
-            buffer=torch.from_numpy(np.frombuffer(b"".join(encoded), dtype=np.uint8).copy()),
-        )
-
-    def texts(self) -> list[tuple[str, ...]]:
-        """The texts of every item in corpus order."""
-        order = self.order().tolist()
-        buffer = self.column("buffer").numpy().tobytes()
-        ends = [0, *self.column("lengths").cumsum(0).tolist()]
-        texts = [buffer[a:b].decode("utf-8", "surrogatepass") for a, b in itertools.pairwise(ends)]
-        first = [0, *self.column("counts").cumsum(0).tolist()]
-        return [tuple(texts[first[row] : first[row + 1]]) for row in order]
-
     @abstractmethod
-    def compute(self) -> Any:
+    def compute(self) -> dict[str, Any]:
         """The metric's values."""
-
-
-class Predictions(TextMetric):
-    """The rows of predictions.tsv: identifier, source, reference and hypothesis of every item."""
-
-    fields = ("rows",)
-
-    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
-        self.append_texts(index, columns["rows"])
-
-    def compute(self) -> list[Row]:
-        """All rows in corpus order."""
-        return [(id, source, reference, hypothesis) for id, source, reference, hypothesis in self.texts()]
 
 
 def text_metrics() -> dict[str, type[TextMetric]]:
@@ -180,15 +136,13 @@ class BLEU(TextMetric):
 
     name = "bleu"
     logged = {"bleu": True}
-    higher_is_better = True
 
     def compute(self) -> dict[str, Any]:
         """`bleu` in percent, rounded to two digits, and sacrebleu's `signature`."""
         from sacrebleu.metrics import BLEU as Scorer
 
-        rows = self.texts()
-        scorer = Scorer()
-        score = scorer.corpus_score([hypothesis for hypothesis, _ in rows], [[reference for _, reference in rows]])
+        scorer, (hypotheses, references) = Scorer(), zip(*self.rows(), strict=True)
+        score = scorer.corpus_score(hypotheses, [references])
         return {"bleu": round(score.score, 2), "signature": str(scorer.get_signature())}
 
 
@@ -201,14 +155,13 @@ class WER(TextMetric):
 
     name = "wer"
     logged = {"wer": False}
-    higher_is_better = False
     punctuation = False
 
     def compute(self) -> dict[str, Any]:
         """`wer` in percent (not bounded by 100), rounded to two digits; the error counts, `words` of the references,
         and a `signature`."""
-        rows = self.texts()
-        return word_errors([h for h, _ in rows], [r for _, r in rows], self.punctuation)
+        hypotheses, references = zip(*self.rows(), strict=True)
+        return word_errors(hypotheses, references, self.punctuation)
 
 
 class WERAsWritten(WER):
@@ -279,18 +232,11 @@ class ROUGE(TextMetric):
 
     name = "rouge"
     logged = dict.fromkeys(ROUGE_NAMES, True)
-    higher_is_better = True
     fields = ("hypotheses", "references", "others")
-
-    def append(self, index: Tensor | Sequence[int], **columns: Any) -> None:
-        references = columns["references"]
-        others = columns.get("others") or [()] * len(references)
-        rows = [(h, r, *more) for h, r, more in zip(columns["hypotheses"], references, others, strict=True)]
-        self.append_texts(index, rows)
 
     def compute(self) -> dict[str, Any]:
         """`rouge1`, `rouge2` and `rougeL` in percent, rounded to two digits, and a `signature`."""
-        scores = text_scores(self.texts())
+        scores = text_scores([(hypothesis, first, *others) for hypothesis, first, others in self.rows()])
         means = {name: _percent(sum(score[name] for score in scores), len(scores)) for name in ROUGE_NAMES}
         return means | {"signature": f"rouge-score {version('rouge-score')}, Porter stems, mean F, best reference"}
 
@@ -306,19 +252,18 @@ def text_scores(rows: Sequence[Sequence[str]]) -> list[dict[str, float]]:
 
 
 class IntentAccuracy(TextMetric):
-    """How often an utterance's class is right: by the free search, and by a search among the classes alone.
+    """The share of right classes: of the free search, and of a search among the classes alone.
 
     Where utterances have a text besides their class, the text's word errors are counted as by `WER`.
     """
 
     name = "intent"
     logged = {"accuracy": True, "accuracy_constrained": True, "wer": False}
-    higher_is_better = True
     fields = ("labels", "free", "constrained", "hypotheses", "references")
 
     def compute(self) -> dict[str, Any]:
         """`accuracy` and `accuracy_constrained` in percent, rounded to two digits; WER's values; a `signature`."""
-        rows = self.texts()
+        rows = self.rows()
         values: dict[str, Any] = {
             "accuracy": _percent(sum(free == label for label, free, *_ in rows), len(rows)),
             "accuracy_constrained": _percent(sum(forced == label for label, _, forced, *_ in rows), len(rows)),

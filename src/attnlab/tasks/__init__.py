@@ -23,20 +23,18 @@ def complete(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True
     before torch is imported, which takes seconds.
 
     Args:
-        cfg: composed, with Hydra's node; it is not changed.
         overrides: the keys and groups of the command line.
-        read_models: whether the model's config is read. False: only `task.weights` and the training of a conversion
-            are set.
+        read_models: False: set only `task.weights` and the training of a conversion.
 
     Raises:
-        ConfigError: there is no such model, or an override does not fit it.
+        ConfigError: the model is missing, or an override does not fit it.
     """
     converts = cfg.hydra.runtime.choices.get("convert") not in (None, "none")
     if not converts and cfg.model is None:
         return cfg
     if of_model := [key for key in overrides if key == "attention" or key.startswith(("attention.", "task.model"))]:
         raise ConfigError(
-            f"{of_model[0]}=: the pretrained model has its own; leave it out (convert=mla or the like changes its "
+            f"{of_model[0]}=: the pretrained model decides it; leave it out (convert=mla or the like changes its "
             "attention)"
         )
     cfg = copy.deepcopy(cfg)

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 class Task(ABC):
     """Wires the data, the model and the module of one kind of task.
 
-    The modes that a task supports are in its YAML file (`modes`, the default first), except those that every task
-    has (`EVERY_TASK` in the mode's file); `config/check.py` refuses the others.
+    `modes` in a task's YAML file lists its modes, the default first; those with `EVERY_TASK` in their file are added.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
@@ -62,14 +61,14 @@ class Task(ABC):
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """The model at the configured sizes, as far as they are known without data."""
+        """The model at the configured sizes. Sizes that depend on the data are upper bounds."""
 
     @abstractmethod
     def describe(self, record: dict[str, Any]) -> None:
-        """Fill `record` with what follows from the configuration alone: parameters, cache bytes, multiply-adds."""
+        """Fill `record` from the configuration alone: parameters, cache bytes, multiply-adds."""
 
     def sizes(self, record: dict[str, Any], model: Any) -> None:
-        """Fill `record` with the number of parameters, and what else follows from the model."""
+        """Fill `record` with the number of parameters and other sizes of the model."""
         record["parameters"] = count_parameters(model)
 
 
@@ -88,12 +87,12 @@ class ReadsData(Task):
     def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
         """The data, read and ready, and the module with the model.
 
-        `record` gets `corpus`, the identity of the run and the sizes of the model. The stage "test" reads what testing
-        needs, None every split.
+        `record` gets `corpus`, the identity of the run and the sizes of the model. The stage "test" reads the test
+        split, None every split.
         """
 
     def save_files(self, directory: Path, data: Any) -> None:
-        """Write into the run directory what its weights need besides the configuration: vocabularies, class names."""
+        """Write the files into the run directory that its weights need: vocabularies, class names."""
 
     def compare(self, record: dict[str, Any]) -> None:
         """Fill `inference.speedup` from `baseline=`.  DataError: it was measured in another way."""
@@ -132,12 +131,7 @@ class Compresses(Transforms):
         return dense, model
 
     def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any, **about: Any) -> dict[str, Any]:
-        """Score the dense model, compress it in place and save it.
-
-        Returns:
-            `record["compression"]`: the method, a report of each layer, what remains, the quality of each point, and
-            the entries `about`.
-        """
+        """Score the dense model, compress it in place and save it.  Returns `record["compression"]`, with `about`."""
         from attnlab.compression import compress
 
         quality = dict.fromkeys(self.points, NOT_RUN)
@@ -158,11 +152,11 @@ class Compresses(Transforms):
 
     @abstractmethod
     def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
-        """Score the model as it is now: fills `about["quality"][point]`."""
+        """Score the present model: fills `about["quality"][point]`."""
 
     @abstractmethod
     def calibrate(self, about: dict[str, Any], data: Any, module: Any) -> Method:
-        """The method with the calibration data that it asks for; a search of its settings is in `about`."""
+        """The method with its calibration data; `about` gets the search of its settings."""
 
     @abstractmethod
     def remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
@@ -181,7 +175,7 @@ class Restores(Task):
         """The module of `checkpoint=`, or of `model=`, ready to compute. Neither corpus nor cache is read.
 
         Raises:
-            ConfigError: `hardware.accelerator` is a GPU, and there is none.
+            ConfigError: `hardware.accelerator` is a GPU, and the machine has none.
             DataError: a file is missing or damaged, or the checkpoint is of another model.
         """
 
@@ -203,11 +197,9 @@ class Trains(ReadsData, Restores):
 
     @abstractmethod
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
-        """A function that gives the training loss of one batch, for the memory that it takes; see `tasks/memory.py`.
+        """A function that computes the training loss of a batch of `size` (in the unit of `batch_key`).
 
-        Args:
-            model: as :meth:`build` makes it, on `device`.
-            size: of the batch, in the unit of `batch_key`.
+        `tasks/memory.py` measures its memory. `model` is that of :meth:`build`, on `device`.
         """
 
     def module_arguments(self) -> dict[str, Any]:
@@ -227,7 +219,7 @@ class Trains(ReadsData, Restores):
         return optimizer
 
     def copies(self) -> int:
-        """How many copies of the weights training has besides the model: averages, a teacher."""
+        """The number of copies of the weights in training: averages, a teacher."""
         return sum("WeightAveraging" in str(node.get("_target_")) for node in self.cfg.callbacks.values())
 
     def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
@@ -250,26 +242,26 @@ class Trains(ReadsData, Restores):
         """See :meth:`ReadsData.prepare`.
 
         Raises:
-            ConfigError: a held-out split has fewer items than there are processes, or there is no GPU for
-                hardware.accelerator=gpu.
-            DataError: `baseline=` was measured in another way, as far as that is known before scoring.
+            ConfigError: a held-out split has fewer items than processes, or hardware.accelerator=gpu without a GPU.
+            DataError: `baseline=` was measured with another protocol.
         """
         from attnlab.training.trainer import process_count
 
-        device = device_of(self.cfg)  # a missing GPU is found before the data is read
+        device = device_of(self.cfg)  # a missing GPU is an error before the data is read
         if stage is None and self.cfg.hardware.find_batch:
             self.cfg = with_largest_batch(self, record)
         if device.type == "cuda":
             check_memory(self, record, training=stage is None)
         data = instantiate(self.cfg.task.data, path="task.data")
-        files = self.saved_files() if self.cfg.checkpoint else {}
-        if all((path.parent / CONFIG).is_file() for path in files.values()):
-            self.reuse_files(data, files)
+        if self.cfg.checkpoint:
+            files = self.saved_files()
+            if all((path.parent / CONFIG).is_file() for path in files.values()):
+                self.reuse_files(data, files)
         data.setup(stage)
-        if self.cfg.hardware.strategy != "fsdp":
-            data.check_held_out(process_count(self.cfg), stage)
-        elif stage is None:  # rank zero scores the test set alone
-            data.check_held_out(process_count(self.cfg), "validate")
+        if (processes := process_count(self.cfg)) > 1:
+            alone = self.cfg.hardware.strategy == "fsdp"  # rank zero scores the test set alone
+            if not (alone and stage):
+                data.check_held_out(processes, "validate" if alone else stage)
         record["corpus"] = data.corpus
         module = self.module(record, data)
         record_compiled(self.cfg, module.compiled_part, record["environment"])
@@ -291,10 +283,10 @@ class Trains(ReadsData, Restores):
         return {}
 
     def reuse_files(self, data: Any, files: Mapping[str, Path]) -> None:
-        """Give data that is not yet read the vocabularies of the run, by name, which are then not learnt again."""
+        """Give data that is not yet read the vocabularies of the run, by name."""
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """What happens between building the model and training it; not called for a resumed run."""
+        """Change the model before training; not called for a resumed run."""
 
     def score(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Score the test set: write predictions.tsv, fill `quality` and `inference`, print a summary.
@@ -316,7 +308,7 @@ class Trains(ReadsData, Restores):
         """The callbacks of `trainer.test`, which score, measure, and contribute sections of the record."""
 
     def scored(self, callbacks: list[Callback], data: Any, module: Any) -> Sections:
-        """What the callbacks contribute when `trainer.test` has run, on rank zero; {} on other processes."""
+        """Run `trainer.test`.  Returns the contributions of the callbacks on rank zero, {} on other processes."""
         from attnlab.callbacks.scoring import contributions
         from attnlab.training.trainer import test
 
@@ -324,7 +316,7 @@ class Trains(ReadsData, Restores):
         return contributions(callbacks) if complete and records.first_process() else {}
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """What rank zero does between scoring and the summary."""
+        """Fill `record` on rank zero between scoring and the summary."""
 
     def restore(self) -> Any:
         """See :meth:`Restores.restore`."""
@@ -341,7 +333,7 @@ class Trains(ReadsData, Restores):
 
     @abstractmethod
     def rebuilt(self, weights: Path) -> Module:
-        """The module with random weights, from the files that :meth:`save_files` has written beside `weights`."""
+        """The module with random weights, from the files of :meth:`save_files` in the run of `weights`."""
 
     def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model."""
@@ -357,14 +349,13 @@ class Trains(ReadsData, Restores):
         return {name: folder / name for folder in folders for name in self.file_names if (folder / name).is_file()}
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
-        """Write the model of `checkpoint=` as a folder that other programs read.
+        """Write the model of `checkpoint=` as a folder that other programs read, with a card of the `record`.
 
         An earlier folder is replaced when the new one is complete. The format "safetensors" has plain weights, a config
-        of plain values, and copies of the saved files; tasks that override this method have other formats. The model
-        card has the numbers of `record`.
+        of plain values, and copies of the saved files.
 
         Raises:
-            ConfigError: there is no such form of this model.
+            ConfigError: this model has no such format.
             DataError: a file of the run is missing or damaged.
             WriteError: the folder cannot be written; an earlier one then stays.
         """
@@ -409,8 +400,8 @@ class TextTask(Trains):
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
 
-        Cache bytes and multiply-adds are those of one decoding batch with the shape of the `bench` node: batch x beam
-        hypotheses of `text` tokens after a prefix of `prefix` positions (the encoder's output).
+        The decoding batch has the shape of the `bench` node: batch x beam hypotheses of `text` tokens after a prefix of
+        `prefix` positions (the encoder's output).
         """
         with without_memory():
             model = self.build()
@@ -444,18 +435,17 @@ class Predicts(Trains):
     @property
     @abstractmethod
     def input_kind(self) -> InputKind:
-        """What :meth:`predictor` reads, from the configuration alone."""
+        """The kind of the predictor's inputs, from the configuration alone."""
 
     @abstractmethod
     def predictor(self, module: Any, **settings: Any) -> Predictor:
-        """What uses the module of :meth:`restore` on inputs; `settings` replace the configured ones of decoding."""
+        """The predictor of a restored module; `settings` replace the configured ones of decoding."""
 
 
-def beside(weights: Path, name: str, what: str) -> Path:
-    """The file `name` of the run to which a file of weights, or a folder of checkpoints, belongs.
+def file_of_run(weights: Path, name: str, what: str) -> Path:
+    """The file `name` of the run with these weights: a file, or a folder of checkpoints.
 
-    Raises:
-        DataError: there is no such file, which the message calls `what`.
+    DataError: it is missing; the message calls it `what`.
     """
     places = [folder / name for folder in (weights.parent, weights.parent.parent)]
     for place in places:

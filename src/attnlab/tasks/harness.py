@@ -47,10 +47,8 @@ class Harness(ABC):
     The harness downloads the data of its tasks.
 
     Args:
-        tasks: the names of the tasks.
         num_fewshot: the number of solved examples before each question; a list: all tasks with each of these numbers.
         limit: the largest number of examples of a task; None: all.
-        batch_size: the number of texts in a batch.
         folder: a directory with YAML files of tasks, in place of those of the harness; None: the harness's. Tasks can
             bring code, which is run (`!function`, templates of prompts), so only the command line may name it.
 
@@ -77,23 +75,19 @@ class Harness(ABC):
 
     @abstractmethod
     def lm(self, module: Any, dtype: torch.dtype | None) -> LM:
-        """The model as a class of the harness; `module` also turns texts into ids. `dtype` is as in `__call__`."""
+        """The model as a class of the harness; `module` has the model and its vocabulary."""
 
     def __call__(
         self, module: Any, seed: int, dtype: torch.dtype | None = None
     ) -> dict[int, dict[str, dict[str, Any]]]:
-        """Evaluate all tasks with each number of solved examples.
-
-        Args:
-            seed: of the choice of few-shot examples and of sampling.
-            dtype: of autocast and caches; None: float32.
+        """Evaluate all tasks with each number of solved examples; `dtype` is that of autocast and caches.
 
         Returns:
             For each number of solved examples and each task its metrics with their standard errors, its version and its
             number of examples.
 
         Raises:
-            ConfigError: there is no such task.
+            ConfigError: a task is unknown.
             DataError: the model cannot score a text of the tasks, or their data is missing.
         """
         key = "task.evaluation.tasks"
@@ -137,12 +131,7 @@ class Harness(ABC):
 class TrainedRun(TemplateLM):
     """Log-likelihoods and greedy or sampled continuations for lm-evaluation-harness.
 
-    A text longer than the model's context is cut at its beginning.
-
-    Args:
-        module: with the model and its vocabulary.
-        batch_size: the number of texts in a batch.
-        dtype: of autocast and caches; None: float32.
+    A text longer than the model's context is cut at its beginning. `dtype` is that of autocast and caches.
     """
 
     def __init__(self, module: LanguageModelling, batch_size: int, dtype: torch.dtype | None = None) -> None:
@@ -165,11 +154,7 @@ class TrainedRun(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """For each (text, context, continuation): log p(continuation | context) in nats, and whether it is greedy.
-
-        Raises:
-            DataError: a continuation is longer than the model's context.
-        """
+        """For each (text, context, continuation): log p(continuation | context) in nats, and whether it is greedy."""
         results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         for first in range(0, len(order), self.size):
@@ -256,16 +241,13 @@ class Evaluation(Harness):
 
 @dataclass(frozen=True)
 class TransformersEvaluation(Harness):
-    """Evaluates a decoder of transformers, dense or compressed, through the harness's class for it.
-
-    Factors stay factors.
-    """
+    """Evaluates a decoder of transformers, dense or compressed, through the harness's class for it."""
 
     def lm(self, module: Any, dtype: torch.dtype | None) -> HFLM:
         """See :meth:`Harness.lm`; ConfigError: a masked language model gives no probability of a continuation."""
         model = module.model
         if not model.can_generate():
-            raise ConfigError(f"lm-evaluation-harness scores decoders; {type(model).__name__} is none")
+            raise ConfigError(f"lm-evaluation-harness scores decoders; {type(model).__name__} is not one")
         return HFLM(
             pretrained=model, tokenizer=module.tokenizer, batch_size=self.batch_size, mixed_precision_dtype=dtype
         )

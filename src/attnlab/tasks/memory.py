@@ -40,7 +40,7 @@ GIB = 2**30
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 SAFE = 0.95  # share of the free memory that a searched batch may take: a long training leaves gaps
 SEARCH_VERSION = 2  # of the stored results of `with_largest_batch`
-EXACT = 16  # the search ends when the answer is known to one part in so many
+EXACT = 16  # precision of the search: one part in 16
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Memory:
     """Bytes of one process.
 
     Args:
-        weights: parameters and buffers, including averaged copies and a teacher's.
+        weights: parameters and buffers, also of averaged copies and a teacher.
         gradients: of trained parameters; with several processes, the buckets being sent as well.
         activations: the rest at the peak: saved activations, logits, temporaries.
         decoding_cache: of the largest decoding batch, which does not exist during an update.
@@ -87,7 +87,7 @@ class LiveTensors(TorchDispatchMode):
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def count(self, tensor: Tensor) -> None:
-        """Add the storage of a tensor, once. `tensor`: of any shape."""
+        """Add the storage of a tensor of any shape, once."""
         storage = tensor.untyped_storage()
         if storage in self._known:
             return
@@ -119,15 +119,12 @@ def copied(model: nn.Module, device: torch.device | str) -> nn.Module:
 
 
 def rehearse(task: Trains, size: int, device: torch.device, *, fake: bool = False) -> Memory | None:
-    """The memory of one update with a model of zeros. The update is neither compiled nor sharded.
+    """The memory of one update with a model of zeros, neither compiled nor sharded; None: it does not fit.
 
     Args:
         size: of the batch, in the unit of `task.batch_key`.
-        device: of the run. Kernels are chosen as on it.
+        device: of the run, for which kernels are chosen.
         fake: whether nothing is computed; always so on the CPU.
-
-    Returns:
-        None: the update does not fit the CUDA device.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -161,11 +158,7 @@ def scoring_memory(task: Trains) -> tuple[Memory, nn.Module]:
 
 
 def _update(task: Trains, model: nn.Module, size: int, device: torch.device, live: LiveTensors) -> tuple[int, int, int]:
-    """One update in the trainer's order, after the first one: gradients and state exist in the forward pass.
-
-    Returns:
-        Bytes of weights, gradients and the optimizer's state.
-    """
+    """Bytes of weights, gradients and optimizer state of an update after the first, in the trainer's order."""
     copies, several = task.copies(), _processes(task.cfg) > 1
     trained = [p for p in model.train().parameters() if p.requires_grad]
     tensors = [*model.parameters(), *model.buffers()]
@@ -202,7 +195,7 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 def estimate(task: Trains) -> Memory | None:
     """The memory of a configured training, on any machine; None: sizes in it depend on the data.
 
-    Where a GPU is configured and there is none here, kernels are those of the CPU, which keep as much.
+    Without the configured GPU the kernels are those of the CPU, which store as much.
     """
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
@@ -215,13 +208,11 @@ def estimate(task: Trains) -> Memory | None:
 
 
 def check_memory(task: Trains, record: dict[str, Any], training: bool = True) -> None:
-    """Record the memory of a run on a CUDA device, and refuse a training that does not fit.
+    """Record the memory of a run on a CUDA device, in MiB, and refuse a training that does not fit.
 
-    On the CPU it is not measured: the rehearsal would cost seconds of the processor that trains, and memory is shared
-    with other programs. The first process rehearses for all of them.
+    The first process rehearses for all of them.
 
     Args:
-        record: gets `memory`, in MiB.
         training: False: weights and caches of scoring alone.
 
     Raises:
@@ -276,11 +267,8 @@ def _processes(cfg: DictConfig) -> int:
 def with_largest_batch(task: Trains, record: dict[str, Any]) -> DictConfig:
     """`hardware.find_batch`: the configuration with the largest batch of one process that fits its device.
 
-    An update stays as it is: `task.train.batch` states it, and the accumulated batches follow. The first process of a
-    machine searches and stores the size in the cache directory. Other processes and later runs read it.
-
-    Args:
-        record: gets `found_batch`.
+    `task.train.batch` states the update, and the accumulated batches follow. The first process of a machine searches
+    and stores the size in the cache directory; other processes and later runs read it. `record` gets `found_batch`.
 
     Raises:
         ConfigError: the smallest batch does not fit, or on the CPU no memory is configured.
@@ -290,7 +278,7 @@ def with_largest_batch(task: Trains, record: dict[str, Any]) -> DictConfig:
         about = torch.cuda.get_device_properties(device)
         name = f"{about.name}, {about.total_memory >> 20} MiB"
     elif cfg.hardware.find_batch_gib is None:
-        raise ConfigError("hardware.find_batch=true: there is no GPU here; give hardware.find_batch_gib=<GiB>")
+        raise ConfigError("hardware.find_batch=true: no GPU here; give hardware.find_batch_gib=<GiB>")
     depends = [SEARCH_VERSION, name, _processes(cfg), recipe(cfg), OmegaConf.to_container(cfg.hardware)]
     folder = Path(cfg.cache_dir).expanduser() / "batches" / digest(depends)[:24]
 
@@ -327,13 +315,9 @@ def _search(task: Trains, device: torch.device) -> int:
 
 
 def largest(fits: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The largest size that fits, at most `most`: doubled until one does not, then bisected to about 6 %.
+    """The largest size that fits, at most `most`, to about 6 %; None: `least` does not fit.
 
-    Args:
-        fits: whether a size fits; where one does not, no larger one does.
-
-    Returns:
-        The size; None: `least` does not fit.
+    Sizes are doubled until one does not fit, then bisected.
     """
     good, bad, size = least - 1, most + 1, min(least, most)
     while bad - good > max(1, good // EXACT if good >= least else 0):

@@ -24,11 +24,7 @@ Result = dict[str, Any]
 
 
 class Predictor(ABC):
-    """Applies a trained model to inputs.
-
-    Args:
-        module: with the model, in evaluation mode.
-        precision: `hardware.precision`.
+    """Applies a trained model, in evaluation mode, to inputs.
 
     Attributes:
         limit: the largest size of a batch, padding included; a larger input is a batch alone.
@@ -42,29 +38,22 @@ class Predictor(ABC):
 
     @abstractmethod
     def read(self, value: str) -> Any:
-        """An input, prepared for the model.
-
-        Args:
-            value: a text, or the path of a file.
-
-        Raises:
-            DataError: it cannot be read, or the model cannot take it.
-        """
+        """An input, a text or the path of a file, prepared for the model.  DataError: it cannot be used."""
 
     @abstractmethod
     def size(self, prepared: Any) -> int:
-        """What a prepared input takes of `limit`."""
+        """The share of `limit` that a prepared input takes."""
 
     @abstractmethod
     def predict(self, batch: list[Any]) -> list[Result]:
-        """For each prepared input of a batch a mapping with `prediction`, and what else the task predicts."""
+        """For each prepared input of a batch a mapping with `prediction` and other values of the task."""
 
     def shown(self, result: Result) -> str:
         """A result in one line of text."""
         return " ".join(str(result["prediction"]).split())
 
     def results(self, items: Inputs | Sequence[Item]) -> Iterator[tuple[Item, Result]]:
-        """Each input with its result, in the order of the inputs, as soon as it is known."""
+        """Each input with its result, in the order of the inputs."""
         for chunk in chunks(iter(items), WINDOW):
             prepared = [self.read(item.value) for item in chunk]
             order = sorted(range(len(chunk)), key=lambda i: -self.size(prepared[i]))

@@ -88,8 +88,8 @@ def test_training_learns_the_mix_and_decodes(cfg: DictConfig, features: Path, tm
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task__model__encoder__mix_layers": None}, "mix_layers=None, but .* gives frames of 3 layers"),
-        ({"task__data__features__layers": None}, "mix_layers=3, but .* gives frames of one layer"),
+        ({"task__model__encoder__mix_layers": None}, "mix_layers=None, but .* has layers=3"),
+        ({"task__data__features__layers": None}, "mix_layers=3, but .* has layers=None"),
         ({"task__data__features__normalize": True}, "task.data.features.layers=3: expected deltas=0 and normalize=f"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from attnlab.data.corpus import Utterance
 from attnlab.data.sequence_to_text import Batch
 from attnlab.decoding import BeamSearch
 from attnlab.models.sequence import SequenceModel
@@ -61,8 +62,8 @@ def test_the_first_token_counts_so_often(weight: float) -> None:
         first_token_weight=weight,
     )
     batch = Batch(
-        ["x", "y"], torch.zeros(2, 4, 3), torch.tensor([4, 4]), targets, torch.tensor([3, 2]),
-        None, None, ["", ""], ["", ""], ["a", "a"], [(), ()],
+        [Utterance(id=id, source="", target="", label="a") for id in "xy"],
+        torch.zeros(2, 4, 3), torch.tensor([4, 4]), targets, torch.tensor([3, 2]),
     )  # fmt: skip
     loss, plain, _, count = module.train().losses(batch)
     logp = logits.log_softmax(-1)

@@ -155,7 +155,7 @@ def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cac
     cfg = configured("xsum", "mha", roots["xsum"], cache_dir)
     data, _ = task_of(cfg, SequenceToTextTask).prepare(new(cfg, "test"), None)
     assert data.filtered["cut to 3 source tokens in train, kept"] == 5
-    assert sum(len(batch.ids) for batch in data.train_dataloader()) == 5
+    assert sum(len(batch.utterances) for batch in data.train_dataloader()) == 5
     assert max(int(batch.feature_lengths.max()) for batch in data.train_dataloader()) == 3
 
 

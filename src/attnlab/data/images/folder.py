@@ -1,4 +1,4 @@
-"""Image folders, through timm's own dataset, transforms and loader.
+"""Image folders, through timm's dataset, transforms and loader.
 
     <root>/train/<class>/*.jpg     <root>/val/<class>/*.jpg       as ImageNet is laid out; grey and CMYK become RGB
 
@@ -52,8 +52,8 @@ class ImageData(Data):
         batch_size: the largest number of images in a batch of one process.
         mean, std: of each channel, for normalisation; None: ImageNet's.
         crop_pct: of held-out images.
-        repeats: how often an image occurs in an epoch, each time with another augmentation (repeated augmentation); an
-            epoch keeps its length and has fewer different images.  0: once.
+        repeats: occurrences of an image in an epoch, each with another augmentation (repeated augmentation); the epoch
+            then has fewer different images.  0: once.
         sample_train, sample_val: images of each class of the sample corpus.
 
     Attributes:
@@ -114,9 +114,9 @@ class ImageData(Data):
         root = self.root or sample_images(self.cache_dir / "samples", self.seed, *self.sample_counts)
         places = {split: image_folder(root, split) for split in IMAGE_SPLITS}
         self.sets = {split: Images(place, self.seed) for split, place in places.items()}
-        for here, there in (("train", "val"), ("val", "train")):
-            if missing := sorted(self.sets[there].classes.keys() - self.sets[here].classes):
-                raise DataError(f"{places[here]}: there is no class folder {missing[0]!r}, which {places[there]} has")
+        for split, other in (("train", "val"), ("val", "train")):
+            if missing := sorted(self.sets[other].classes.keys() - self.sets[split].classes):
+                raise DataError(f"{places[split]}: no class folder {missing[0]!r}, which {places[other]} has")
         self.classes = list(self.sets["train"].classes)
         sizes = f"train {len(self.sets['train'])}, val {len(self.sets['val'])} images, {len(self.classes)} classes"
         self.corpus = "sample" if self.root is None else f"{root.name} at {root}: {sizes}"
@@ -162,8 +162,7 @@ class ImageData(Data):
 
     def _held_out(self, images: "Images") -> Loader[Batch]:
         """The images of this process; each image is in one batch of one process."""
-        rank, world_size = self._ranks()
-        batches = ordered_batches([len(images)], self.eval_batch_size, rank=rank, world_size=world_size)
+        batches = ordered_batches([len(images)], self.eval_batch_size, **self.ranks())
         return self._loader(images, batches, is_training=False)
 
     def _loader(
@@ -210,10 +209,7 @@ class ImageUpdates(EpochBatches):
     Its batches are made of pairs, the i-th image from the front with the i-th from the back: Mixup mixes a batch with
     its reverse, so that the same images are mixed with each other however the update is divided.
 
-    Args:
-        images: the number of training images.
-        share: `share.accumulate` batches of `share.size` images on each process.
-        repeats: how often an image occurs, one copy after the other.
+    `images` is the number of training images, each of which occurs `repeats` times, one copy after the other.
     """
 
     def __init__(

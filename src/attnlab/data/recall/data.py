@@ -48,11 +48,11 @@ class Problem(ABC):
 
     @abstractmethod
     def complaint(self, length: int, level: float) -> str | None:
-        """What is wrong with a cell of a length in tokens and a level; None: nothing."""
+        """The error of a cell of a length in tokens and a level; None: the cell is valid."""
 
     @abstractmethod
     def draw(self, random: np.random.Generator, count: int, length: int, level: float) -> tuple[Tokens, Tokens]:
-        """Sequences (count, length) and targets of the same shape, `IGNORE` where there is none."""
+        """Sequences (count, length) and targets of the same shape, `IGNORE` at other places."""
 
     @abstractmethod
     def text(self, tokens: Tokens, targets: Tokens) -> str:
@@ -72,7 +72,7 @@ class AssociativeRecall(Problem):
     no layer to bring key and value together; `offset` 1 puts a value and the next key there.
 
     Args:
-        power: a; 1: all places alike.
+        power: a; 1: all places have the same weight.
         offset: blanks before the first pair; 0: as published.
         noise: False: 0 stands at all other places; True: random tokens of the vocabulary, keys among them.
     """
@@ -161,7 +161,7 @@ class NeedleInNoise(Problem):
     """One pair of key and value in a sequence of random tokens, asked for at its end.
 
     The noise is of keys and values too, without this key, so that nothing but the key's second mention tells which pair
-    it is.  The level is the share of the noise that stands before the pair; training draws it anew for each sequence.
+    it is.  The level is the share of the noise that stands before the pair; training draws it for each sequence.
     """
 
     level = "depth"
@@ -207,9 +207,8 @@ PROBLEMS: Mapping[str, type[Any]] = {
 def distinct(random: np.random.Generator, count: int, size: int, below: int) -> Tokens:
     """(count, size) ints below `below`, in each row all different and every such row equally likely.
 
-    Later ones of equal draws are drawn again until there are none.  No value is treated unlike another, so that every
-    ordered choice has the same probability.  Where more than half of the values are taken, that would take long:
-    these rows begin a permutation.  `size` is at most `below`.
+    Of equal draws the later ones are drawn again, so every ordered choice has the same probability.  Rows of more than
+    half of the values are the beginning of a permutation, which is faster.  `size` is at most `below`.
     """
     if 2 * size > below:
         return random.permuted(np.broadcast_to(np.arange(below), (count, below)), axis=1)[:, :size]
@@ -253,12 +252,7 @@ class Cell:
 
 
 class Sequences(Dataset[Window]):
-    """The sequences of a split, those of one cell after those of another.
-
-    Args:
-        cells: of the split.
-        drawn: tokens and targets of each cell, (count, length) each.
-    """
+    """The sequences of a split, cell by cell; `drawn`: tokens and targets of each cell, (count, length) each."""
 
     def __init__(self, cells: Sequence[Cell], drawn: Sequence[tuple[npt.NDArray[np.int32], ...]]) -> None:
         self.cells, self._drawn = cells, drawn
@@ -287,9 +281,6 @@ class CellUpdates(EpochBatches):
     """Each update takes the next sequences of one cell; the updates of all cells are mixed.
 
     Sequences that do not fill an update are left out.
-
-    Args:
-        share: `share.accumulate` batches of `share.size` sequences on each process.
     """
 
     def __init__(
@@ -417,7 +408,7 @@ class RecallData(Data):
             most = max(cell.count for cell in self.cells["train"])
             key = f"task.train.batch.sequences={self.update_sequences}"
             raise ConfigError(f"{key}: expected at most {most}, the sequences of a cell of task.data.train")
-        return self.loader(sequences, updates, collate=as_it_is)
+        return self.loader(sequences, updates, collate=collated)
 
     def val_dataloader(self) -> Loader[Window]:
         return self._held_out("validation", shared=True)
@@ -427,13 +418,12 @@ class RecallData(Data):
         return self._held_out("test", shared=self.testing)
 
     def _held_out(self, split: Split, shared: bool) -> Loader[Window]:
-        rank, world_size = self._ranks() if shared else (0, 1)
         sequences = self._sets[split]
         counts = [cell.count for cell in sequences.cells]
-        batches = ordered_batches(counts, self.eval_batch_size, rank=rank, world_size=world_size)
-        return self.loader(sequences, batches, collate=as_it_is)
+        batches = ordered_batches(counts, self.eval_batch_size, **self.ranks(shared))
+        return self.loader(sequences, batches, collate=collated)
 
 
-def as_it_is(batch: Any) -> Any:
+def collated(batch: Any) -> Any:
     """The batch, which the dataset has collated."""
     return batch

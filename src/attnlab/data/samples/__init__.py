@@ -29,12 +29,9 @@ def draw_splits(
     text: Callable[[Item], str],
     words: Callable[[Item], Iterable[Any]] = lambda item: (),
 ) -> dict[str, list[Item]]:
-    """Items of each split. No text occurs twice, and every word of a later split is in the first one.
+    """Items of each split, the first for training. No `text` occurs twice; later splits have only `words` of the first.
 
-    Args:
-        sizes: the number of items of each split; the first is the training split.
-        text: what must differ between items.
-        words: the words of an item.
+    `sizes` are the numbers of items.
     """
     items, seen = iter(items), set()
     known: set[Any] = set()

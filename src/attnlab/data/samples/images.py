@@ -23,7 +23,7 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def sample_images(cache_dir: Path, seed: int, train: int = 150, val: int = 40) -> Path:
-    """The directory with {train,val}/<class>/*.png, so many for each class, written unless it exists."""
+    """The directory with {train,val}/<class>/*.png, written unless it exists; both count images of a class."""
     counts = {"train": train, "val": val}
 
     def write(root: Path) -> None:

@@ -62,8 +62,6 @@ AGENTS = "ABCD"
 
 Key = TypeVar("Key")
 Talk = tuple[np.ndarray, list[tuple[int, int]]]  # (n,) int16 samples, and start and length of each sentence in frames
-
-
 Speak = Callable[[str, Voice], np.ndarray]  # (n,) int16 samples of a text, mono
 
 
@@ -77,7 +75,7 @@ def synthesizer() -> Iterator[tuple[Speak, int]]:
     (espeak-ng cuts paths at 160 bytes).
 
     Raises:
-        DataError: espeak-ng cannot be loaded; of `Speak`: there is no such voice, or espeak-ng fails.
+        DataError: espeak-ng cannot be loaded; of `Speak`: the voice is unknown, or espeak-ng fails.
     """
     import espeakng_loader
 
@@ -127,11 +125,7 @@ def synthesizer() -> Iterator[tuple[Speak, int]]:
 
 
 def speak_all(voice: Voice, sentences: Sequence[str], rng: np.random.Generator) -> Talk:
-    """Speak sentences one after another, with pauses and noise, which `rng` draws, at `SAMPLE_RATE`.
-
-    Raises:
-        DataError: espeak-ng cannot be loaded or fails.
-    """
+    """Speak sentences at `SAMPLE_RATE`, with pauses and noise drawn by `rng`.  DataError: espeak-ng fails."""
     pieces, spans, position = [], [], 0
     with synthesizer() as (speak, rate):
         for sentence in sentences:

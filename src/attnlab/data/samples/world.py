@@ -28,7 +28,7 @@ TOWNS = (
 )  # fmt: skip
 COUNTRIES = ("Norland", "Sundia", "Westria", "Eastmark")
 FIRMS = ("Acme", "Borealis", "Corvus", "Dynamo", "Ember", "Falcon")
-WORK = {  # what a biography says instead of the name of the profession; the eight professions of Bias in Bios
+WORK = {  # of a biography, in place of the profession's name; the eight professions of Bias in Bios
     "journalist": ("reports for a newspaper", "interviews politicians"),
     "poet": ("has published two books of verse", "reads sonnets on stage"),
     "composer": ("wrote three symphonies", "scores films for an orchestra"),
@@ -38,10 +38,12 @@ WORK = {  # what a biography says instead of the name of the profession; the eig
     "painter": ("shows oil portraits in galleries", "mixes colours from minerals"),
     "professor": ("holds a chair at the university", "supervises doctoral students"),
 }
-NUMBERS = {  # of the published column `profession`
-    "journalist": 11, "poet": 20, "composer": 5, "model": 12, "teacher": 26, "architect": 1, "painter": 14,
-    "professor": 21,
-}  # fmt: skip
+PROFESSIONS = (  # the numbers of the published column `profession`
+    "accountant", "architect", "attorney", "chiropractor", "comedian", "composer", "dentist", "dietitian", "dj",
+    "filmmaker", "interior designer", "journalist", "model", "nurse", "painter", "paralegal", "pastor",
+    "personal trainer", "photographer", "physician", "poet", "professor", "psychologist", "rapper",
+    "software engineer", "surgeon", "teacher", "yoga teacher",
+)  # fmt: skip
 TEXT = "world.txt"  # a sentence on each line
 
 
@@ -70,11 +72,7 @@ def make_world(seed: int) -> tuple[list[Person], dict[str, str]]:
 
 
 def write_world(cache_dir: Path, seed: int = 1) -> Path:
-    """The directory with the world's questions in the four published layouts and world.txt, written unless it exists.
-
-    The files are hotpot_train_v1.1.json, hotpot_dev_fullwiki_v1.json, paper_dev.jsonl, paper_test.jsonl,
-    bias_in_bios/dev.jsonl, qa_wikidata/validation.jsonl and world.txt.
-    """
+    """The directory with the questions in the four published layouts and world.txt, written unless it exists."""
     return sample_corpus(cache_dir, "world", seed, lambda root: _write(root, seed))
 
 
@@ -97,7 +95,7 @@ def _write(root: Path, seed: int) -> None:
     third = len(claims) // 3
     write_lines(root / "paper_dev.jsonl", [json.dumps(claim) for claim in claims[:third]])
     write_lines(root / "paper_test.jsonl", [json.dumps(claim) for claim in claims[third:]])
-    bios = [{"hard_text": p.biography, "profession": NUMBERS[p.profession], "gender": 0} for p in people]
+    bios = [{"hard_text": p.biography, "profession": PROFESSIONS.index(p.profession), "gender": 0} for p in people]
     rng.shuffle(bios)
     write_lines(root / "bias_in_bios" / "dev.jsonl", [json.dumps(bio) for bio in bios])
     clozes = [
@@ -129,7 +127,7 @@ def _claims(people: list[Person], rng: random.Random) -> list[dict[str, Any]]:
 
 # --- random facts, which a model is asked to recall from a long text ---
 
-TEMPLATES = (  # what stands before the answer, in the fact and in the question; short, for windows of few bytes
+TEMPLATES = (  # the words before the answer, in the fact and in the question; short, for windows of few bytes
     "The answer of {name} is",
     "The code for {name} is",
     "The choice of {name} is",
@@ -145,6 +143,6 @@ NAMES = (
 
 
 def random_fact(draw: np.random.Generator, digits: int) -> tuple[str, str]:
-    """The beginning of a sentence about a random name, and the random number of so many digits that it ends with."""
+    """The beginning of a sentence about a random name, and the random number of `digits` digits at its end."""
     beginning = " " + TEMPLATES[draw.integers(len(TEMPLATES))].format(name=NAMES[draw.integers(len(NAMES))])
     return beginning, str(draw.integers(10 ** (digits - 1), 10**digits))

@@ -92,7 +92,7 @@ class AMI(Reader):
         return segments
 
     def meetings(self, root: Path, split: str) -> list[str]:
-        """The meetings of splits/split_<split>.orig; without it, of the partition.  DataError: there are none."""
+        """The meetings of splits/split_<split>.orig; without it, of the partition.  DataError: none has files."""
         path = root / "splits" / f"split_{split}.orig"
         if path.is_file():
             return list(dict.fromkeys(name for line in read_lines(path) if (name := line.strip())))

@@ -69,11 +69,6 @@ class FilterBank:
         """The number of values in a frame."""
         return self.num_mels
 
-    def fingerprint(self) -> dict[str, object]:
-        """Everything but the audio that the features depend on."""
-        versions = {"kaldi_native_fbank": kaldi_native_fbank.__version__, "soxr": soxr.__version__}
-        return {**asdict(self), **versions}
-
     def __call__(self, waveform: Array, rate: int) -> Array:
         """(samples,) in [-1, 1) at `rate` Hz -> (frames, num_mels).  Less than a frame is zero-padded to one."""
         if rate != self.sample_rate:
@@ -86,6 +81,29 @@ class FilterBank:
         bank.input_finished()
         features: Array = np.stack([bank.get_frame(i) for i in range(bank.num_frames_ready)])
         return utterance_cmvn(features) if self.normalize else features
+
+    def open(self, segments: Sequence[Segment], place: Path, tokenizer: object = None) -> "FeatureStore":
+        """The stored features of recordings, which are first computed where they are missing or damaged.
+
+        Args:
+            place: the folder to which a hash is added.
+            tokenizer: not used.
+
+        Raises:
+            DataError: a recording cannot be read, or the disk is full.
+        """
+        digests = file_digests({segment.audio for segment in segments}, place.with_name("audio.json"))
+        versions = {"kaldi_native_fbank": kaldi_native_fbank.__version__, "soxr": soxr.__version__}
+        hashed = hashlib.sha256(json.dumps([VERSION, asdict(self) | versions], sort_keys=True).encode())
+        for x in segments:
+            speed = "" if x.speed == 1.0 else f" {x.speed}"
+            hashed.update(f"{digests[x.audio]} {x.rate} {x.start} {x.num_samples}{speed}\n".encode())
+        key = hashed.hexdigest()
+        return stored(
+            place.with_name(f"{place.name}-{key[:24]}"),
+            lambda folder: FeatureStore(folder, key, segments, self),
+            lambda folder: _write(folder, place.name, key, segments, self),
+        )
 
     def _options(self) -> kaldi_native_fbank.FbankOptions:
         options = kaldi_native_fbank.FbankOptions()
@@ -154,25 +172,6 @@ class FeatureStore:
         return np.frombuffer(data, dtype=STORED).reshape(-1, self._width).astype(np.float32)
 
 
-def open_features(cache_dir: Path, split: str, segments: Sequence[Segment], bank: FilterBank) -> FeatureStore:
-    """The stored features of `segments`, which are first computed where they are missing or damaged.
-
-    Raises:
-        DataError: a recording cannot be read, or there is no space to write.
-    """
-    digests = file_digests({segment.audio for segment in segments}, cache_dir / "features" / "audio.json")
-    hashed = hashlib.sha256(json.dumps([VERSION, bank.fingerprint()], sort_keys=True).encode())
-    for x in segments:
-        speed = "" if x.speed == 1.0 else f" {x.speed}"
-        hashed.update(f"{digests[x.audio]} {x.rate} {x.start} {x.num_samples}{speed}\n".encode())
-    key = hashed.hexdigest()
-    return stored(
-        cache_dir / "features" / f"{split}-{key[:24]}",
-        lambda folder: FeatureStore(folder, key, segments, bank),
-        lambda folder: _write(folder, split, key, segments, bank),
-    )
-
-
 def _write(folder: Path, split: str, key: str, segments: Sequence[Segment], bank: FilterBank) -> None:
     hours = sum(segment.seconds for segment in segments) / 3600
     size = hours * 360_000 * bank.num_mels * STORED.itemsize / 2**20
@@ -200,7 +199,7 @@ def _write(folder: Path, split: str, key: str, segments: Sequence[Segment], bank
 class SpecAugment:
     """Time warping and masks of frequency and time (Park et al. 2019); the defaults are the LB policy without warping.
 
-    All layers of a frame, where it has several, are warped and masked alike.
+    All layers of a frame are warped and masked in the same way.
 
     Widths are uniform over {0, ..., freq_mask - 1} channels and {0, ..., min(time_mask, probability * T) - 1} frames,
     as the recipe's code draws them.  Masked values become 0, the mean after utterance CMVN.
@@ -220,7 +219,8 @@ class SpecAugment:
 
     def __call__(self, features: Array, random: np.random.Generator) -> Array:
         """(T, F) or (T, L, F), a warped and masked copy of that shape; all randomness comes from `random`."""
-        masked = self._warped(features, random)
+        warps = 0 < 2 * self.time_warp < len(features)
+        masked = self._warped(features, random) if warps else features.copy()
         frames, channels = masked.shape[0], masked.shape[-1]
         for _ in range(self.num_freq_masks):
             first, last = _draw(random, min(self.freq_mask, channels), channels)
@@ -231,12 +231,8 @@ class SpecAugment:
         return masked
 
     def _warped(self, features: Array, random: np.random.Generator) -> Array:
-        frames, widest = len(features), self.time_warp
-        if not widest or frames < 2 * widest + 1:
-            return features.copy()
-        centre = int(random.integers(widest, frames - widest))
-        moved = centre + int(random.integers(1 - widest, widest))
-        return warped(features, centre, moved)
+        centre = int(random.integers(self.time_warp, len(features) - self.time_warp))
+        return warped(features, centre, centre + int(random.integers(1 - self.time_warp, self.time_warp)))
 
 
 def warped(features: Array, centre: int, moved: int) -> Array:

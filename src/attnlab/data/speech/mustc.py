@@ -8,8 +8,9 @@
 import math
 import re
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, read_lines, refuse_empty, spoken_sample
 from attnlab.errors import DataError
@@ -18,6 +19,7 @@ from attnlab.errors import DataError
 END_TOLERANCE_SECONDS = 0.010
 
 
+@dataclass(eq=False)
 class MustC(Reader):
     """MuST-C.
 
@@ -28,27 +30,25 @@ class MustC(Reader):
         target: the decoder's text: "translation" or "transcript" (recognition).
     """
 
+    source_language: str = "en"
+    target_language: str = "de"
+    target: Literal["translation", "transcript"] = "translation"
+
     unit = "segments"
     splits = ("train", "dev", "tst-COMMON")
 
-    def __init__(
-        self,
-        source_language: str = "en",
-        target_language: str = "de",
-        target: Literal["translation", "transcript"] = "translation",
-    ) -> None:
-        self.languages, self.target = (source_language, target_language), target
-        self.pair = f"{source_language}-{target_language}"
+    def __post_init__(self) -> None:
+        self.pair = f"{self.source_language}-{self.target_language}"
         self.name = f"MuST-C {self.pair}"
         self.layout = (
             f"data_root must be the directory that holds {self.pair}, with data/<split>/txt/<split>.yaml, "
-            f".{source_language}, .{target_language} and data/<split>/wav/*.wav for train, dev and tst-COMMON"
+            f".{self.source_language}, .{self.target_language} and data/<split>/wav/*.wav for {', '.join(self.splits)}"
         )
 
     def files(self, root: Path, split: str) -> list[Path]:
         """The list of segments, the transcripts and the translations of a split."""
         text = root / self.pair / "data" / split / "txt"
-        return [text / f"{split}.{suffix}" for suffix in ("yaml", *self.languages)]
+        return [text / f"{split}.{suffix}" for suffix in ("yaml", self.source_language, self.target_language)]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
         self.need(folders=[root / self.pair])
@@ -63,11 +63,10 @@ class MustC(Reader):
             raise DataError(f"{yaml_path}: {len(items)} segments, but {lines}; expected equal numbers")
         if self.target == "transcript":
             paths, targets = paths[:1], sources
-        for number, text in enumerate(targets, 1):
-            refuse_empty(text, f"{paths[-1]} line {number}", drop_empty)
         headers: dict[Path, tuple[int, int]] = {}
-        places: list[tuple[str, float, dict[str, Any]]] = []  # of each segment: stem, offset, samples
-        for number, line in enumerate(items, 1):
+        segments, offsets = [], []
+        for number, (line, source, target) in enumerate(zip(items, sources, targets, strict=True), 1):
+            refuse_empty(target, f"{paths[-1]} line {number}", drop_empty)
             where, item = f"{yaml_path} line {number}", dict(re.findall(r"(\w+): ([^\s,}]+)", line))
             try:
                 audio = yaml_path.parents[1] / "wav" / item["wav"]
@@ -81,14 +80,14 @@ class MustC(Reader):
             rate, _ = headers[audio]
             start, count = int(offset * rate), int(duration * rate)  # truncated, as published
             part = excerpt(audio, headers[audio], start, start + count, where, END_TOLERANCE_SECONDS)
-            places.append((audio.stem, offset, part))
-        seen: Counter[str] = Counter()
-        segments: dict[int, Segment] = {}
-        for i in sorted(range(len(places)), key=lambda i: places[i][1]):
-            stem, _, part = places[i]
-            segments[i] = Segment(id=f"{stem}_{seen[stem]}", source=sources[i], target=targets[i], **part)
-            seen[stem] += 1
-        return [segments[i] for i in range(len(places))]
+            segments.append(Segment(id=audio.stem, source=source, target=target, **part))
+            offsets.append(offset)
+        counts: Counter[str] = Counter()
+        for i in sorted(range(len(segments)), key=offsets.__getitem__):
+            stem = segments[i].id
+            segments[i] = replace(segments[i], id=f"{stem}_{counts[stem]}")
+            counts[stem] += 1
+        return segments
 
     def sample(self, cache_dir: Path) -> Path:
         return spoken_sample(cache_dir, "speech-translation")

@@ -154,7 +154,7 @@ def clean(sentence: str, lower: bool) -> str:
 
 
 def _speakers(path: Path) -> dict[str, str]:
-    """File to speaker; empty where there is no metadata.json."""
+    """File to speaker; empty without metadata.json."""
     if not path.is_file():
         return {}
     prompts = read_json(path)

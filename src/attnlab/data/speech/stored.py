@@ -52,7 +52,8 @@ class StoredFeatures:
         """The number of values in a frame of the files."""
         return self.width // (1 + self.deltas)
 
-    def open(self, utterances: Sequence[Stored]) -> "StoredInputs":
+    def open(self, utterances: Sequence[Stored], *_: object) -> "StoredInputs":
+        """The features of utterances, by their number."""
         return StoredInputs(utterances, self)
 
     def frames(self, path: Path) -> int:

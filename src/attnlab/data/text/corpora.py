@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -80,26 +81,27 @@ class SplitFiles(TextCorpus):
             write_lines(root / self.names[0].format(stem), (f" {line} " for line in source.lines(split)))
 
 
+@dataclass(eq=False)
 class PennTreebank(SplitFiles):
     """The Penn Treebank as Mikolov prepared it: ptb.{train,valid,test}.txt, a sentence per line, 10,000 words."""
 
     folders = ("", "data/", "simple-examples/data/")
     names = ("ptb.{}.txt", "{}.txt")
 
-    def __init__(self, name: str = "Penn Treebank") -> None:
-        self.name = name
+    name: str = "Penn Treebank"
 
 
+@dataclass(eq=False)
 class WikiText(SplitFiles):
     """WikiText-2 or -103: wiki.{train,valid,test}.tokens, each line a paragraph, a heading or empty."""
 
     folders = ("", "wikitext-2/", "wikitext-103/")
     names = ("wiki.{}.tokens", "{}.txt")
 
-    def __init__(self, name: str = "WikiText-2") -> None:
-        self.name = name
+    name: str = "WikiText-2"
 
 
+@dataclass(eq=False)
 class WikiTextRaw(SplitFiles):
     """WikiText-2 or -103 before words are split; each part is one text, as perplexities of models are published.
 
@@ -110,8 +112,7 @@ class WikiTextRaw(SplitFiles):
     folders = ("", "wikitext-2-raw-v1/", "wikitext-2-raw/", "wikitext-103-raw-v1/", "wikitext-103-raw/")
     names = ("wiki.{}.raw",)
 
-    def __init__(self, name: str = "WikiText-2 raw") -> None:
-        self.name = name
+    name: str = "WikiText-2 raw"
 
     def files(self, root: Path, split: Split) -> list[Path]:
         parquet = sorted(path for folder in self.folders for path in (root / folder).glob(f"{split}-*.parquet"))
@@ -125,6 +126,7 @@ class WikiTextRaw(SplitFiles):
             yield "\n\n".join(f"{line}\n" if line.strip() else "" for path in files for line in read_lines(path))
 
 
+@dataclass(eq=False)
 class BillionWords(TextCorpus):
     """The one billion word benchmark: 99 training shards and 50 held-out shards, a sentence per line.
 
@@ -137,8 +139,7 @@ class BillionWords(TextCorpus):
     TRAIN = "training-monolingual.tokenized.shuffled"
     HELD = "heldout-monolingual.tokenized.shuffled"
 
-    def __init__(self, name: str = "LM1B") -> None:
-        self.name = name
+    name: str = "LM1B"
 
     def files(self, root: Path, split: Split) -> list[Path]:
         folder, pattern = (self.TRAIN, "news.en-*") if split == "train" else (self.HELD, "news.en.heldout-*")
@@ -166,8 +167,6 @@ class FineWebEdu(TextCorpus):
     test.  Shards: *_val_*.bin (or val.bin) are held out; the first half of each is for validation, the second for the
     test, because the published system has no test set.
 
-    Args:
-        held_out_documents: the number of documents for validation, and again for the test.
     """
 
     def __init__(self, name: str = "FineWeb-Edu", held_out_documents: Annotated[int, Ge(1)] = 10_000) -> None:
@@ -250,7 +249,7 @@ class TextFiles(TextCorpus):
         return [path]
 
     def _place(self, root: Path, split: Split) -> Path | None:
-        """The file of a split; None: there is none."""
+        """The file of a split, if it exists."""
         self.name = self.named or root.name
         names = {"train": (*SPELLINGS["train"], *TOGETHER), "validation": SPELLINGS["dev"], "test": ("test",)}[split]
         return table_in(root, names, (".txt", *SUFFIXES))

@@ -89,10 +89,6 @@ class LanguageModellingData(Data):
         self.run_vocabulary: Vocabulary | None = None  # set by the task: that of a run, not learned again
         self._files: dict[Split, list[TokenFile]] = {}
 
-    def prepare_data(self) -> None:
-        """Check the corpus, then write the sample corpus, vocabulary and ids that do not exist."""
-        self.setup()
-
     def setup(self, stage: str | None = None) -> None:
         """Read all splits, or with `stage` "test" the vocabulary and the test set.  Raises DataError."""
         if self._files:
@@ -198,6 +194,5 @@ class LanguageModellingData(Data):
     def held_out(self, split: Split, stride: int | None = None, shared: bool = False) -> Loader[Window]:
         """Windows of `eval_window` every `stride` tokens (None: disjoint); `shared`: only those of this process."""
         windows = self._evaluation(split, stride)
-        rank, world_size = self._ranks() if shared else (0, 1)
-        batches = ordered_batches([len(windows)], self.eval_batch_size, rank=rank, world_size=world_size)
+        batches = ordered_batches([len(windows)], self.eval_batch_size, **self.ranks(shared))
         return self.loader(windows, batches)

@@ -31,6 +31,7 @@ from attnlab.data.corpus import (
     rows,
     squeeze,
 )
+from attnlab.data.samples.written import write_articles, write_translations
 from attnlab.errors import DataError
 
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
@@ -152,8 +153,6 @@ class Parallel(Reader):
         return html.unescape(text) if self.unescape else text
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples.written import write_translations
-
         return write_translations(cache_dir)
 
 
@@ -162,7 +161,7 @@ class Parallel(Reader):
 SPLIT_FILE = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
 SPELLINGS = {"train": ("train",), "validation": ("validation", "val", "dev"), "test": ("test",)}
 PAIRS = ((".source", ".target"), (".raw.source", ".raw.target"), (".document", ".summary"))
-RECORDS = (".jsonl", ".json")
+RECORDS, FIELDS = (".jsonl", ".json"), ("document", "summary")
 SHARE_BAR = {
     "Share this with", "Email", "Facebook", "Messenger", "Twitter", "Pinterest", "WhatsApp", "Linkedin", "LinkedIn",
     "Copy this link", "These are external links and will open in a new window",
@@ -206,13 +205,7 @@ class XSum(Reader):
         if source.name == SPLIT_FILE:
             return self._original(root, source, split, drop_empty)
         return [
-            pair(
-                str(row.values.get("id", f"{split}_{i}")),
-                row.text("document"),
-                row.text("summary"),
-                row.where,
-                drop_empty,
-            )
+            pair(str(row.values.get("id", f"{split}_{i}")), *map(row.text, FIELDS), row.where, drop_empty)
             for i, row in enumerate(rows(source))
         ]
 
@@ -230,8 +223,6 @@ class XSum(Reader):
         return utterances
 
     def sample(self, cache_dir: Path) -> Path:
-        from attnlab.data.samples.written import write_articles
-
         return write_articles(cache_dir)
 
 

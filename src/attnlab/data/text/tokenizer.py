@@ -15,7 +15,7 @@ import sentencepiece
 from annotated_types import Ge, Le
 
 from attnlab.data.corpus import Kind as InputKind
-from attnlab.data.corpus import reading
+from attnlab.data.corpus import Utterance, reading
 from attnlab.errors import ConfigError
 from attnlab.run.cache import stored_files
 from attnlab.run.console import progress, waited
@@ -43,7 +43,7 @@ class Tokenizer:
 
     def __init__(self, model: bytes) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self._model = model
+        self.model = model
         self.size: int = self._processor.get_piece_size()
         self.fingerprint = hashlib.sha256(model).hexdigest()
         ids = range(self.unk + 1, self.size)
@@ -54,13 +54,8 @@ class Tokenizer:
         return self.labels.get(name, self.unk)
 
     def label_of(self, ids: Sequence[int]) -> str:
-        """The class at the beginning of a text; empty if there is none."""
+        """The class at the beginning of a text, or an empty text."""
         return self.piece(ids[0]) if len(ids) and ids[0] in self.labels.values() else ""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids without <s> and </s>."""
-        ids: list[int] = self._processor.encode(text)
-        return ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without <s> and </s>."""
@@ -84,7 +79,7 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the SentencePiece model (atomically)."""
-        write_bytes(path, self._model)
+        write_bytes(path, self.model)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -106,11 +101,11 @@ class Tokenizer:
 
         Args:
             vocab_size: the number of pieces, specials and `labels` included.
-            labels: the names of classes, each of which becomes a piece that does not occur in texts.
-            hard_limit: False: where the text allows fewer pieces than `vocab_size`, take as many as it allows.
+            labels: the names of classes, which become pieces that do not occur in texts.
+            hard_limit: refuse a text that allows fewer pieces; False: take as many as it allows.
 
         Raises:
-            ConfigError: a size that the text does not allow.
+            ConfigError: the text does not allow this size.
         """
         model = io.BytesIO()
 
@@ -143,29 +138,22 @@ class Tokenizer:
 
     @classmethod
     def cached(
-        cls,
-        lines: Sequence[str],
-        folder: Path,
-        vocab_size: int,
-        type: Kind = "unigram",
-        *,
-        labels: Sequence[str] = (),
-        hard_limit: bool = True,
+        cls, lines: Sequence[str], folder: Path, vocab_size: int, type: Kind, labels: Sequence[str], hard_limit: bool
     ) -> "Tokenizer":
         """As :meth:`train`, once for the same `lines` and settings; the model is stored in `folder`."""
         more = [list(labels)] if labels else []
         settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *more])
         key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
 
-        def learn() -> bytes:
-            return cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit)._model
+        def learn(path: Path) -> None:
+            cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit).save(path)
 
         return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}", learn).read_bytes())
 
 
-def learned(folder: Path, learn: Callable[[], bytes]) -> Path:
-    """The file of a learned vocabulary, in its stored folder."""
-    return stored_files(folder, lambda partial: write_bytes(partial / VOCABULARY, learn())) / VOCABULARY
+def learned(folder: Path, learn: Callable[[Path], None]) -> Path:
+    """The file of a learned vocabulary in its stored folder; `learn` writes it."""
+    return stored_files(folder, lambda partial: learn(partial / VOCABULARY)) / VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -173,13 +161,16 @@ class SourceText:
     """The source text as piece ids that end in </s>.
 
     Args:
-        max_tokens: the largest number of ids, at least 2.  A longer text is cut to its first `max_tokens` - 1 pieces
-            and </s>, and counted in `TextInputs.truncated`.
+        max_tokens: the largest number of ids.  A longer text is cut to its first `max_tokens` - 1 pieces and </s>.
     """
 
     max_tokens: Annotated[int, Ge(2), Le(1_048_576)] = 1024
 
     kind: ClassVar[InputKind] = "text"
+
+    def open(self, utterances: Sequence[Utterance], _: Path, tokenizer: Tokenizer) -> "TextInputs":
+        """The ids of the source texts."""
+        return self.texts([x.source for x in utterances], tokenizer)
 
     def texts(self, texts: Sequence[str], tokenizer: Tokenizer) -> "TextInputs":
         return TextInputs(tokenizer.encode_all(texts), self.max_tokens)
@@ -190,7 +181,6 @@ class TextInputs:
 
     Args:
         pieces: the ids of each text, without </s>.
-        max_tokens: the largest number of ids, </s> included.
 
     Attributes:
         truncated: the number of texts that were cut.
@@ -199,6 +189,7 @@ class TextInputs:
 
     def __init__(self, pieces: Sequence[Sequence[int]], max_tokens: int) -> None:
         self._ids = [np.asarray([*x[: max_tokens - 1], Tokenizer.eos], dtype=np.int64) for x in pieces]
+        self.max_tokens = max_tokens
         self.truncated = sum(len(x) > max_tokens - 1 for x in pieces)
         self.lengths = np.asarray([len(x) for x in self._ids], dtype=np.int64)
 

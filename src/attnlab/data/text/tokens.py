@@ -87,7 +87,7 @@ def build(folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], 
         batches: the ids of each text of a batch, and the number of words of the batch; read only to write.
 
     Raises:
-        DataError: there is no space, or nothing to write.
+        DataError: the disk is full, or the texts have no tokens.
     """
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
     return stored(folder, lambda path: _open(path, vocab_size), lambda partial: _write(partial, folder, batches, dtype))

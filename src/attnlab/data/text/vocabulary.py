@@ -18,7 +18,7 @@ from attnlab.data.text.tokenizer import learned
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest
 from attnlab.run.console import each, waited
-from attnlab.run.files import write_bytes
+from attnlab.run.files import write_bytes, write_text
 from attnlab.run.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
@@ -70,13 +70,9 @@ class Vocabulary(ABC):
     def _all(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.ids(text) for text in texts]
 
-    def as_json(self) -> bytes:
-        """:meth:`plain` as JSON."""
-        return json.dumps(self.plain(), ensure_ascii=False).encode()
-
     def save(self, path: Path) -> None:
-        """Write the vocabulary as JSON (atomically)."""
-        write_bytes(path, self.as_json())
+        """Write :meth:`plain` as JSON (atomically)."""
+        write_bytes(path, json.dumps(self.plain(), ensure_ascii=False).encode())
 
 
 class WordVocabulary(Vocabulary):
@@ -207,9 +203,9 @@ class Words:
         settings = [2, vocab_size, self.end, self.unknown, self.ends, self.min_count, self.lower, bool(self.file)]
         key = digest([settings, [digests[path] for path in sources]])
 
-        def learn() -> bytes:
+        def learn(path: Path) -> None:
             words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
-            return WordVocabulary(words, self.end, self.unknown, self.ends, self.lower).as_json()
+            WordVocabulary(words, self.end, self.unknown, self.ends, self.lower).save(path)
 
         vocabulary = read_vocabulary(learned(cache_dir / "vocabularies" / f"words-{key[:24]}", learn))
         assert isinstance(vocabulary, WordVocabulary)
@@ -274,7 +270,7 @@ class BytePairs:
         digests = file_digests(files, cache_dir / "tokens" / "files.json")
         key = digest([1, vocab_size, self.sample, [digests[path] for path in files]])
         folder = cache_dir / "vocabularies" / f"bytes-{key[:24]}"
-        path = learned(folder, lambda: self.learn(corpus.texts(root, "train"), vocab_size).encode())
+        path = learned(folder, lambda path: write_text(path, self.learn(corpus.texts(root, "train"), vocab_size)))
         return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
 
     def learn(self, texts: Iterable[str], vocab_size: int) -> str:
@@ -312,7 +308,7 @@ class PretrainedTokens:
         self.source, self.ends = source, ends
 
     def build(self, corpus: TextCorpus, root: Path, cache_dir: Path, vocab_size: int) -> BytePairVocabulary:
-        """As :meth:`vocabulary`; it does not depend on the corpus."""
+        """:meth:`vocabulary`, which does not depend on the corpus."""
         return self.vocabulary(vocab_size)
 
     def vocabulary(self, vocab_size: int) -> BytePairVocabulary:
@@ -320,7 +316,7 @@ class PretrainedTokens:
 
         Raises:
             DataError: the tokenizer cannot be read.
-            ConfigError: it does not belong to the model, or has no end token.
+            ConfigError: it has another size, or no end token.
         """
         if self.source == SAMPLE:
             return BytePairVocabulary(byte_tokenizer().to_str(), vocab_size, self.ends)

@@ -56,11 +56,7 @@ class Permutation:
 class TrainingWindows(Dataset[Window]):
     """Adjacent training windows of tokens and of the next tokens, from an offset that changes with the epoch.
 
-    A window does not extend over several files.
-
-    Args:
-        length: tokens of a window.
-        seed, epoch: the offsets are a function of these two.
+    A window does not extend over several files.  The offsets are a function of `seed` and `epoch`.
     """
 
     def __init__(self, files: Sequence[TokenFile], length: int, seed: int, epoch: int) -> None:
@@ -87,10 +83,7 @@ class EvaluationWindows(Dataset[Window]):
     With stride = length, windows are disjoint.  With a smaller stride, the first length - stride targets of a window
     are those of the window before; they are ignored, and the others have that much context.  The last window is padded.
 
-    Args:
-        length: tokens of a window.
-        stride: tokens from one window to the next, at most `length`.
-        limit: the largest number of windows, evenly spread; None: all.
+    `limit` is the largest number of windows, evenly spread; None: all.
     """
 
     def __init__(self, file: TokenFile, length: int, stride: int, limit: int | None = None) -> None:
@@ -115,12 +108,7 @@ class EvaluationWindows(Dataset[Window]):
 
 
 class ShuffledBatches(EpochBatches):
-    """An update takes the next windows of a random order.  Windows that do not fill an update are left out.
-
-    Args:
-        windows: the number of windows of the epoch.
-        share: `share.accumulate` batches of `share.size` windows on each process.
-    """
+    """An update takes the next of `windows` windows in a random order.  The rest of an epoch is left out."""
 
     def __init__(self, windows: int, share: Share, *, seed: int, epoch: int, world_size: int = 1, **place: int) -> None:
         self._order, self._size = Permutation(windows, seed, epoch), share.size

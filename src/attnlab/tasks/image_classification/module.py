@@ -31,7 +31,6 @@ class ImageClassification(Module):
         ema_decay: the decay of the averaged weights, which are then validated, saved and scored; 0: no averaging.
         ema_warmup: increase the decay over the first updates, as timm's `ModelEmaV3` does.
         fusion_penalty: the weight of the penalty on CP SlimAtt's fusion matrices (IrrAtt, eq. 7); 0: none.
-        compile: whether torch.compile compiles the model that is trained.
         training: arguments of `Module`, with timm's `create_optimizer_v2` and `create_scheduler_v2`.
     """
 

@@ -31,14 +31,7 @@ def pretrain(
     """Give a module's model weights that were trained from scratch with the run's images.
 
     They are stored in the cache directory: the same settings and images train once. The limits of `task.train` are
-    those of the fine-tuning: the dense model that is compressed does not depend on them.
-
-    Args:
-        record: gets `pretraining`: seconds and epochs, or the file that was read.
-        directory: gets the curves, in the folder pretraining/.
-
-    Raises:
-        KeyboardInterrupt: training was interrupted.
+    those of the fine-tuning. `record` gets `pretraining`: seconds and epochs, or the file that was read.
     """
     path = Path(cfg.cache_dir).expanduser() / "pretrained" / key(cfg, data, module)
     try:

@@ -41,7 +41,7 @@ from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
 from attnlab.run.record import first_process
-from attnlab.tasks.base import Compresses, Predicts, beside
+from attnlab.tasks.base import Compresses, Predicts, file_of_run
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
 from attnlab.tasks.prediction import Predictor, Result
@@ -64,7 +64,7 @@ def image(path: Path | str) -> Iterator[Image.Image]:
 
 
 def check_image(path: Path) -> None:
-    """Raise DataError where a file is no image, as far as its header tells."""
+    """Raise DataError where the header of a file is not that of an image."""
     with image(path):
         pass
 
@@ -75,8 +75,7 @@ INPUT = InputKind("image", IMAGES, ("image", "path", "input"), check_image)
 class ImageClassificationTask(Predicts, Compresses):
     """Compresses and fine-tunes a vision transformer on a folder of images.
 
-    `record["compression"]` has top-1 and top-5 at three points, ranks and errors of every layer, and the
-    remaining share of multiply-adds and parameters.
+    `record["compression"]` has top-1 and top-5 at three points, ranks and errors of each layer, and remaining shares.
     """
 
     points = ("dense", "compressed", "finetuned")
@@ -174,7 +173,7 @@ class ImageClassificationTask(Predicts, Compresses):
         write_text(directory / CLASSES_FILE, json.dumps(data.classes, ensure_ascii=False) + "\n")
 
     def rebuilt(self, weights: Path) -> ImageClassification:
-        return self._module(read_classes(beside(weights, CLASSES_FILE, "the names of the classes")))
+        return self._module(read_classes(file_of_run(weights, CLASSES_FILE, "the names of the classes")))
 
     def predictor(self, module: ImageClassification, **settings: Any) -> Classification:
         return Classification(module, self.cfg, **settings)
@@ -197,7 +196,7 @@ class ImageClassificationTask(Predicts, Compresses):
         }
 
     def _model_of_run(self) -> nn.Module | None:
-        """The compressed model of the run that is used or resumed; None if it has none."""
+        """The compressed model of the run that is used or resumed, if any."""
         source = self.cfg.checkpoint or self.cfg.resume
         run = Path(source).expanduser() if source else None
         for parent in [run, *run.parents] if run else []:
@@ -206,7 +205,7 @@ class ImageClassificationTask(Predicts, Compresses):
         return None
 
     def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
-        """Those of `checkpoint=`; of a run that was not trained (mode=compress), those of its compressed folder."""
+        """The weights of `checkpoint=`; of an untrained run (mode=compress), those of its compressed folder."""
         run = Path(self.cfg.checkpoint).expanduser()
         place = run / COMPRESSED
         if (run / "checkpoints").exists() or not folder.is_folder(place):
@@ -216,7 +215,7 @@ class ImageClassificationTask(Predicts, Compresses):
         return place, dict(folder.load(place).state_dict()), identity
 
     def _compressed_folder(self) -> Path | None:
-        """The folder of the compressed model that `model=` names, as a folder or as a run; None: it names none."""
+        """The folder of a compressed model, if `model=` names one or its run."""
         return folder.find(self.spec.weights) if self.spec.weights else None
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
@@ -234,7 +233,7 @@ class ImageClassificationTask(Predicts, Compresses):
         super().score(record, directory, data, module)
 
     def _load(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> dict[str, Any] | None:
-        """Give the module its dense model; the compression of the run that `model=` names, None: it names none."""
+        """Give the module its dense model.  Returns the compression of the run of `model=`, if it names one."""
         if source := self._compressed_folder():
             module.model = folder.load(source).train()
             log.info("compressed model from %s", source)

@@ -20,11 +20,9 @@ class LanguageModelling(Module):
     """Trains a model on the negative log-probability of each token.
 
     Args:
-        compile: whether torch.compile compiles the loss, and on a CPU the steps of decoding; the checkpoints are the
-            same.
-        label_smoothing: e, share of the probability that goes to all words alike. Training alone has it:
-            (1 - e) times -log p of the target, e times the mean of -log p over all words (Szegedy et al., 2016).
-        training: arguments of `Module`.
+        compile: whether torch.compile compiles the loss, and on a CPU the steps of decoding.
+        label_smoothing: e; the training loss is (1 - e) times -log p of the target plus e times the mean of -log p
+            over all words (Szegedy et al., 2016).
     """
 
     counts_right = False
@@ -48,7 +46,7 @@ class LanguageModelling(Module):
 
     @property
     def compiled_steps(self) -> Compiled | None:
-        """For `Sampling`, what compiles the steps of the model; None: nothing is compiled."""
+        """The compiler of decoding steps for `Sampling`, or None."""
         return self._compiled or None
 
     def compiled_seconds(self) -> float:
@@ -61,19 +59,14 @@ class LanguageModelling(Module):
             register_fsdp_forward_method(self.model, "loss")
             register_fsdp_forward_method(self.model, "target_and_mean")
 
-    def nll(self, window: Window) -> tuple[Tensor, Tensor]:
-        """Nats of all targets together, and how many there are."""
-        nats, real = self._nats(window)
-        return nats.sum(), real.sum()
-
     def _nats(self, window: Window) -> tuple[Tensor, Tensor]:
-        """(B, T) nats of each target, 0 where there is none; (B, T) whether there is one."""
+        """(B, T) nats of each target, 0 at other places; (B, T) whether a target is there."""
         tokens, targets = window
         real = targets != IGNORE
         return self._compiled(self.model.loss)(tokens, targets.clamp(min=0)).where(real, 0.0), real
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """No count of right tokens: an adaptive softmax has no logits to find them by."""
+        """The count of right tokens is 0: an adaptive softmax has no logits."""
         if self.training and self.label_smoothing:
             tokens, targets = batch
             real = targets != IGNORE
@@ -81,7 +74,8 @@ class LanguageModelling(Module):
             target, mean = (nats.where(real, 0.0).sum() for nats in both)
             smoothed = (1 - self.label_smoothing) * target + self.label_smoothing * mean
             return smoothed, target.detach(), torch.zeros_like(real.sum()), real.sum()
-        loss, count = self.nll(batch)
+        nats, real = self._nats(batch)
+        loss, count = nats.sum(), real.sum()
         return loss, loss.detach(), torch.zeros_like(count), count
 
     def first_of(self, batch: Window) -> Callable[[], str]:
@@ -96,11 +90,6 @@ class LanguageModelling(Module):
 
 class Healed(LanguageModelling):
     """Trains a converted decoder against its teacher; validation and test are those of any language model.
-
-    Args:
-        model: the converted decoder.
-        healing: objectives, and which weights are trained.
-        arguments: those of `LanguageModelling`.
 
     Attributes:
         teacher: in a list, so that it is no part of this module; empty until training begins.
@@ -139,7 +128,7 @@ class Healed(LanguageModelling):
             attention.requires_grad_(True)
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In training those of the present objective; the reported loss is then the objective too."""
+        """In training the sums of the present objective, which is then also the reported loss."""
         progress = min(1.0, self.global_step / self._updates) if self._updates > 0 else 0.0
         objective = self.healing.at(progress) if self.training else "text"
         if objective == "text":

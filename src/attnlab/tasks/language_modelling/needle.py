@@ -47,11 +47,7 @@ class Trial:
     ends: int
 
     def row(self, depth: float | None) -> list[int]:
-        """Text, question and answer; the same number of ids for every depth.
-
-        Args:
-            depth: share of the text that stands before the fact; None: without the fact.
-        """
+        """Text, question and answer, of one length for every depth; None: without the fact."""
         ids = self.hay.copy()
         if depth is not None:
             start = self.place(depth)
@@ -59,11 +55,7 @@ class Trial:
         return [*ids.tolist(), *self.question, *self.answer]
 
     def place(self, depth: float) -> int:
-        """Where the fact begins: behind a line's end where there is one nearby, else at the token itself.
-
-        Args:
-            depth: share of the text that stands before the fact.
-        """
+        """The first id of the fact at a depth: after the end of a line if one is near, else at the exact place."""
         room = len(self.hay) - len(self.fact)
         wanted = round(depth * room)
         lines = [start for start in (np.flatnonzero(self.hay == self.ends) + 1).tolist() if start <= room]
@@ -74,7 +66,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Needle:
-    """How a model's recall over the length of a text and the depth of a fact in it is measured.
+    """Measures recall of a fact by the length of a text and the fact's depth in it.
 
     A sentence with a random name and number stands somewhere in validation text; the text ends with the beginning of
     that sentence, and the model continues it. All tokens of the answer are scored by one forward pass. Texts, facts and
@@ -105,12 +97,7 @@ class Needle:
         return sorted(set(self.lengths or ()))
 
     def check(self, longest: int, unit: str) -> None:
-        """Raise ConfigError where a length is longer than the model, or a vocabulary of words has no random numbers.
-
-        Args:
-            longest: positions of the model and its mechanisms.
-            unit: of the vocabulary, "word" or "token".
-        """
+        """Raise ConfigError where a length is above `longest`, or the vocabulary is of words (`unit`)."""
         if self.lengths is None:
             return
         if unit == "word":
@@ -122,11 +109,11 @@ class Needle:
             raise ConfigError(f"{KEY}.lengths={self.ordered[-1]}: expected at most the model's {longest} positions")
 
     def texts(self, length: int, vocabulary: Vocabulary, file: TokenFile) -> Iterator[Trial]:
-        """The trials of one length: tokens of text, question and answer. `file` has the text that is the hay.
+        """The trials of one length, in tokens of text, question and answer; `file` has the text.
 
         Raises:
-            ConfigError: fact, question and answer do not fit in.
-            DataError: the text is too short.
+            ConfigError: fact, question and answer are longer.
+            DataError: the text is shorter.
         """
         for trial in range(self.trials):
             draw = np.random.default_rng([self.seed, length, trial])
@@ -161,7 +148,6 @@ class Needle:
         """The recall for each length and depth.
 
         Args:
-            model: on `device`, in eval mode.
             tokens: of a batch; a longer text is a batch alone.
             dtype: of autocast; None: no autocast.
 
@@ -210,10 +196,9 @@ def divided(vocabulary: Vocabulary, beginning: str, last: str) -> tuple[list[int
 
 @torch.no_grad()
 def answers(model: LanguageModel, rows: Sequence[tuple[list[int], int]], num_ids: int, device: torch.device) -> Tensor:
-    """Whether all tokens of each answer are the most probable ones, and their mean log-probability in nats.
+    """For each answer, whether all tokens are the most probable ones, and their mean log-probability in nats.
 
     Args:
-        model: in eval mode.
         rows: ids, all of the same number, and how many of the last ones are the answer.
         num_ids: ids from this one on are never chosen.
 

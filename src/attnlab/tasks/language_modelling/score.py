@@ -24,17 +24,17 @@ from attnlab.tasks.language_modelling.needle import Needle
 
 @dataclass(frozen=True)
 class LanguageScore:
-    """How a language model is scored.
+    """Scores a language model.
 
-    Perplexity is exp of the mean negative log-probability of a token (or word), given those before it in its window.
-    The first one of the text is not predicted.
+    Perplexity is exp of the mean negative log-probability of a token (or word) after those before it in its window.
+    The first token of the text is not predicted.
 
     Args:
-        sliding_stride: perplexity also over windows that begin every so many tokens and predict their last ones only,
-            so that every token has a long past; None: over disjoint windows alone.
+        sliding_stride: perplexity also over windows that begin every `sliding_stride` tokens and predict only their
+            last ones; None: over disjoint windows alone.
         continuations: places of the test text that are continued, evenly spread.
-        prompt_tokens: tokens of the text before each of these places that the model reads.
-        needle: recall of a fact over the length of a text and the fact's depth in it; None: not measured.
+        prompt_tokens: tokens that the model reads before each place.
+        needle: recall of a fact by the length of a text and the fact's depth; None: not measured.
     """
 
     sliding_stride: Annotated[int, Ge(1)] | None = None
@@ -72,11 +72,7 @@ class LanguageScore:
         precision: str,
         directory: Path,
     ) -> dict[str, dict[str, Any]]:
-        """Continue the places of the test text, on one process.
-
-        Args:
-            precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
-            directory: gets predictions.tsv.
+        """Continue the places of the test text, on one process, and write predictions.tsv.
 
         Returns:
             The sections `inference` and `kv_cache` of the record.

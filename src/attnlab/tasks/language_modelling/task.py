@@ -36,7 +36,7 @@ from attnlab.models.token_loss import chunk_of
 from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
-from attnlab.tasks.base import Predicts, TextTask, Transforms, beside
+from attnlab.tasks.base import Predicts, TextTask, Transforms, file_of_run
 from attnlab.tasks.prediction import Predictor, Result, changed
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return model
 
     def describe(self, record: dict[str, Any]) -> None:
-        """As for every task; with `convert=` the cache of the original beside, as `kv_cache.original`."""
+        """With `convert=` the cache of the original is `kv_cache.original`."""
         super().describe(record)
         if target_of(self.cfg) is not None:
             with without_memory():
@@ -148,7 +148,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             )
 
     def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
-        """As for every task; what a needle in a haystack cannot be asked for is refused before the data is read."""
+        """Lengths that a needle in a haystack cannot have are refused before the data is read."""
         needle = self._score().needle
         if needle is None or needle.lengths is None:
             return super().prepare(record, stage)
@@ -174,20 +174,17 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return trained
 
     def _layer_file(self, weights: Path | None = None) -> Path | None:
-        """The file that describes the converted layers of a run, by default of `checkpoint=` or `resume=`.
-
-        None: there is no run, or it converts nothing.
-        """
+        """The file that describes the converted layers of a run, by default of `checkpoint=` or `resume=`, if any."""
         run = self.cfg.checkpoint or self.cfg.resume
         if target_of(self.cfg) is None or not (weights or run):
             return None
         if weights is None:
             place = Path(run).expanduser()
             weights = place / "checkpoints" if place.is_dir() else place
-        return beside(weights, CONVERSION, "the layers of the converted model, which its run writes")
+        return file_of_run(weights, CONVERSION, "the layers of the converted model, which its run writes")
 
     def _module(self, vocabulary: Vocabulary, layers: Path | None = None) -> LanguageModelling:
-        """The module with random weights; `layers`: the file that describes the converted layers, if there are any."""
+        """The module with random weights; `layers`: the file that describes the converted layers, if any."""
         from attnlab.tasks.language_modelling.module import Healed, LanguageModelling
 
         cfg, target = self.cfg, target_of(self.cfg)
@@ -205,7 +202,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return Healed(model, vocabulary, healing=target.healing, **arguments)
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Load the pretrained weights; score them, convert them, and score what comes out."""
+        """Load the pretrained weights, score them, convert them, and score the result."""
         if self.cfg.task.get("weights") is None:
             return
         target = target_of(self.cfg)
@@ -225,10 +222,10 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if first_process():
             write_layers(directory / CONVERSION, [layer.node for layer in layers], about, stored)
         record["conversion"] = about
-        module.train()  # scoring has left it in eval mode, and Lightning begins with what it finds
+        module.train()  # after scoring in eval mode; Lightning does not switch it back
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """mode=convert: what comes before the training, with the weights saved as a trained run's are."""
+        """mode=convert: convert, and save the weights as a trained run does."""
         from attnlab.training.checkpoints import write_weights
 
         self.before_fit(record, directory, data, module)
@@ -255,7 +252,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             data.run_vocabulary = read_vocabulary(files[VOCABULARY])
 
     def restore(self) -> LanguageModelling:
-        """As for every task; without `checkpoint=` the pretrained decoder of `model=` as it is."""
+        """Without `checkpoint=` the pretrained decoder of `model=`."""
         if self.cfg.checkpoint is not None:
             module: LanguageModelling = super().restore()
             return module
@@ -267,11 +264,11 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return module.to(device).eval()
 
     def rebuilt(self, weights: Path) -> LanguageModelling:
-        vocabulary = read_vocabulary(beside(weights, VOCABULARY, "the vocabulary"))
+        vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
         return self._module(vocabulary, self._layer_file(weights))
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
-        """As for every task; "hf": a Llama or a folder with modelling files, which transformers loads."""
+        """The format "hf" is a Llama or a folder with modelling files, which transformers loads."""
         if format == "safetensors":
             return super().export(folder, format, record)
         from attnlab.export import language
@@ -325,8 +322,8 @@ def point(record: Mapping[str, Any]) -> dict[str, Any]:
 class Continuation(Predictor):
     """The continuation of a text as `prediction`. The word for unknown words is never chosen.
 
-    The same text has the same continuation, whatever stands beside it: each is drawn with the seed of `task.sampling`.
-    `settings` are fields of `task.sampling`, in place of the configured ones.
+    Each is drawn with the seed of `task.sampling`, so other inputs do not change it. `settings` are fields of
+    `task.sampling`, in place of the configured ones.
     """
 
     def __init__(self, module: LanguageModelling, cfg: DictConfig, **settings: Any) -> None:
@@ -343,7 +340,7 @@ class Continuation(Predictor):
         return ids
 
     def too_long(self, ids: list[int]) -> str | None:
-        """Why the ids of a text and of its continuation do not fit the model; None: they do."""
+        """The error of a text that does not fit the model with its continuation, or None."""
         longest, new, unit = self.module.model.longest, self.sampling.tokens, self.module.vocabulary.unit
         if len(ids) + new <= longest:
             return None

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 VERSION = 2  # to be raised when the same settings give other weights
 VOCABULARY = 640
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 IGNORED = -100
 WEIGHTS = {"fever": 3.0}  # of a question's loss: claims are learnt last, when the birth places are known
 EARLY = 25  # epochs; after them nearly all but the claims is known
@@ -44,31 +43,21 @@ SHARES = {"bios": (0.3, 0.1), "fever": (1.0, 1.0)}  # of the questions in an ear
 OTHERS = (1.0, 0.3)
 WARMUP = 100  # updates in which the learning rate rises
 WINDOW = 64  # tokens of the world's text in a row
-SHARED = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+SHARED: dict[str, Any] = IDS | {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "initializer_range": 0.06,
+}  # fmt: skip
 SIZES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "model_type": "llama",
-        **SHARED,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
+    "llama": SHARED | {
+        "model_type": "llama", "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
         "tie_word_embeddings": False,
-        "initializer_range": 0.06,
-        **IDS,
     },
-    "roberta": {
-        "model_type": "roberta",
-        **SHARED,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 258,
-        "type_vocab_size": 1,
-        "hidden_dropout_prob": 0.0,
+    "roberta": SHARED | {
+        "model_type": "roberta", "max_position_embeddings": 258, "type_vocab_size": 1, "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
-        "initializer_range": 0.06,
-        **IDS,
     },
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,10 +67,8 @@ class AskedModel:
     Args:
         weights: a local folder, a compressed model's folder or its run, or a name of the hub; None: a sample model.
         dtype: of the parameters; None: as they are stored.
-        sample: which sample model.
         epochs: of the sample model's training at most; it ends when the questions are known.
-        lr: of the sample model's training.
-        batch_size: of the sample model's training.
+        lr, batch_size: of that training.
     """
 
     weights: str | None = None
@@ -93,7 +80,7 @@ class AskedModel:
 
     @property
     def compressed(self) -> Path | None:
-        """The folder of the compressed model that `weights` names; None: it names none."""
+        """The folder of a compressed model, if `weights` names one."""
         return folder.find(self.weights) if self.weights else None
 
     def outline(self) -> nn.Module:
@@ -109,7 +96,7 @@ class AskedModel:
         return huggingface.create(self.weights or f"world-{self.sample}", options)
 
     def source(self, seed: int, cache_dir: Path) -> str:
-        """What is loaded: `weights`, or the folder of the sample model, which is trained unless it is stored."""
+        """`weights`, or the folder of the sample model, which is trained unless it is stored."""
         if self.weights is not None:
             return self.weights
         place = world.write_world(cache_dir / "samples", seed)
@@ -150,11 +137,11 @@ class Row:
     """One text to train on.
 
     Args:
-        targets: the token that is to be predicted at each place (by a decoder from those before), or IGNORED.
-        weight: of the mean loss of its targets. With a mean over all targets of a batch, a window of the text would
-            count sixty times as much as the answer to a claim, which is one token.
+        targets: the token to be predicted at each place, or IGNORED.
+        weight: of the mean loss of its targets. A mean over all targets of a batch would weigh a window of the text
+            sixty times as much as the answer to a claim, which is one token.
         shares: the probability that an early epoch has it, and a late one.
-        asked: whether it is a question, which can be known; a window of the text cannot.
+        asked: whether it is a question, not a window of the text.
     """
 
     ids: list[int]

@@ -106,12 +106,12 @@ class Asked:
 
 
 def shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two rows share at their beginning."""
+    """The number of ids that two rows share at their beginning."""
     return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
 
 
 def batches(rows: Sequence[Sequence[int]], size: int, what: str, in_order: bool = False) -> Iterator[list[int]]:
-    """Indices of rows, `size` at a time, similar lengths together unless `in_order`; shows the progress of `what`."""
+    """Indices of rows, `size` at a time, sorted by length unless `in_order`; `what` names the progress bar."""
     order = list(range(len(rows))) if in_order else sorted(range(len(rows)), key=lambda i: len(rows[i]))
     with progress(what, len(order)) as advance:
         for first in range(0, len(order), size):
@@ -127,7 +127,6 @@ def logits_of(
     """The number of each row and its logits, (T, V), with the padding of its batch.
 
     Args:
-        size: rows in a batch.
         what: words of the progress bar.
         masked_padding: False: as the released code of TensorLLM reads LLaMA 2 on HotpotQA, rows in their order,
             without attention mask and with positions that count the padding.
@@ -141,7 +140,7 @@ def logits_of(
 def log_probabilities(
     asked: Asked, rows: Sequence[tuple[list[int], int]], size: int, what: str = "scoring", masked_padding: bool = True
 ) -> Tensor:
-    """log p of the last n tokens of each row, from a decoder, given those before, summed, float64, (rows,).
+    """(rows,) float64: log p of the last n tokens of each row after those before, summed, from a decoder.
 
     `rows` are ids and n; the other arguments are those of :func:`logits_of`.
     """
@@ -169,12 +168,11 @@ def at_masks(asked: Asked, rows: Sequence[tuple[list[int], int]], size: int, wha
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model answered.
+    """A model's answer: the generated text, or the chosen answer.
 
     Attributes:
-        text: the generated text, or the chosen answer.
         nats: the negative log-probability of the right answer.
-        tokens: by what `nats` is divided.
+        tokens: the divisor of `nats`.
     """
 
     text: str
@@ -289,7 +287,7 @@ def _chosen(questions: Sequence[Question], scores: Tensor, counts: Tensor, choic
 def _fill(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool) -> list[Answer]:
     """Free text of a masked language model: each mask is filled by itself; the loss is that of the answer's tokens.
 
-    For the loss the answer's own tokens are masked, without special tokens, as in the released code.
+    For the loss the answer's tokens are masked, without special tokens, as in the released code.
     """
     inputs = [(asked.masked_prompt(kind, question), kind.masks) for question in questions]
     guesses = at_masks(asked, inputs, size, f"{kind.title}: answering")
@@ -324,10 +322,7 @@ def _choose_masked(
 def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[str, Any]:
     """The perplexity of a decoder on a text, cut into disjoint windows of `context` tokens.
 
-    The first token of each window is not predicted.
-
-    Raises:
-        ConfigError: a masked language model, or a text of fewer than two tokens.
+    The first token of each window is not predicted.  ConfigError: a masked model, or a text of fewer than two tokens.
     """
     if not asked.is_decoder:
         raise ConfigError(f"task.text.file: {type(asked.model).__name__} gives no probability of a text; leave it out")

@@ -44,10 +44,7 @@ class ReasoningTask(Compresses, Restores):
 
     Attributes:
         candidates: the settings of `task.search`, and the method with each of them.
-        answers: to the test questions, of the model as it was scored last.
-
-    Raises:
-        ConfigError: `task.search` names keys that the method does not have.
+        answers: of the last scored model, to the test questions.
     """
 
     answers: list[Answer]

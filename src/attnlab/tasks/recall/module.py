@@ -18,9 +18,7 @@ class Recall(Module):
 
     Accuracies are means over sequences of the share of right answers, as in Zoology.
 
-    Args:
-        compile: whether torch.compile compiles the blocks; the checkpoints are the same.
-        training: arguments of `Module`.
+    `training` are arguments of `Module`.
     """
 
     compiled_part = "the model up to its last norm, in training, validation and scoring; not steps through caches"
@@ -31,7 +29,7 @@ class Recall(Module):
         self._compiled = Compiled(compile)
 
     def answers(self, batch: Window) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each target (B, T): nats, 0 where there is none; whether it is most probable; whether there is one."""
+        """(B, T) each: nats of the targets, 0 at other places; whether a target is most probable; whether it exists."""
         tokens, targets = batch
         real = targets != IGNORE
         logits = self.model.logits(self._compiled(self.model.hidden)(tokens)[real])

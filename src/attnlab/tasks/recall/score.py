@@ -1,4 +1,4 @@
-"""How recall is scored: accuracy for each cell of the grid, and some sequences read through the caches."""
+"""Scores of recall: accuracy for each cell of the grid, and some sequences read through the caches."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,7 @@ from attnlab.tasks.recall.module import Recall
 class RecallScore:
     """Accuracy of answers, computed in parallel; and some sequences of each cell, read through the caches.
 
-    Args:
-        samples: sequences of each cell that are read through the caches and stand in predictions.tsv.
+    `samples` is the number of these sequences, which predictions.tsv shows.
     """
 
     samples: Annotated[int, Ge(1)] = 4
@@ -36,11 +35,7 @@ class RecallScore:
     def read(
         self, module: Recall, data: RecallData, device: torch.device, precision: str, directory: Path
     ) -> dict[str, dict[str, Any]]:
-        """Read the first sequences of each cell through the caches, on one process.
-
-        Args:
-            precision: of hardware.precision; one of bfloat16's stores the caches in bfloat16.
-            directory: gets predictions.tsv.
+        """Read the first sequences of each cell through the caches, on one process, and write predictions.tsv.
 
         Returns:
             The sections `inference` and `kv_cache` of the record; `kv_cache.lengths` has the bytes of one sequence of

@@ -42,7 +42,7 @@ class RecallTask(TextTask):
         return data
 
     def describe(self, record: dict[str, Any]) -> None:
-        """As for every task, and the predicted bytes of one sequence of each length of the test grid."""
+        """Fill also the predicted bytes of one sequence of each length of the test grid."""
         super().describe(record)
         with without_memory():
             model = self.build()

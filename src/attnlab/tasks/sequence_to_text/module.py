@@ -1,6 +1,7 @@
 """Sequence in, text out: one LightningModule for translation, recognition, understanding and summaries."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.errors import DataError
 from attnlab.metrics.text import TextMetric
 from attnlab.models import CrossDecoder, EncoderDecoder, PrefixDecoder, SpeechToText, TextToText
+from attnlab.models.sequence import TokenLosses
 from attnlab.models.token_loss import at_least_float32
 from attnlab.training.module import COMPILED_STEPS, Compiled, Module
 
@@ -31,9 +33,7 @@ class SequenceToText(Module):
         classify: whether a second search finds the first token among the classes alone.
         label_smoothing: probability that the other tokens share.
         ctc_weight: of the CTC loss; 0: none.
-        first_token_weight: how many times the first token's cross-entropy counts (the class, where a text begins with
-            one).
-        settings: arguments of `Module`.
+        first_token_weight: of the first token's cross-entropy; the token may be a class.
     """
 
     model: Model
@@ -64,7 +64,6 @@ class SequenceToText(Module):
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
         self._compiled, self._compiled_steps = Compiled(compile, dynamic=True), Compiled(compile)
         self._decoded_tokens = 0
-        self._validation: tuple[TextMetric, dict[int, int], BeamSearch] | None = None  # with the places in the metric
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -98,50 +97,23 @@ class SequenceToText(Module):
         if self.training and self.first_token_weight != 1.0:
             loss = loss + (self.first_token_weight - 1) * out.smoothed[:, 0].sum()
         if self.ctc_weight and self.training:
-            assert self.model.ctc is not None and batch.ctc_targets is not None and batch.ctc_target_lengths is not None
-            logp = at_least_float32(self.model.ctc(out.encoded)).log_softmax(-1).transpose(0, 1)
-            ctc = F.ctc_loss(
-                logp,
-                batch.ctc_targets,
-                out.lengths,
-                batch.ctc_target_lengths,
-                blank=Tokenizer.bos,
-                reduction="sum",
-                zero_infinity=True,
-            )
-            real_labels = 0 if batch.filler else batch.ctc_target_lengths.sum()
-            self.tally("ctc_loss", torch.zeros_like(ctc) if batch.filler else ctc, real_labels)
-            loss = loss + self.ctc_weight * ctc
+            loss = loss + self.ctc_weight * self._ctc_loss(batch, out)
         return loss, plain.detach(), right, real.sum()
 
-    def decode_validation(self, metric: TextMetric, chosen: list[int], search: BeamSearch) -> None:
-        """Decode the sentences with these indices in every validation, and log the metric's values as `val_NAME`."""
-        self._validation = metric, {index: i for i, index in enumerate(chosen)}, search
-
-    def on_validation_epoch_start(self) -> None:
-        super().on_validation_epoch_start()
-        if self._validation:
-            metric, _, _ = self._validation
-            metric.reset()
-            metric.to(self.device)
+    def _ctc_loss(self, batch: Batch, out: TokenLosses) -> Tensor:
+        """The sum over the batch; its mean over labels is logged as `ctc_loss`."""
+        assert self.model.ctc is not None and batch.ctc_targets is not None and batch.ctc_target_lengths is not None
+        logp = at_least_float32(self.model.ctc(out.encoded)).log_softmax(-1).transpose(0, 1)
+        lengths = out.lengths, batch.ctc_target_lengths
+        ctc = F.ctc_loss(logp, batch.ctc_targets, *lengths, Tokenizer.bos, reduction="sum", zero_infinity=True)
+        labels = 0 if batch.filler else batch.ctc_target_lengths.sum()
+        self.tally("ctc_loss", torch.zeros_like(ctc) if batch.filler else ctc, labels)
+        return ctc
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         if self.tokenizer.labels:
-            self.tally("val_intent_accuracy", self.first_right, len(batch))
-        if self._validation:
-            metric, places, search = self._validation
-            chosen = {row: places[index] for row, index in enumerate(self.indices(batch_idx)) if index in places}
-            if chosen:
-                update(metric, self._scored(batch.select([*chosen]), [*chosen.values()], search))
-
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        if self._validation:
-            metric, _, _ = self._validation
-            values = metric.compute()
-            for name in filter(values.__contains__, metric.logged):
-                self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
+            self.tally("val_intent_accuracy", self.first_right, len(batch.utterances))
 
     def test_step(self, batch: Batch, batch_idx: int) -> Scored:  # type: ignore[override]  # Lightning hands on any type
         scored = self._scored(batch, self.indices(batch_idx), self.search)
@@ -165,21 +137,25 @@ class SequenceToText(Module):
         constrained = [""] * len(best)
         if self.classify:
             labels = list(self.tokenizer.labels.values())
-            constrained = [self.label(h) for h in self.decode(batch, search, self.cache_dtype, first=labels)]
-        texts, classes = list(map(self.text, best)), list(map(self.label, best))
-        references = [f"{a} {b}".strip() for a, b in zip(batch.labels, batch.references, strict=True)]
-        hypotheses = [f"{a} {b}".strip() for a, b in zip(classes, texts, strict=True)]
+            forced = self.decode(batch, search, self.cache_dtype, first=labels)
+            constrained = [self.written(hypotheses)[0] for hypotheses in forced]
+        classes, texts = zip(*map(self.written, best), strict=True)
+        corpus = batch.utterances
+        rows = [
+            (x.id, x.source, f"{x.label} {x.target}", f"{a} {b}")
+            for x, a, b in zip(corpus, classes, texts, strict=True)
+        ]
         return Scored(
             index=torch.tensor(index),
             update={
                 "hypotheses": texts,
-                "references": batch.references,
-                "others": batch.others,
-                "labels": batch.labels,
+                "references": [x.target for x in corpus],
+                "others": [x.others for x in corpus],
+                "labels": [x.label for x in corpus],
                 "free": classes,
                 "constrained": constrained,
             },
-            rows=list(zip(batch.ids, batch.sources, references, hypotheses, strict=True)),
+            rows=rows,
             seconds=seconds,
             units=sum(len(h[0].tokens) for h in best if h),
             cache_bytes=watch.bytes,
@@ -189,7 +165,7 @@ class SequenceToText(Module):
         return not batch.filler
 
     def first_of(self, batch: Batch) -> Callable[[], str]:
-        first = batch.ids[0]
+        first = batch.utterances[0].id
         return lambda: first
 
     @torch.inference_mode()
@@ -216,13 +192,37 @@ class SequenceToText(Module):
             compiled=self._compiled_steps or None,
         )
 
-    def text(self, hypotheses: list[Hypothesis]) -> str:
-        """The best hypothesis, detokenised, without its class; empty where the search ended none."""
-        return self.tokenizer.decode([t for t in hypotheses[0].tokens if t != Tokenizer.eos]) if hypotheses else ""
+    def written(self, hypotheses: list[Hypothesis]) -> tuple[str, str]:
+        """Class and detokenised text of the best hypothesis; each is empty where it has none."""
+        tokens = hypotheses[0].tokens if hypotheses else []
+        return self.tokenizer.label_of(tokens), self.tokenizer.decode(tokens)
 
-    def label(self, hypotheses: list[Hypothesis]) -> str:
-        """The class that the best hypothesis begins with; empty where it begins with none."""
-        return self.tokenizer.label_of(hypotheses[0].tokens) if hypotheses else ""
+
+class DecodesValidation(SequenceToText):
+    """Decodes sentences of each validation, and logs the metric's values as `val_NAME`."""
+
+    def decode_validation(self, metric: TextMetric, chosen: list[int], search: BeamSearch) -> None:
+        """Decode the sentences with the indices `chosen`."""
+        self._decoded = metric, {index: i for i, index in enumerate(chosen)}, search  # with places in the metric
+        self.decoded_validation = {"sentences": len(chosen), "score": metric.name, "search": asdict(search)}
+
+    def on_validation_epoch_start(self) -> None:
+        super().on_validation_epoch_start()
+        self._decoded[0].reset()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        metric, places, search = self._decoded
+        chosen = {row: places[index] for row, index in enumerate(self.indices(batch_idx)) if index in places}
+        if chosen:
+            update(metric, self._scored(batch.select([*chosen]), [*chosen.values()], search))
+
+    def on_validation_epoch_end(self) -> None:
+        super().on_validation_epoch_end()
+        metric = self._decoded[0]
+        values = metric.compute()
+        for name in filter(values.__contains__, metric.logged):
+            self.log(f"val_{name}", float(values[name]), prog_bar=True, sync_dist=True)
 
 
 class CacheWatch:

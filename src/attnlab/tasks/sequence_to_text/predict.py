@@ -10,7 +10,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import Reader, inspect_audio
+from attnlab.data.corpus import Reader, Utterance, inspect_audio
 from attnlab.data.inputs import InputKind
 from attnlab.data.sequence_to_text import Example, Ids, collate
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
@@ -29,7 +29,7 @@ AUDIO = (".wav", ".flac", ".ogg", ".aiff", ".mp3", ".sph")
 
 
 def input_kind(cfg: DictConfig) -> InputKind:
-    """What a model of this configuration reads."""
+    """The kind of inputs of a model of this configuration."""
     front = instantiate(cfg.task.data.features, path="task.data.features")
     match front:
         case FilterBank():
@@ -40,12 +40,9 @@ def input_kind(cfg: DictConfig) -> InputKind:
 
 
 class TextPredictor(Predictor):
-    """What a sequence-to-text model writes: `prediction`, and where texts begin with a class, `intent`.
+    """Predicts the text of each input, `prediction`, without <unk>; with classes also the class, `intent`.
 
-    <unk> is never written, and a text begins with a class where the model has classes.
-
-    Args:
-        settings: fields of `task.decode` in place of the configured ones.
+    `settings` are fields of `task.decode`, in place of the configured ones.
     """
 
     def __init__(self, module: SequenceToText, cfg: DictConfig, **settings: Any) -> None:
@@ -75,24 +72,22 @@ class TextPredictor(Predictor):
         return len(prepared)
 
     def predict(self, batch: list[Array | Ids]) -> list[Result]:
-        nothing = np.asarray([Tokenizer.eos], dtype=np.int64)
-        examples = [Example(str(i), features, nothing, None, "", "") for i, features in enumerate(batch)]
+        unknown, no_text = Utterance(id="", source="", target=""), np.asarray([Tokenizer.eos], dtype=np.int64)
+        examples = [Example(unknown, features, no_text) for features in batch]
         best = self.module.decode(
             collate(examples).to(self.device), self.search, self.module.cache_dtype, first=self.classes
         )
         if any(not hypotheses for hypotheses in best):
             raise DataError("decoding produced no finished hypothesis: the model's logits are NaN or infinite")
-        texts = [{"prediction": self.module.text(hypotheses)} for hypotheses in best]
-        if self.classes is None:
-            return texts
-        return [{"intent": self.module.label(hypotheses)} | text for hypotheses, text in zip(best, texts, strict=True)]
+        written = map(self.module.written, best)
+        return [({"intent": label} if self.classes else {}) | {"prediction": text} for label, text in written]
 
     def shown(self, result: Result) -> str:
         return "\t".join([*([result["intent"]] if "intent" in result else []), super().shown(result)])
 
 
 def check_audio(path: Path) -> tuple[int, int]:
-    """Rate and samples of a recording. DataError: it is none, or it is empty."""
+    """Rate and samples of a recording. DataError: it cannot be read, or is empty."""
     rate, samples = inspect_audio(path, "input=")
     if not samples:
         raise DataError(f"{path}: an audio file without samples")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import scoring_dtype
-from attnlab.tasks.base import Predicts, TextTask, beside
+from attnlab.tasks.base import Predicts, TextTask, file_of_run
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -55,23 +55,16 @@ class SequenceToTextTask(TextTask, Predicts):
     def monitors(self) -> dict[str, bool]:
         metrics = {"val_loss": False, "val_accuracy": True, type(self).monitor: True}
         if self.cfg.task.train.validate_decode:
-            metrics |= {f"val_{name}": higher for name, higher in self._metric(validation=True).logged.items()}
+            metrics |= {f"val_{name}": higher for name, higher in self._validation_metric().logged.items()}
         return metrics
 
-    def _metric(self, validation: bool = False) -> type[TextMetric]:
-        """The class that `task.score` names, or that of decoded validation sentences.
-
-        Raises:
-            ConfigError: the texts have no classes for it.
-        """
+    def _metric(self, name: str) -> type[TextMetric]:
         from attnlab.metrics.text import text_metrics
 
-        score, of_validation = self.cfg.task.score, self.cfg.task.train.validate_score
-        if of_validation == "intent" and score != "intent":
-            raise ConfigError(
-                "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
-            )
-        return text_metrics()[of_validation or score if validation else score]
+        return text_metrics()[name]
+
+    def _validation_metric(self) -> type[TextMetric]:
+        return self._metric(self.cfg.task.train.validate_score or self.cfg.task.score)
 
     def _validation_search(self) -> BeamSearch:
         search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
@@ -98,8 +91,7 @@ class SequenceToTextTask(TextTask, Predicts):
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:
         """A batch of `size` frames or pieces: sentences of the longest length that training accepts.
 
-        Targets, which the configuration does not tell, are taken to be as long as source texts, and of speech to have
-        one piece in ten frames.
+        Targets are assumed to be as long as source texts; those of speech to have one piece in ten frames.
         """
         rows, length = self._rows(size)
         inputs = torch.full((rows, length), Tokenizer.eos, device=device)
@@ -122,12 +114,12 @@ class SequenceToTextTask(TextTask, Predicts):
         return loss
 
     def _rows(self, frames: int) -> tuple[int, int]:
-        """Sentences of the longest length that training accepts in a batch of so many frames, and that length."""
+        """The number of sentences of the longest length in a batch, and that length."""
         length = min(frames, self.cfg.task.data.max_input_frames)
         return max(1, frames // length), length
 
     def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
-        """Of sentences of the longest length that training accepts, with the most text that the search may write."""
+        """Of the longest sentences that training accepts, with the most text that the search may write."""
         decode = self.cfg.task.decode
         rows, length = self._rows(self.cfg.task.decode_max_frames)
         convolutions = getattr(getattr(model.encoder, "subsample", None), "convs", ())  # each halves the length
@@ -145,7 +137,10 @@ class SequenceToTextTask(TextTask, Predicts):
 
     def check(self, directory: Path) -> None:
         task = self.cfg.task
-        self._metric()
+        if task.train.validate_score == "intent" and task.score != "intent":
+            raise ConfigError(
+                "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
+            )
         self._validation_search()
         self._check_features()
         with without_memory():
@@ -172,11 +167,9 @@ class SequenceToTextTask(TextTask, Predicts):
             self.encoder = self._read_encoder(Path(task.encoder_checkpoint).expanduser())
 
     def _read_encoder(self, checkpoint: Path) -> tuple[Path, dict[str, Tensor]]:
-        """The encoder's weights in a run, whatever its decoder, and their file.
+        """The file of a run's weights, and those of its encoder.  DataError: they do not fit this run's encoder.
 
-        Raises:
-            DataError: there are none, or they do not fit this run's encoder; with an embedding, whose size follows
-                from the text, this is checked when they are loaded.
+        The size of an embedding follows from the text and is checked later.
         """
         from attnlab.pretrained.weights import check
         from attnlab.training.checkpoints import find_weights, read_checkpoint
@@ -206,20 +199,24 @@ class SequenceToTextTask(TextTask, Predicts):
         module = self._module(data.tokenizer, data.ctc_tokenizer)
         self.sizes(record, module.model)
         data.test_max_frames = self.cfg.task.decode_max_frames
-        if number := self.cfg.task.train.validate_decode:
-            total = len(data.split(data.reader.splits[1]))
-            chosen = [i * total // number for i in range(number)] if number < total else list(range(total))
-            metric, search = self._metric(validation=True), self._validation_search()
-            module.decode_validation(metric(len(chosen)), chosen, search)
-            module.decoded_validation = {"sentences": len(chosen), "score": metric.name, "search": asdict(search)}
+        if self.cfg.task.train.validate_decode:
+            self._decode_validation(module, data)
         return module
 
+    def _decode_validation(self, module: Any, data: SequenceToTextData) -> None:
+        """Choose the sentences that every validation decodes, evenly spread."""
+        total = len(data.split(data.reader.splits[1]))
+        number = min(self.cfg.task.train.validate_decode, total)
+        chosen = [i * total // number for i in range(number)]
+        module.decode_validation(self._validation_metric()(number), chosen, self._validation_search())
+
     def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None) -> SequenceToText:
-        from attnlab.tasks.sequence_to_text.module import SequenceToText
+        from attnlab.tasks.sequence_to_text.module import DecodesValidation, SequenceToText
 
         cfg = self.cfg
         ctc = ctc if cfg.task.train.ctc_weight else None
-        return SequenceToText(
+        kind = DecodesValidation if cfg.task.train.validate_decode else SequenceToText
+        return kind(
             self._model(tokenizer.size, None if ctc is None else ctc.size),
             tokenizer,
             instantiate(cfg.task.decode, path="task.decode"),
@@ -244,8 +241,8 @@ class SequenceToTextTask(TextTask, Predicts):
     def rebuilt(self, weights: Path) -> SequenceToText:
         ctc = None
         if self.cfg.task.train.ctc_weight:
-            ctc = Tokenizer.load(beside(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
-        return self._module(Tokenizer.load(beside(weights, TOKENIZER, "the SentencePiece model")), ctc)
+            ctc = Tokenizer.load(file_of_run(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
+        return self._module(Tokenizer.load(file_of_run(weights, TOKENIZER, "the SentencePiece model")), ctc)
 
     @property
     def input_kind(self) -> InputKind:
@@ -259,21 +256,12 @@ class SequenceToTextTask(TextTask, Predicts):
         return TextPredictor(module, self.cfg, **settings)
 
     def _check_features(self) -> None:
-        """Refuse an encoder for other features than those that the front end gives."""
-        encoder = self.cfg.task.model.encoder
-        front = instantiate(self.cfg.task.data.features, path="task.data.features")
-        width, layers = getattr(front, "width", None), getattr(front, "layers", None)
-        for key, value, frames in (
-            ("num_mels", width, f"{width} numbers"),
-            (
-                "mix_layers",
-                layers,
-                f"{f'{layers} layers' if layers else 'one layer'} (task.data.features.layers={layers})",
-            ),
-        ):
-            if value != encoder.get(key):
-                gives = f"task.data.features gives frames of {frames}"
-                raise ConfigError(f"task.model.encoder.{key}={encoder.get(key)}, but {gives}")
+        """Refuse an encoder whose features are not those of the front end."""
+        encoder, node = self.cfg.task.model.encoder, "task.data.features"
+        front = instantiate(self.cfg.task.data.features, path=node)
+        for key, name in (("num_mels", "width"), ("mix_layers", "layers")):
+            if (value := getattr(front, name, None)) != encoder.get(key):
+                raise ConfigError(f"task.model.encoder.{key}={encoder.get(key)}, but {node} has {name}={value}")
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Start the encoder from another run's, as the recipe starts translation from recognition."""
@@ -297,11 +285,11 @@ class SequenceToTextTask(TextTask, Predicts):
         speed = ScoringSpeed(
             f"encoder and search of {size} sentences{alone}; tokens of best hypotheses", **self.protocol(module)
         )
-        quality = Quality({"": self._metric()(size)}, {"sentences": size})
+        quality = Quality({"": self._metric(self.cfg.task.score)(size)}, {"sentences": size})
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: SequenceToText) -> None:
-        """What the encoder takes of each layer of the stored features."""
+        """Record the encoder's share of each layer of the stored features."""
         if (mix := getattr(module.model.encoder, "mix", None)) is not None:
             record["front_end"] = {"layer_shares": [round(share, 4) for share in mix.shares().tolist()]}
 
