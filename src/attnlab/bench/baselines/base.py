@@ -1,6 +1,7 @@
 """Shared by the published algorithms: a growing cache, one token per step, masks and tables computed at each call."""
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
@@ -151,7 +152,7 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
 
 
-@memoized(1)  # the release's decoder keeps this one
+@partial(memoized, size=1)  # the released decoder caches one mask
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Additive mask of the last N positions over K = S + N keys, (N, K): 0 where a key is seen."""
     return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)
