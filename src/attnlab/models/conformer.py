@@ -1,6 +1,5 @@
 """Conformer encoder: feed-forward, attention, convolution, feed-forward in each layer."""
 
-import math
 from typing import Annotated
 
 import torch
@@ -10,7 +9,7 @@ from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 
 from attnlab.config.bounds import Layers, Rate, Size
-from attnlab.models.encoder import ConvSubsampler, FrontEnd, padding_mask, sinusoidal_positions
+from attnlab.models.encoder import FrontEnd, padding_mask
 
 
 class FeedForward(nn.Sequential):
@@ -136,9 +135,7 @@ class ConformerEncoder(FrontEnd):
         projection_dim: Size | None = None,
         mix_layers: Layers | None = None,
     ) -> None:
-        super().__init__(num_mels, projection_dim, mix_layers)
-        self.scale = math.sqrt(d_model)
-        self.subsample = ConvSubsampler(self.width, conv_channels, d_model, list(conv_kernels or [5]))
+        super().__init__(d_model, num_mels, conv_channels, list(conv_kernels or [5]), projection_dim, mix_layers)
         self.linear = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
@@ -147,8 +144,8 @@ class ConformerEncoder(FrontEnd):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
-        x, lengths = self.subsample(self.prepared(features, lengths), lengths)
-        x = self.dropout(self.linear(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x)))
+        x, lengths = self.embed(features, lengths)
+        x = self.dropout(self.linear(x))
         real, bias = padding_mask(lengths, x)
         for layer in self.layers:
             x = layer(x, real, bias)

@@ -123,26 +123,30 @@ class ConvSubsampler(nn.Module):
 
 
 class FrontEnd(nn.Module):
-    """Base of the speech encoders: processing of features before the convolutions.
+    """Base of the speech encoders: layer mixing, projection, convolutional subsampling, and positions."""
 
-    Args:
-        projection_dim: width of a linear layer with LayerNorm over the features; None: no projection.
-        mix_layers: number of pretrained layers in the features, which are mixed with learned weights; None: features of
-            one layer.
-    """
-
-    def __init__(self, num_mels: int, projection_dim: int | None, mix_layers: int | None) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_mels: int,
+        conv_channels: int,
+        conv_kernels: list[int],
+        projection_dim: int | None,
+        mix_layers: int | None,
+    ) -> None:
         super().__init__()
+        self.scale = math.sqrt(d_model)
         self.project: nn.Module = nn.Identity()
         if projection_dim is not None:
             self.project = nn.Sequential(nn.Linear(num_mels, projection_dim), nn.LayerNorm(projection_dim))
         self.mix = None if mix_layers is None else LayerMix(mix_layers)
-        self.width = projection_dim or num_mels
+        self.subsample = ConvSubsampler(projection_dim or num_mels, conv_channels, d_model, conv_kernels)
 
-    def prepared(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S, width), zero in padding."""
+    def embed(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
         features = blank(features, lengths) if self.mix is None else self.mix(features, lengths)
-        return blank(self.project(features), lengths)
+        x, lengths = self.subsample(blank(self.project(features), lengths), lengths)
+        return self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x), lengths
 
 
 class SpeechEncoder(FrontEnd):
@@ -175,9 +179,7 @@ class SpeechEncoder(FrontEnd):
         projection_dim: Size | None = None,
         mix_layers: Layers | None = None,
     ) -> None:
-        super().__init__(num_mels, projection_dim, mix_layers)
-        self.scale = math.sqrt(d_model)
-        self.subsample = ConvSubsampler(self.width, conv_channels, d_model, list(conv_kernels or [5, 5]))
+        super().__init__(d_model, num_mels, conv_channels, list(conv_kernels or [5, 5]), projection_dim, mix_layers)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
             encoder_layer(d_model, num_heads, ffn_dim, dropout, True, attention_dropout, activation_dropout)
@@ -187,8 +189,8 @@ class SpeechEncoder(FrontEnd):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
-        x, lengths = self.subsample(self.prepared(features, lengths), lengths)
-        x = self.dropout(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x))
+        x, lengths = self.embed(features, lengths)
+        x = self.dropout(x)
         _, bias = padding_mask(lengths, x)
         for layer in self.layers:
             x = layer(x, src_key_padding_mask=bias)
