@@ -17,6 +17,7 @@ from attnlab.attention.ops import backends, partial_softmax
 from attnlab.attention.ops.backends import Backend, choose, dense_attention, forget, noting, prefer, used
 from attnlab.attention.ops.partial_softmax import Past, expanded_attention, merged_attention, rebuilt_attention
 from attnlab.attention.ops.pattern import MergedPattern
+from attnlab.attention.ops.sdpa import Kernel
 from tests.attention.mechanisms import error
 from tests.attention.test_merged import VALUE, WIDTH, dense, draw
 
@@ -148,7 +149,7 @@ def test_calls_and_shapes_are_those_that_torch_declares_for_cuda(backend: Backen
         for n, t, w in ((4, 64, 96), (4, 64, 160), (2, 32, 160))
     )
     past = [Past(stored), Past(stored, torch.ones(2, 32, device="meta", dtype=torch.bool))]
-    run = MergedPattern(64, 0.1, stride, 0.1, backend)
+    run = MergedPattern(Kernel(64, 0.1, 0.1, backend), stride)
     out, saved = run.forward(q, packed, past)
     dq = torch.empty_like(q)
     dpacked, more = run.backward(torch.empty_like(out), q, packed, past, out, saved, dq)

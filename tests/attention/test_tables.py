@@ -52,7 +52,7 @@ def test_a_mode_leaves_no_tensors_behind(kind: Callable[..., Attention], mode: C
 def test_transforms_get_tables_of_their_own(transform: Callable[..., Callable[[Tensor], object]]) -> None:
     made = []
 
-    @memoized(2)
+    @memoized
     def table(size: int) -> Tensor:
         made.append(size)
         return torch.arange(float(size))

@@ -171,7 +171,7 @@ def test_both_ways_are_exact_over_many_tiles(name: str, new: int, monkeypatch: p
         ({"rank": 0}, "rank=0: expected 1 to 4"),
         ({"rank": 2, "q_rank": 6}, "q_rank=6: expected 1 to 4"),
         ({"third_dim": 3}, "third_dim=3: expected a divisor of head_dim=8"),
-        ({"third_dim": 8}, "turns pairs"),
+        ({"third_dim": 8}, "rotates pairs"),
     ],
 )
 def test_what_cannot_be(arguments: dict[str, int], message: str) -> None:

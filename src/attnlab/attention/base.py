@@ -1,5 +1,6 @@
-"""The interface of every attention mechanism: a parallel form, a cached form that equals it, and the cost of the cache.
+"""Base classes of attention mechanisms and of their caches.
 
+A mechanism has a parallel form, a cached form that equals it, and counts of its cache and its multiply-adds.
 Notation, here and in every mechanism:
 
     B   rows (sentences, or hypotheses of beam search)     H   query heads
@@ -8,7 +9,7 @@ Notation, here and in every mechanism:
     S   positions of a prefix                              d   width of the model
     N   prefixes; B / N rows share each (the beam)         R   rank, r  latent width, s  stride
 
-A prefix is a sequence of extra keys and values that stands before the text, such as the output of an encoder.
+A prefix is a sequence of extra keys and values before the text, such as the output of an encoder.
 Every text position sees all of it.
 """
 
@@ -27,16 +28,15 @@ class Cache(ABC):
     """Keys and values of B rows, in buffers that are allocated once.
 
     Rows are grouped by prefix: rows `n * beam ... (n + 1) * beam - 1` read prefix `n`, which is stored once.
-    `copy.copy`, `copy.deepcopy`, pickle and `torch.save` all give a cache with separate buffers, and neither cache
-    sees what the other reads from then on.
+    `copy.copy`, `copy.deepcopy`, pickle and `torch.save` copy the buffers, so that a copy is independent.
 
     Attributes:
-        made_by: name of the class of the mechanism that made it, and its width d.
-        length: text positions in the cache, the same for every row. Prefixes may differ in length.
-        beam: rows that share one prefix.
-        capacity: text positions that there is room for.
-        prefix_capacity: prefix positions that there is room for.
-        static_length: `length` on the device, (1,) int64, of a cache that is static; None: it is not.
+        made_by: class name and width d of the mechanism that created the cache.
+        length: number of cached text positions, the same for every row. Prefixes may differ in length.
+        beam: number of rows that share one prefix.
+        capacity: maximum number of text positions.
+        prefix_capacity: maximum number of prefix positions.
+        static_length: `length` on the device, (1,) int64, if the cache is static; else None.
     """
 
     made_by: tuple[str, int] | None = None
@@ -49,11 +49,11 @@ class Cache(ABC):
 
     @abstractmethod
     def buffers(self) -> list[Tensor]:
-        """The tensors that hold keys and values, of text and of prefixes; first one of text, (B, ...)."""
+        """Tensors that store keys and values of text and prefixes. The first one stores text, (B, ...)."""
 
     @property
     def rows(self) -> int:
-        """B."""
+        """Number of rows B."""
         return self.buffers()[0].shape[0]
 
     def __copy__(self) -> Self:
@@ -61,39 +61,39 @@ class Cache(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the key-value buffers, as allocated."""
+        """Allocated bytes of the key-value buffers."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
     @abstractmethod
     def reorder(self, rows: Tensor) -> None:
-        """Row i continues what row `rows[i]` holds, (B,) int64. Prefixes stay: both rows must read the same one."""
+        """Replace the text of row i by that of row `rows[i]`, (B,) int64. Both rows must read the same prefix."""
 
     @abstractmethod
     def select(self, prefixes: Tensor) -> None:
-        """Keep these prefixes, (N',) int64, and their rows; drop the others."""
+        """Keep only these prefixes, (N',) int64, and their rows."""
 
     @abstractmethod
     def crop(self, length: int) -> None:
-        """Forget the text positions from `length` on.
+        """Remove the text positions from `length` on.
 
-        ValueError: `length` is negative or above the present one, the mechanism cannot return to it, or the cache is
-        static.
+        ValueError: `length` is negative or more than the current length, the mechanism cannot return to it, or the
+        cache is static.
         """
 
     @property
     def start(self) -> int | Tensor:
-        """The position that a step adds: `length`, or on the device that of a static cache."""
+        """Position of the next step: `length`, or `static_length` of a static cache."""
         return self.length if self.static_length is None else self.static_length
 
     def make_static(self) -> None:
-        """From here on steps have one shape whatever the length, which they read from the device.
+        """Give all later steps the same shapes. They read the length from the device.
 
         Such a step can be captured in a CUDA graph and replayed, or compiled once for all lengths. A replayed or
         compiled step does not see `length`: its caller checks that there is room, and increases it. A static cache
-        takes one position at a time and cannot be cropped. Without a kernel that reads counts, a step computes all
-        that `bound_reads` has left, the full capacity at first, and masks what is not used.
+        takes one position at a time and cannot be cropped. Without a kernel that reads counts, a step computes as many
+        positions as `bound_reads` sets, initially the full capacity, and masks the unused ones.
 
-        TypeError: the mechanism's steps need the length on the host.
+        TypeError: the steps of the mechanism need the length on the host.
         """
         if not self.can_be_static:
             raise TypeError(f"{type(self).__name__}: its steps need the length on the host")
@@ -101,20 +101,19 @@ class Cache(ABC):
         self.static_length = torch.full((1,), self.length, dtype=torch.int64, device=device)
 
     def bound_reads(self, length: int) -> None:  # noqa: B027
-        """Steps of a static cache need not read further than its first `length` text positions, until told again.
+        """Limit the steps of a static cache to its first `length` text positions, until the next call.
 
-        For callers that know the length on the host; what is beyond is masked anyway. Nothing to do where the size of
-        what a step reads does not depend on the length.
+        For callers that know the length on the host. Without effect if the reads of a step do not depend on the length.
         """
 
     @property
     def can_be_static(self) -> bool:
-        """Whether `make_static` is possible."""
+        """Whether `make_static` is supported."""
         return False
 
     @property
     def is_static(self) -> bool:
-        """Whether steps have one shape whatever the length."""
+        """Whether `make_static` was called."""
         return self.static_length is not None
 
     def _check_crop(self, length: int) -> None:
@@ -127,15 +126,15 @@ class Cache(ABC):
 class Attention(nn.Module, ABC):
     """Causal self-attention with an optional prefix.
 
-    A mechanism implements `_forward`, `_store_prefix`, `_extend` and the counts, and names its `cache_type`. This class
-    handles what is the same for all: empty inputs (an empty text gives an empty tensor, an empty prefix is no prefix),
-    room in the cache, and its length. The output has the dtype of the input; statistics of a softmax are float32 or
-    wider. A constructor refuses a size below 1 with a ValueError that begins with the argument's name.
+    A mechanism implements `_forward`, `_store_prefix`, `_extend` and the counts, and sets its `cache_type`. This class
+    handles empty inputs, checks the room in the cache, and updates its length. An empty text gives an empty tensor, and
+    an empty prefix is no prefix. The output has the dtype of the input; statistics of a softmax are float32 or wider.
+    A constructor refuses a size below 1 with a ValueError that begins with the name of the argument.
 
     Attributes:
-        max_positions: the longest text that the mechanism takes; None: any length.
+        max_positions: maximum length of a text; None: any length.
         reads_prefix: False if it was built without weights for a prefix and refuses one (ValueError).
-        cache_type: the class of its caches, called with (attention, batch, capacity, prefix_capacity, beam, like);
+        cache_type: class of its caches, called with (attention, batch, capacity, prefix_capacity, beam, like);
             `like` is an empty tensor of the cache's dtype and device.
         accumulates: whether every position is added to a state. The state is then float32 or wider in any cache,
             because a sum that is rounded at each step drifts.
@@ -160,15 +159,15 @@ class Attention(nn.Module, ABC):
         Args:
             x: text, (B, T, d).
             prefix: (B, S, d), or None.
-            lengths: (B,) int64: the text of row b ends after `lengths[b]` positions, and padding follows.
-            prefix_lengths: the same of the prefixes.
+            lengths: (B,) int64: the text of row b has `lengths[b]` positions, followed by padding.
+            prefix_lengths: (B,) int64, lengths of the prefixes.
 
         Returns:
-            (B, T, d). A row gets what it gets alone and unpadded, whatever padding holds, NaN included; values at
-            padded positions are unspecified.
+            (B, T, d). The result of a row does not depend on other rows or on padding, which may contain NaN. Values
+            at padded positions are unspecified.
 
-        ValueError: a shape is not as above, or, where lengths are on the CPU, a length is negative or beyond T or S.
-        TypeError: not a tensor, or lengths that are not integers.
+        ValueError: a shape differs from the above, or a length on the CPU is negative or more than T or S.
+        TypeError: an input is not a tensor, or lengths are not integers.
         """
         x = self._padded("x", x, lengths)
         if prefix is not None:
@@ -181,17 +180,17 @@ class Attention(nn.Module, ABC):
         return self._forward(x, prefix, lengths, prefix_lengths)
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Self-attention without a causal mask: every position sees all of its row.
+        """Self-attention without a causal mask: every position sees its entire row.
 
-        The mechanism's encoder form if it has one, else the mean of two causal passes with the same weights: over
-        the row, and over the reversed row.
+        A mechanism without an encoder form returns the mean of two causal passes with the same weights, over the row
+        and over the reversed row.
 
         Args:
             x: (B, S, d).
-            lengths: positions of each row, (B,) int64.
+            lengths: (B,) int64.
 
         Returns:
-            (B, S, d), as `forward` with respect to padding.
+            (B, S, d). Padding is handled as in `forward`.
 
         ValueError, TypeError: as for `forward`.
         """
@@ -209,10 +208,10 @@ class Attention(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Cache:
-        """An empty cache.
+        """Create an empty cache.
 
         Args:
-            prefix_batch: prefixes N, which must divide B; None: one per row.
+            prefix_batch: number of prefixes N, which must divide B; None: one per row.
 
         ValueError: `prefix_batch` does not divide `batch`.
         """
@@ -224,15 +223,15 @@ class Attention(nn.Module, ABC):
 
     @property
     def makes(self) -> tuple[str, int]:
-        """`Cache.made_by` of its caches."""
+        """Value of `Cache.made_by` in its caches."""
         return type(self).__name__, self.d_model
 
     @torch.no_grad()
     def read_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         """Store a prefix, (N, S, d), with lengths (N,) or None, as keys and values.
 
-        ValueError: a prefix was read before, there is text in the cache, the prefix is longer than its capacity, or as
-        for `forward`. TypeError: the cache is not of this mechanism and width, or as for `forward`.
+        ValueError: the cache already contains a prefix or text, the prefix is longer than its capacity, or as for
+        `forward`. TypeError: the cache is not of this mechanism and width, or as for `forward`.
         """
         self._check_cache(cache)
         prefix = self._padded("prefix", prefix, prefix_lengths)
@@ -249,37 +248,40 @@ class Attention(nn.Module, ABC):
 
     @torch.no_grad()
     def extend(self, x: Tensor, cache: Cache) -> Tensor:
-        """The next positions of each row, (B, n, d) -> (B, n, d): prefill, a chunk of it, or one decoding step.
+        """Continue each row, (B, n, d) -> (B, n, d): prefill, a chunk of it, or one decoding step.
 
-        Compiled, a step of a static cache leaves `cache.length` to its caller (`Cache.make_static`).
+        A compiled step of a static cache leaves `cache.length` to its caller, see `Cache.make_static`.
 
-        ValueError: the cache has no room for n positions more or another number of rows, it is static and n is not 1,
-        or x has another width than d. TypeError: the cache is not of this mechanism and width, or x is no tensor.
+        ValueError: the cache has no room for n more positions or another number of rows, it is static and n is not 1,
+        or x has another width than d. TypeError: the cache is not of this mechanism and width, or x is not a tensor.
         """
         self._check_cache(cache)
         self._check_width("x", x)
         _check_rows("x", x, cache.rows)
-        new = x.shape[1]
         if cache.static_length is not None:
-            if new != 1:
-                raise ValueError(f"a static cache takes one position at a time, not {new}")
-            on_host = not torch.compiler.is_compiling()  # a compiled step would be bound to one length
-            if on_host:
-                _check_room(cache, 1, cache.capacity)
-            out = self._extend(x, cache) if x.numel() else x.clone()
-            cache.static_length += 1
-            if on_host:
-                cache.length += 1
-            return out
-        _check_room(cache, new, cache.capacity)
+            return self._extend_static(x, cache, cache.static_length)
+        _check_room(cache, x.shape[1], cache.capacity)
         out = self._extend(x, cache) if x.numel() else x.clone()
-        cache.length += new
+        cache.length += x.shape[1]
+        return out
+
+    def _extend_static(self, x: Tensor, cache: Cache, length: Tensor) -> Tensor:
+        """One position of a static cache, (B, 1, d) -> (B, 1, d)."""
+        if x.shape[1] != 1:
+            raise ValueError(f"a static cache takes one position at a time, not {x.shape[1]}")
+        on_host = not torch.compiler.is_compiling()  # a compiled step would be specialised on one length
+        if on_host:
+            _check_room(cache, 1, cache.capacity)
+        out = self._extend(x, cache) if x.numel() else x.clone()
+        length += 1
+        if on_host:
+            cache.length += 1
         return out
 
     def visible(self, position: int) -> range:
-        """The text positions that text position `position` sees; by default, itself and all before.
+        """Text positions that text position `position` sees; by default, itself and all earlier ones.
 
-        A mechanism that does not read all of its past overrides this, and the tests hold it to what it declares.
+        A mechanism that does not read all of its past overrides this, and is tested against it.
         """
         return range(position + 1)
 
@@ -298,7 +300,7 @@ class Attention(nn.Module, ABC):
             raise ValueError(f"{name}: expected shape (batch, positions, {self.d_model}), not {tuple(x.shape)}")
 
     def _padded(self, name: str, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """x (B, T, d), checked, with zeros in its padding."""
+        """Check x (B, T, d) and set its padding to zero."""
         self._check_width(name, x)
         if lengths is None:
             return x
@@ -307,7 +309,7 @@ class Attention(nn.Module, ABC):
         _check_integers(of, lengths)
         if lengths.shape != (rows,):
             raise ValueError(f"{of}: expected shape ({rows},), one length per row, not {tuple(lengths.shape)}")
-        # The host would wait for a device; and what is compiled, transformed or fake has no values.
+        # Reading a device tensor would synchronise; tensors that are traced, transformed or fake have no values.
         eager = not (torch.compiler.is_compiling() or transformed() or _get_current_dispatch_mode() is not None)
         if rows and eager and lengths.device.type == "cpu":
             least, most = lengths.min().item(), lengths.max().item()
@@ -320,10 +322,10 @@ class Attention(nn.Module, ABC):
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
-        """`forward`, of tensors that are not empty and hold zeros in their padding."""
+        """Implement `forward` for inputs that are not empty and zero in their padding."""
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """`encode`, of a tensor that is not empty and holds zeros in its padding."""
+        """Implement `encode` for an input that is not empty and zero in its padding."""
         place = torch.arange(x.shape[1], device=x.device)
         back = torch.where(length_mask(lengths, x.shape[1]), lengths[:, None] - 1 - place, place)  # an involution
         index = back.unsqueeze(-1).expand_as(x)
@@ -332,25 +334,25 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
-        """`read_prefix`, of a prefix that is not empty, fits, and holds zeros in its padding.
+        """Implement `read_prefix` for a prefix that is not empty, fits the cache, and is zero in its padding.
 
-        Lengths are None unless they differ from S.
+        Lengths are None if all equal S.
         """
 
     @abstractmethod
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
-        """`extend`, of tensors that are not empty and fit; `cache.length` is that before x, and is updated after."""
+        """Implement `extend` for an input that is not empty and fits. `cache.length` is updated by the caller."""
 
     @property
     @abstractmethod
     def cache_elements_per_token(self) -> float:
-        """Cached numbers per position in the limit of long sequences, as the papers count them."""
+        """Cached elements per position in the limit of long sequences, as the papers count them."""
 
     @abstractmethod
     def cache_elements(
         self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
     ) -> int:
-        """Elements that `new_cache` with the same arguments allocates, exactly."""
+        """Exact number of elements that `new_cache` allocates for the same arguments."""
 
     def cache_bytes(
         self,
@@ -361,16 +363,16 @@ class Attention(nn.Module, ABC):
         *,
         dtype: torch.dtype,
     ) -> int:
-        """Bytes that `new_cache` with the same arguments allocates, exactly."""
+        """Exact number of bytes that `new_cache` allocates for the same arguments."""
         return dtype.itemsize * self.cache_elements(batch, capacity, prefix_capacity, prefix_batch)
 
     @abstractmethod
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Multiply-adds of one cached decoding step of one row, projections included.
+        """Multiply-adds of one cached decoding step of one row, including projections.
 
         Args:
-            context: positions before and at the step, those of a prefix included.
-            prefix: how many of them are the prefix's; it matters only where prefix and text are not read alike.
+            context: number of positions up to the step, including the prefix.
+            prefix: number of prefix positions among them, for mechanisms that do not read prefix and text alike.
         """
 
 
@@ -391,7 +393,7 @@ def _check_integers(name: str, lengths: Tensor) -> None:
 
 
 def rows_per_prefix(batch: int, prefix_batch: int | None) -> int:
-    """The beam: rows that share one prefix. ValueError: `prefix_batch` does not divide `batch`."""
+    """Number of rows that share one prefix (the beam). ValueError: `prefix_batch` does not divide `batch`."""
     prefixes = batch if prefix_batch is None else prefix_batch
     if batch == prefixes == 0:
         return 1
@@ -401,30 +403,17 @@ def rows_per_prefix(batch: int, prefix_batch: int | None) -> int:
 
 
 def rows_of(prefixes: Tensor, beam: int) -> Tensor:
-    """The rows that read these prefixes: (N',) -> (N' * beam,).
-
-    Args:
-        prefixes: numbers of the prefixes, (N',) int64.
-    """
+    """Indices of the rows that read the given prefixes (N',) int64 -> (N' * beam,)."""
     return (prefixes[:, None] * beam + torch.arange(beam, device=prefixes.device)).flatten()
 
 
 def length_mask(lengths: Tensor, size: int) -> Tensor:
-    """(B,) -> (B, size) bool, true at the first `lengths[b]` places.
-
-    Args:
-        lengths: of the rows, (B,) int64, in positions.
-    """
+    """lengths (B,) int64 -> (B, size) bool, true at the first `lengths[b]` positions."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
 
 
 def blank(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """x with zeros in its padding. It is not multiplied by zero, which would keep NaN.
-
-    Args:
-        x: (B, S, ...).
-        lengths: of the rows, (B,) int64, in positions; None: there is no padding.
-    """
+    """x (B, S, ...) with zeros after the first lengths (B,) int64 positions; None: no padding. NaN is removed too."""
     if lengths is None:
         return x
     padding = ~length_mask(lengths, x.shape[1])
@@ -432,9 +421,9 @@ def blank(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def head_width(d_model: int, num_heads: int, head_dim: int | None) -> int:
-    """Width of a head: `head_dim`, or d / H where it is None.
+    """Width of a head: `head_dim`, or d / H if it is None.
 
-    ValueError: a size is not at least 1, or `head_dim` is None and H does not divide d.
+    ValueError: a size is below 1, or `head_dim` is None and H does not divide d.
     """
     for name, size in (("d_model", d_model), ("num_heads", num_heads), ("head_dim", head_dim)):
         if size is not None and size < 1:

@@ -1,4 +1,4 @@
-"""Multi-head attention and its forms with fewer key-value heads."""
+"""Multi-head, grouped-query and multi-query attention."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -28,15 +28,15 @@ class MHA(PositionalAttention):
         num_heads: query heads H.
         num_kv_heads: key-value heads G, which must divide H; None: H.
         head_dim: width D of a head, even; None: d / H.
-        bias: whether the projections have biases: all, none, or those named (Qwen2: [query, key, value]).
-        qk_norm: RMS norms of each head's queries and keys, before they are rotated, with one weight vector of width D
-            for all queries and one for all keys (Qwen3).
-        rope_theta: base of the rotary frequencies; None: the frequencies are a buffer among the weights.
+        bias: projections that have a bias: all, none, or a list of names (Qwen2: [query, key, value]).
+        qk_norm: RMS norms of each head's queries and keys, before rotation, with one weight vector of width D for all
+            queries and one for all keys (Qwen3).
+        rope_theta: base of the rotary frequencies; None: frequencies are a buffer, saved with the weights.
         rope_scaling: scaling of the rotary frequencies for long texts, such as `Llama3Scaling`.
-        rope_dim: the first so many components of a head are rotated, an even number; None: all; 0: none (GPT-2, whose
-            positions are learned).
+        rope_dim: number of leading components of a head that are rotated, even; None: all; 0: none (GPT-2, which has
+            learned positions).
 
-    ValueError: sizes do not fit each other, or `bias` names something else than a projection.
+    ValueError: sizes do not fit each other, or `bias` names an unknown projection.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class MHA(PositionalAttention):
         return self.turned in (0, self.head_dim) and cache.is_lean(x)
 
     def _lean_step(self, x: Tensor, cache: PositionalCache, slot: int, used: int) -> Tensor:
-        """One position, (B, 1, d) -> (B, 1, d), by few kernels, which write where the results are read.
+        """The fast CPU path of one position, (B, 1, d) -> (B, 1, d), which writes directly into the cache.
 
-        Its key and value go into this slot of the text, of which the first `used` are read.
+        Its key and value are stored in text slot `slot`; the first `used` slots are read.
         """
         x = x[:, 0]
         q, key, value = (linear(x).view(len(x), -1, self.head_dim) for linear in (self.query, self.key, self.value))
@@ -178,7 +178,7 @@ class MHA(PositionalAttention):
         return self._step(q.unsqueeze(2), cache, used)
 
     def _step(self, q: Tensor, cache: PositionalCache, used: int | Tensor) -> Tensor:
-        """One position, (B, H, 1, D) -> (B, 1, d), over the prefix and the first so many slots of the text."""
+        """Attention of one position, (B, H, 1, D) -> (B, 1, d), to the prefix and the first `used` text slots."""
         text, prefix, counts = cache.text, cache.prefix, used if isinstance(used, Tensor) else None
         most, before = cache.reads(used)
         out = attend_cached(

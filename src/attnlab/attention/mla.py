@@ -1,4 +1,4 @@
-"""Multi-head latent attention: one latent and one rotary key per position, shared by all heads."""
+"""Multi-head latent attention: all heads share one latent and one rotary key per position."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ Biased = Literal["query", "down", "out"]
 
 
 class LatentOptions(TypedDict, total=False):
-    """Keyword arguments of all mechanisms with a latent; `MLA` has their meaning and defaults."""
+    """Keyword arguments of all mechanisms with a latent; `MLA` documents them and has their defaults."""
 
     head_dim: Size | None
     rope_dim: Rotary | None
@@ -36,7 +36,7 @@ class LatentOptions(TypedDict, total=False):
 class LatentCache(PositionalCache):
     """[latent | rotary key] of each slot: text (B, slots, r + d_r), prefixes (N, slots, r + d_r).
 
-    A step works in latent space: queries go through `up_key`, read latents, and return through `up_value`.
+    Steps attend in latent space: `up_key` maps queries into it, and `up_value` maps the output back to heads.
     Arguments are those of `PositionalCache`.
     """
 
@@ -50,10 +50,10 @@ class LatentCache(PositionalCache):
         self._step: LatentStep | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_step": None}  # a copy has other buffers than those that its views are of
+        return vars(self) | {"_step": None}  # its views refer to the buffers of this cache
 
     def step(self, attention: "MLA", x: Tensor) -> "LatentStep | None":
-        """The fast step on a CPU of x (B, n, d); None: use the generic path."""
+        """The fast CPU path for the step of x (B, n, d); None: use the generic path."""
         if not self.is_lean(x) or choose("step", x, masked=True) is Backend.TRITON:
             return None
         if self._step is None or self._step.slots is not self.text["slots"]:
@@ -68,24 +68,24 @@ class MLA(PositionalAttention):
     """Multi-head latent attention (MTLA paper, section 3.2, after DeepSeek-V2), as the MTLA system computes it.
 
     c = LayerNorm(W_a x), kp = rotary(W_p x);  logits_ihj = (q^n_ih . U^k_h c_j + q^r_ih . kp_j) / sqrt(d_n + d_r);
-    o_ih = U^v_h sum_j P_ihj c_j.  d_n = d_v = head_dim. No biases but LayerNorm's, unless `bias` names some.
-    In parallel, keys and values are expanded per head; in a step, queries are mapped into latent space instead.
+    o_ih = U^v_h sum_j P_ihj c_j.  d_n = d_v = head_dim. Projections have no bias unless `bias` names them.
+    The parallel form expands keys and values per head; a step maps queries into latent space instead.
     Cache: r + d_r elements per token.
 
     Args:
         head_dim: width of a head's content key d_n and value d_v; None: d / H.
-        rope_dim: width d_r of the rotary key that all heads share, even; None: half of `head_dim`; 0: none. DeepSeek's
-            `qk_rope_head_dim`.
-        latent_dim: width r of the latent, 1 to the width of all keys and values; None: 4 `head_dim`. DeepSeek's
+        rope_dim: width d_r of the rotary key that all heads share, even; None: half of `head_dim`; 0: no rotary key.
+            DeepSeek's `qk_rope_head_dim`.
+        latent_dim: width r of the latent, at most the width of all keys and values; None: 4 `head_dim`. DeepSeek's
             `kv_lora_rank`.
-        norm: what latents pass: LayerNorm, RMSNorm, or nothing, as where an attention was converted.
-        qk_norm: RMS norms of each head's queries and keys before anything else is done with them, as Qwen3 has them:
-            a number G of key heads, whose full keys and values are then made before they are projected down. None: no
-            norms.
-        rope_theta: base of the rotary frequencies; None: the frequencies are a buffer among the weights.
+        norm: normalisation of latents; "none" for converted attention.
+        bias: projections that have a bias.
+        qk_norm: number G of key heads for RMS norms of the queries and keys of each head, as in Qwen3: full keys and
+            values are then computed and projected down. None: no norms.
+        rope_theta: base of the rotary frequencies; None: frequencies are a buffer, saved with the weights.
 
     ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, `rope_dim` is odd, `latent_dim` is out of
-    its bounds, or `bias` names something else than a projection.
+    its bounds, or `bias` names an unknown projection.
     """
 
     cache_type: type[LatentCache] = LatentCache
@@ -138,7 +138,7 @@ class MLA(PositionalAttention):
         self.out = nn.Linear(num_heads * head_dim, d_model, bias="out" in bias)
 
     def up_matrices(self) -> tuple[Tensor, Tensor]:
-        """The up-projections of keys and values, U^k (H, d_n, r) and U^v (H, d_v, r)."""
+        """Up-projections of keys and values, U^k (H, d_n, r) and U^v (H, d_v, r)."""
         value, key = self.up.weight.unflatten(0, (self.num_heads, 2, self.head_dim)).unbind(1)
         return key, value
 
@@ -185,12 +185,12 @@ class MLA(PositionalAttention):
         return self.out(out.flatten(2))
 
     def _dense(self, q: Tensor, packed: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
-        """q (B, n, H, D), packed (B, K, H, d_v + D), which keys each sees, to (B, H, n, K) -> (B, n, H, d_v)."""
+        """q (B, n, H, D), packed (B, K, H, d_v + D), mask broadcasting to (B, H, n, K) -> (B, n, H, d_v)."""
         value, key = packed.transpose(1, 2).split([self.head_dim, self.head_dim + self.rope_dim], -1)
         return dense_attention(q.transpose(1, 2), key, value, mask, dropout=dropout, scale=self.scale).transpose(1, 2)
 
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """All slots of each row, packed as by `_expand`, and which of them exist, (B, slots)."""
+        """All slots of each row, packed as by `_expand`, and a mask of those that exist, (B, slots)."""
         return self._expand(latent, rotary), length_mask(lengths, latent.shape[1])
 
     def _attend(self, q: Tensor, latent: Tensor, rotary: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
@@ -229,10 +229,10 @@ class MLA(PositionalAttention):
         text_mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Tensor:
-        """One position, (B, 1, H, d_n + d_r) -> (B, 1, d), in latent space, over the first slots of the cache.
+        """Attention of one position in latent space, (B, 1, H, d_n + d_r) -> (B, 1, d), to the first `used` text slots.
 
-        Which of the `used` text slots exist: `text_mask` (B, columns), or the first `counts`, (B,); None: all. `used`
-        on the device, (1,) or (B,), are `counts` where there is no mask.
+        text_mask (B, columns): which of these exist, or `counts` (B,): the number that exist; None: all. Without a
+        mask, `used` on the device, (1,) or (B,), takes the place of `counts`.
         """
         if isinstance(used, Tensor) and text_mask is None:
             counts = used
@@ -256,18 +256,18 @@ class MLA(PositionalAttention):
 
 
 class NormedQueries(nn.Module):
-    """Queries of H heads, (..., d) -> (..., H (d_n + d_r)): W_q x, an RMS norm of each head, then a map of each head.
+    """Queries of H heads, (..., d) -> (..., H (d_n + d_r)): W_q x, then an RMS norm and a linear map per head.
 
     Args:
-        head_dim: width D of a head before its map.
-        width: of a head after it, d_n + d_r.
+        head_dim: input width D of a head's map.
+        width: output width d_n + d_r of a head's map.
     """
 
     def __init__(self, d_model: int, num_heads: int, head_dim: int, width: int, eps: float) -> None:
         super().__init__()
         self.full = nn.Linear(d_model, num_heads * head_dim, bias=False)
         self.norm = nn.RMSNorm(head_dim, eps=eps)
-        self.turn = nn.Parameter(torch.empty(num_heads, width, head_dim))  # of each head, (H, d_n + d_r, D)
+        self.turn = nn.Parameter(torch.empty(num_heads, width, head_dim))  # map of each head, (H, d_n + d_r, D)
         nn.init.uniform_(self.turn, -(head_dim**-0.5), head_dim**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class NormedQueries(nn.Module):
 
 
 class NormedKeys(nn.Module):
-    """Keys and values of G heads, the keys past an RMS norm, projected down: (..., d) -> (..., r + d_r)."""
+    """Keys, after an RMS norm, and values of G heads, projected down: (..., d) -> (..., r + d_r)."""
 
     def __init__(self, d_model: int, num_kv_heads: int, head_dim: int, width: int, eps: float, bias: bool) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class NormedKeys(nn.Module):
 
 
 class MLAQueryLatent(MLA):
-    """MLA whose queries come from a latent too, and whose latents pass RMS norms, as the T6 system builds it.
+    """MLA of the T6 system: queries are projected from a latent too, and both latents are RMS-normalised.
 
     q = W_qb RMSNorm(W_qa x), split per head into d_n content and d_r rotary components; c = RMSNorm(W_a x).
     The norms have weights, which the formulas of the TPA paper (section 2) lack.
@@ -322,11 +322,10 @@ class MLAQueryLatent(MLA):
 
 
 class LatentStep:
-    """A decoding step in latent space on a CPU, in few kernels that write where the results are read.
+    """The fast CPU path of a decoding step in latent space: few kernels, which write directly into the cache.
 
-    Its buffers and its views of the cache are made once: making a view takes as long as a small kernel.
-
-    Weights that change in place are followed. Hooks that are registered later are not called.
+    Buffers and views of the cache are created once, because creating a view takes as long as a small kernel.
+    In-place changes of the weights take effect. Hooks that are registered later are not called.
 
     Args:
         slots, prefix: buffers of the cache, [latent | rotary key] (B, K, r + d_r) of the text and (N, P, r + d_r).
@@ -334,8 +333,8 @@ class LatentStep:
         query, down, norm, out: modules of the mechanism.
 
     Attributes:
-        row: the newest [latent | rotary key], (B, r + d_r), where a caller asks for it; `row_turned` is the latter as
-            (B, 1, 2, d_r / 2).
+        row: the newest [latent | rotary key], (B, r + d_r), set by :meth:`newest`.
+        row_turned: view of its rotary key, (B, 1, 2, d_r / 2).
     """
 
     def __init__(
@@ -369,11 +368,7 @@ class LatentStep:
         return latent, rotary.unflatten(-1, (1, 2, self.pairs))
 
     def project(self, x: Tensor, angles: Turn) -> tuple[Tensor, Tensor]:
-        """Inputs (B, 1, d): keeps their queries, and returns latents (B, r) and rotary keys, not rotated, (B, d_r).
-
-        Args:
-            x: inputs of the step.
-        """
+        """Store the queries of x (B, 1, d), and return latents (B, r) and unrotated rotary keys (B, d_r)."""
         x = x[:, 0]
         content, rotary = torch.split_with_sizes(self._query(x).view(len(x), self.heads, -1), self.query_widths, -1)
         self._absorbed.copy_(torch.bmm(content.transpose(0, 1), self.up_key))
@@ -384,22 +379,20 @@ class LatentStep:
         return self._norm(latent), key
 
     def turn_into(self, out: Tensor, key: Tensor, angles: Turn) -> None:
-        """Rotate the newest rotary keys, (B, d_r), into (B, 1, 2, d_r / 2)."""
+        """Rotate rotary keys (B, d_r) into `out` (B, 1, 2, d_r / 2)."""
         if self.pairs:
             turn(key.unflatten(-1, (1, 2, self.pairs)), angles, out)
 
     def write(self, slot: int, latent: Tensor, key: Tensor, angles: Turn) -> None:
-        """Store latents (B, r) and rotary keys (B, d_r), which are not rotated yet."""
+        """Store latents (B, r) and unrotated rotary keys (B, d_r) in a text slot."""
         self.latents.select(1, slot).copy_(latent)
         self.turn_into(self.turned.select(1, slot), key, angles)
 
     def merge(self, slot: int, latent: Tensor, gate: Tensor, key: Tensor, angles: Turn, *, opens: bool) -> None:
-        """Add gated latents (B, r) to a slot, whose rotary keys become these, (B, d_r), which are not rotated yet.
+        """Add latents (B, r), multiplied by gates (B, 1), to a slot, and replace its rotary keys by unrotated (B, d_r).
 
         Args:
-            latent, key: of the position.
-            gate: of the rows, (B, 1).
-            opens: whether it is the slot's first position, which forgets what the slot contained.
+            opens: whether this is the first position of the slot, which replaces the old content.
         """
         merged = self.latents.select(1, slot)
         if opens:
@@ -409,7 +402,7 @@ class LatentStep:
         self.turn_into(self.turned.select(1, slot), key, angles)
 
     def newest(self, latent: Tensor, key: Tensor, angles: Turn) -> Tensor:
-        """`row`, written: of latents (B, r) and rotary keys (B, d_r), which are not rotated yet."""
+        """Set `row` to latents (B, r) and unrotated rotary keys (B, d_r), and return it."""
         self._row_latent.copy_(latent)
         self.turn_into(self.row_turned, key, angles)
         return self.row
@@ -422,13 +415,12 @@ class LatentStep:
         text_mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Tensor:
-        """Outputs (B, 1, d) of the queries of `project`, over the first `used` slots of the text.
+        """Output (B, 1, d) of the queries of `project`, attending to the first `used` text slots.
 
         Args:
-            used: text slots that are read at most.
-            prefix_mask: which slots of the prefixes exist, (N, P) bool; None: all.
-            text_mask: which of the first text slots exist, (B, columns) bool.
-            counts: how many exist, (B,), in place of the mask.
+            prefix_mask: (N, P) bool, true where a slot exists; None: all exist.
+            text_mask: (B, columns) bool, the same for the first text slots.
+            counts: number of text slots that exist, (B,), in place of `text_mask`.
         """
         if counts is not None:
             text_mask = torch.arange(used) < counts.unsqueeze(1)
@@ -443,11 +435,7 @@ class LatentStep:
 
 
 def applied(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What the module computes of (B, .): of a plain linear map, one call that makes no view of its weights.
-
-    Args:
-        module: a linear map, or another module, which is called as it is.
-    """
+    """The function of a module; for a plain `nn.Linear`, one kernel call that does not create a view of its weight."""
     hooked = module._forward_hooks or module._forward_pre_hooks
     if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or hooked:
         return module

@@ -10,25 +10,25 @@ from .bounds import Size
 from .mla import MLA, LatentCache, LatentOptions
 from .sliding_window import BLOCK, WindowCache, Windowed
 
-WIDEST = 256  # queries of one kernel call, at most: kernels without values as wide as keys make all of their logits
+WIDEST = 256  # queries per kernel call, at most: kernels for values narrower than keys materialise their logits
 
 
 class LatentWindowCache(WindowCache, LatentCache):
-    """[latent | rotary key] of the newest `window` text positions: position t is in slot t mod window.
+    """[latent | rotary key] of the newest `window` text positions. Position t is in slot t mod window.
 
     Arguments are those of `PositionalCache`.
     """
 
 
 class MLAWindow(Windowed, MLA):
-    """Multi-head latent attention to the newest `window` text positions, itself included, and to the prefix.
+    """Multi-head latent attention to the newest `window` text positions and to the prefix.
 
     Text position i sees the text positions j with i - window < j <= i, as `SlidingWindow` does (Mistral 7B, section 2).
     With a window of at least the text's length this is `MLA`. Cache: r + d_r elements per position for at most `window`
     text positions, none for older ones; prefixes are cached in full.
 
     Args:
-        window: text positions that a position sees, at least 1.
+        window: number of text positions that a position sees, including itself, at least 1.
         Others are those of `MLA`.
 
     ValueError: `window` is below 1, or as for `MLA`.
@@ -69,7 +69,7 @@ class MLAWindow(Windowed, MLA):
         prefix: tuple[Tensor, Tensor, Tensor | None] | None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """Queries (B, n, H, D) -> outputs (B, n, d); the others as in `_read`."""
+        """Queries (B, n, H, D) -> outputs (B, n, d); other arguments as in `_read`."""
         return self.out(self._read(q.transpose(1, 2), *text, prefix, dropout).transpose(1, 2).flatten(2))
 
     def _halves(self, packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ class MLAWindow(Windowed, MLA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentWindowCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
-        if not isinstance(start, Tensor) and start + new <= self.window:  # nothing is left behind yet
+        if not isinstance(start, Tensor) and start + new <= self.window:  # every position is still in the window
             return super()._extend(x, cache)
         if (step := cache.step(self, x)) is not None:
             turn = cache.turn(cache.length)

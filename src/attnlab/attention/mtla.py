@@ -14,29 +14,24 @@ from .ops.partial_softmax import Past, expanded_attention
 from .ops.tables import memoized
 from .positional import Angles
 
-Stride = Annotated[int, Ge(1), Le(1024)]  # the cost of a step grows with it, and no text of a paper is longer
+Stride = Annotated[int, Ge(1), Le(1024)]  # the cost of a step grows with it; the papers' texts are shorter
 
 
-@memoized(16)
+@memoized
 def _sinusoid(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """pe(k), (length, width): sin and cos of k * 10000^(-2m/width) in turn."""
+    """pe(k), (length, width): sin and cos of k * 10000^(-2m/width), interleaved."""
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
     angles = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequencies
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(device, dtype)
 
 
 def take(x: Tensor, places: Tensor) -> Tensor:
-    """x (B, T, ...) at places (B, U) -> (B, U, ...).
-
-    Args:
-        x: (B, T, ...).
-        places: along the second axis, (B, U) int64.
-    """
+    """x (B, T, ...) indexed along the second axis by places (B, U) int64 -> (B, U, ...)."""
     return x[torch.arange(x.shape[0], device=x.device)[:, None], places]
 
 
 class MTLACache(LatentCache):
-    """A slot per `stride` positions. The slot that a prefix leaves open belongs to the text of each row.
+    """One slot per `stride` positions. A slot that the prefix fills in part is stored with the text of each row.
 
     Positions count from the start of the prefix: text position t of a row whose prefix has length S is in slot
     floor((S + t) / s). Text slot 0 is slot floor(S / s).
@@ -50,7 +45,7 @@ class MTLACache(LatentCache):
         self.stride = attention.stride
         self.prefix_slots = 0
         positions = prefix_capacity + capacity + self.stride
-        self.gate_slot = attention.slot_gates(positions // self.stride + 1).detach().to(like.dtype)  # fc_c(pe), once
+        self.gate_slot = attention.slot_gates(positions // self.stride + 1).detach().to(like.dtype)  # fc_c(pe)
 
     @property
     def prefix_used(self) -> int:
@@ -64,25 +59,32 @@ class MTLACache(LatentCache):
         self._check_crop(length)
         if length != self.length and bool(((self.starts() + length) % self.stride != 0).any()):
             raise ValueError(
-                f"cannot crop to {length} positions: that is inside a slot of {self.stride} merged positions, "
+                f"cannot crop to {length} positions: they end inside a slot of {self.stride} merged positions, "
                 "which cannot be separated; crop to a slot boundary and feed the rest again"
             )
         self.length = length
 
     def prefix_end(self) -> int | Tensor:
-        """Length of the prefix: an int, or (B,) where prefixes differ in length."""
+        """Length of the prefix: an int, or (B,) if prefixes differ in length."""
         return self.prefix_size if self.prefix_lengths is None else self.row_lengths()
 
 
+class _OpenChunk(NamedTuple):
+    """The chunk that the next positions continue. Numbers are (B,) tensors if the rows differ."""
+
+    number: int | Tensor = 0
+    bound: int = 0  # largest possible `number`
+    offset: int | Tensor = 0  # positions it already contains
+    carry: Tensor | None = None  # their gated sum, (B, r)
+
+
 class _Prefix(NamedTuple):
-    """A prefix, merged: full slots, and the sum of the last one if it is not full."""
+    """A merged prefix: its full slots, and the chunk that it leaves open."""
 
     latent: Tensor  # (B, P, r)
     rotary: Tensor  # (B, P, d_r)
     mask: Tensor | None  # (B, P)
-    offset: int | Tensor
-    first_slot: int | Tensor
-    carry: Tensor | None  # (B, r)
+    chunk: _OpenChunk
 
 
 class MTLA(MLA):
@@ -98,7 +100,7 @@ class MTLA(MLA):
 
     Args:
         gate_dim: width g of the hyper-network that computes gates; None: a quarter of `latent_dim`, at least 1.
-        stride: positions s that are merged into one slot of the cache; 1 merges none, but still gates them.
+        stride: positions s that are merged into one slot of the cache; 1: positions are gated but not merged.
         Others are those of `MLA`; `latent_dim` must be even.
 
     ValueError: `stride` is below 1, `latent_dim` is odd, or as for `MLA`.
@@ -140,7 +142,10 @@ class MTLA(MLA):
         return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).cumsum(2).to(chunks.dtype)
 
     def _merge_chunks(self, chunks: Tensor, gates: Tensor, exists: Tensor | None = None) -> Tensor:
-        """Slots (B, A, r) of chunks (B, A, s, r) that hold zeros where nothing exists, which a mean must not count."""
+        """Slots (B, A, r) of chunks (B, A, s, r), which are zero at positions that do not exist.
+
+        exists: (B, A, s, 1) bool, or None if all positions exist. A sum does not need it; a mean does.
+        """
         return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).sum(2).to(chunks.dtype)
 
     def _gate(self, latent: Tensor, gates: Tensor) -> Tensor:
@@ -148,7 +153,7 @@ class MTLA(MLA):
         return (self.gate_latent(latent) * gates).sum(-1, keepdim=True, dtype=wide).sigmoid()
 
     def _slots_of(self, latent: Tensor, rotary: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole chunks merged, and the last one as far as it goes."""
+        """As in `MLA`; the last slot of a row merges the positions that remain."""
         s, size = self.stride, latent.shape[1]
         parts = blank(latent, lengths), length_mask(lengths, size).unsqueeze(-1)
         chunks, exists = (F.pad(t, (0, 0, 0, -size % s)).unflatten(1, (-1, s)) for t in parts)
@@ -158,44 +163,34 @@ class MTLA(MLA):
         return self._expand(merged, take(rotary, newest)), length_mask(-(-lengths // s), slots)
 
     def _read(self, prefix: Tensor, lengths: Tensor | None, angles: Angles) -> _Prefix:
-        """Merge a prefix (B, S, d) of these lengths."""
+        """Merge a prefix (B, S, d) with lengths (B,)."""
         s, size = self.stride, prefix.shape[1]
         finished = size // s
         latent, rotary = self._latents(prefix, angles)
         rotary = rotary[:, s - 1 :: s]
         latent = F.pad(blank(latent, lengths), (0, 0, 0, s - size % s))
-        chunks = latent.unflatten(1, (-1, s))  # one chunk more than are finished
+        chunks = latent.unflatten(1, (-1, s))  # the last one is not full
         sums = self._merge_chunks(chunks, self.slot_gates(finished + 1))
         if lengths is None:
-            carry = sums[:, finished] if size % s else None
-            return _Prefix(sums[:, :finished], rotary, None, size % s, finished, carry)
-        first = lengths // s
-        carry = sums[torch.arange(len(sums), device=sums.device), first]
-        return _Prefix(sums[:, :finished], rotary, length_mask(first, finished), lengths % s, first, carry)
+            chunk = _OpenChunk(finished, finished, size % s, sums[:, finished] if size % s else None)
+            return _Prefix(sums[:, :finished], rotary, None, chunk)
+        number = lengths // s
+        carry = sums[torch.arange(len(sums), device=sums.device), number]
+        chunk = _OpenChunk(number, finished, lengths % s, carry)
+        return _Prefix(sums[:, :finished], rotary, length_mask(number, finished), chunk)
 
     def _segment(
-        self,
-        q: Tensor,
-        latent: Tensor,
-        rotary: Tensor,
-        offset: int | Tensor,
-        first_slot: int | Tensor,
-        bound: int,
-        carry: Tensor | None,
-        past: list[Past],
-        dropout: float = 0.0,
+        self, q: Tensor, latent: Tensor, rotary: Tensor, chunk: _OpenChunk, past: list[Past], dropout: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """New positions after `past` slots, their first chunk holding `carry` and beginning `offset` places earlier.
-
-        `first_slot` is the number of that chunk, at most `bound`.
+        """Attention of new positions, which continue `chunk`, to `past` and to each other.
 
         q (B, T, H, D), latent (B, T, r), rotary (B, T, d_r) -> output (B, T, H, d_v), running sums (B, T, r).
         """
-        s, steps = self.stride, latent.shape[1]
+        s, steps, (first, bound, offset, carry) = self.stride, latent.shape[1], chunk
         most = offset if isinstance(offset, int) else s - 1
         num_chunks = -(-(most + steps) // s)
         if isinstance(offset, Tensor):
-            place = torch.arange(num_chunks * s, device=q.device) - offset[:, None]  # of each grid column in the text
+            place = torch.arange(num_chunks * s, device=q.device) - offset[:, None]  # text position of each grid column
             inside = (place >= 0) & (place < steps)
             back = torch.arange(steps, device=q.device) + offset[:, None]
             place = place.clamp(0, steps - 1)
@@ -205,11 +200,11 @@ class MTLA(MLA):
         elif extra := num_chunks * s - steps:
             latent, rotary = (F.pad(t, (0, 0, offset, extra - offset)) for t in (latent, rotary))
             q = F.pad(q, (0, 0, 0, 0, offset, extra - offset))
-        if isinstance(first_slot, Tensor):
-            numbers = first_slot[:, None] + torch.arange(num_chunks, device=q.device)
+        if isinstance(first, Tensor):
+            numbers = first[:, None] + torch.arange(num_chunks, device=q.device)
             gates = self.slot_gates(bound + num_chunks)[numbers]
         else:
-            gates = self.slot_gates(first_slot + num_chunks)[first_slot:]
+            gates = self.slot_gates(first + num_chunks)[first:]
         sums = self._merge(latent.unflatten(1, (num_chunks, s)), gates)
         if carry is not None:
             sums = torch.cat((sums[:, :1] + carry[:, None, None].to(sums.dtype), sums[:, 1:]), 1)
@@ -225,18 +220,15 @@ class MTLA(MLA):
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
         angles, before = self._angles(x, prefix, prefix_lengths)
-        q = self._queries(x, angles)
-        latent, rotary = self._latents(x, angles)
-        offset: int | Tensor = 0
-        first: int | Tensor = 0
-        bound, carry, past = 0, None, []
+        q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
+        chunk, past = _OpenChunk(), []
         if prefix is not None:
             read = self._read(prefix, prefix_lengths, before)
-            offset, first, carry, bound = read.offset, read.first_slot, read.carry, prefix.shape[1] // self.stride
-            if bound:
+            chunk = read.chunk
+            if chunk.bound:
                 past.append(Past(self._expand(read.latent, read.rotary), read.mask))
         dropout = self.dropout if self.training else 0.0
-        return self.out(self._segment(q, latent, rotary, offset, first, bound, carry, past, dropout)[0].flatten(2))
+        return self.out(self._segment(q, latent, rotary, chunk, past, dropout)[0].flatten(2))
 
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
         assert isinstance(cache, MTLACache)
@@ -245,48 +237,50 @@ class MTLA(MLA):
         cache.write(cache.prefix, 0, {"slots": torch.cat((read.latent, read.rotary), -1)})
         cache.prefix_size, cache.prefix_slots, cache.prefix_lengths = size, read.latent.shape[1], prefix_lengths
         cache.prefix_mask = read.mask
-        cache.prefix_counts = read.first_slot if isinstance(read.first_slot, Tensor) else None
-        if read.carry is not None:
-            cache.text["slots"][:, 0, : self.latent_dim] = read.carry.repeat_interleave(cache.beam, 0)
+        cache.prefix_counts = read.chunk.number if isinstance(read.chunk.number, Tensor) else None
+        if read.chunk.carry is not None:
+            cache.text["slots"][:, 0, : self.latent_dim] = read.chunk.carry.repeat_interleave(cache.beam, 0)
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, MTLACache)
-        new, start, s, r = x.shape[1], cache.start, self.stride, self.latent_dim
-        text = cache.text["slots"]
         if (step := cache.step(self, x)) is not None:
             return self._cpu_step(step, x, cache)
+        new, start = x.shape[1], cache.start
         angles = cache.angles(start, start + new)
-        q = self._queries(x, angles)
-        latent, rotary = self._latents(x, angles)
-        if new == 1 or isinstance(start, Tensor):
-            counts = self._merge_step(latent[:, 0], rotary[:, 0], start, cache)
-            if isinstance(start, Tensor):
-                assert counts is not None
-                return self._step(q, cache, counts)
-            counted = None if cache.prefix_lengths is None else counts
-            return self._step(q, cache, cache.slots_up_to(start + 1), counts=counted)
-        at = (cache.starts() % s + start).expand(len(x))  # places of the first new position in the text slots
+        q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
+        if new > 1 and isinstance(start, int):
+            return self._extend_chunk(q, latent, rotary, start, cache)
+        counts = self._merge_step(latent[:, 0], rotary[:, 0], start, cache)
+        if isinstance(start, Tensor):
+            assert counts is not None
+            return self._step(q, cache, counts)
+        return self._step(
+            q, cache, cache.slots_up_to(start + 1), counts=None if cache.prefix_lengths is None else counts
+        )
+
+    def _extend_chunk(self, q: Tensor, latent: Tensor, rotary: Tensor, start: int, cache: MTLACache) -> Tensor:
+        """Several positions, from text position `start` on: q (B, n, H, D), (B, n, r), (B, n, d_r) -> (B, n, d)."""
+        s, r, text, (batch, new) = self.stride, self.latent_dim, cache.text["slots"], q.shape[:2]
+        at = (cache.starts() % s + start).expand(batch)  # first new position, counted from the start of text slot 0
         base, place = at // s, at % s
-        rows = torch.arange(len(x), device=x.device)[:, None]
+        rows = torch.arange(batch, device=q.device)[:, None]
         carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r].masked_fill((place == 0).unsqueeze(-1), 0.0)
         past = []
         if cache.prefix_slots:
             past.append(self._stored(cache.prefix["slots"][:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
         end = cache.prefix_end()
-        offset: int | Tensor
-        first: int | Tensor
         if isinstance(end, int):
-            before, offset = (end % s + start) // s, (end + start) % s
-            first, exists = end // s + before, None
+            before, exists = (end % s + start) // s, None
+            chunk = _OpenChunk(end // s + before, cache.prefix_size // s + before, (end + start) % s, carry)
         else:
-            before, offset = (s - 1 + start) // s, place
-            first, exists = end // s + base, length_mask(base, before)
+            before = (s - 1 + start) // s
+            exists = length_mask(base, before)
+            chunk = _OpenChunk(end // s + base, cache.prefix_size // s + before, place, carry)
         if before:
             past.append(self._stored(text[:, :before], q.dtype, exists))
-        bound = cache.prefix_size // s + before
-        out, sums = self._segment(q, latent, rotary, offset, first, bound, carry, past)
-        # Each touched slot keeps the newest sum and rotary key that fell into it.
-        chunks = torch.arange(-(-(s - 1 + new) // s), device=x.device)
+        out, sums = self._segment(q, latent, rotary, chunk, past)
+        # A slot stores the newest running sum and rotary key of its chunk.
+        chunks = torch.arange(-(-(s - 1 + new) // s), device=q.device)
         ends = (chunks * s + s - 1 - place[:, None]).clamp(max=new - 1)
         text[rows, base[:, None] + (ends + place[:, None]) // s] = torch.cat(
             (take(sums, ends), take(rotary.to(sums.dtype), ends)), -1
@@ -294,7 +288,7 @@ class MTLA(MLA):
         return self.out(out.flatten(2))
 
     def _cpu_step(self, step: LatentStep, x: Tensor, cache: MTLACache) -> Tensor:
-        """One position, (B, 1, d) -> (B, 1, d), by few kernels."""
+        """One decoding step on a CPU, (B, 1, d) -> (B, 1, d)."""
         position, counts, end, s = cache.length, None, cache.prefix_end(), self.stride
         turn = cache.turn(position)
         latent, key = step.project(x, turn)
@@ -304,13 +298,13 @@ class MTLA(MLA):
             step.merge(slot, latent, gate, key, turn, opens=place == 0)
         else:
             step.turn_into(step.row_turned, key, turn)
-            counts = self._merge_step(latent, step.row[:, self.latent_dim :], position, cache)
+            counts = self._merge_rows(latent, step.row[:, self.latent_dim :], position, cache)
         return step.read(cache.slots_up_to(position + 1), cache.prefix_slots, cache.prefix_mask, counts=counts)
 
     def _merge_step(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
-        """Merge one position, (B, r) and (B, d_r), into its row's slot.
+        """Merge one position, (B, r) and (B, d_r), into the slot of its row.
 
-        -> slots that each row sees, (B,) or (1,); None where the host knows them.
+        -> the number of slots that each row sees, (B,) or (1,); None if all rows merge into the same slot.
         """
         s, r, text, end = self.stride, self.latent_dim, cache.text["slots"], cache.prefix_end()
         if choose("step", text, masked=True) is Backend.TRITON:
@@ -319,9 +313,9 @@ class MTLA(MLA):
             return merge_slot(
                 text, latent, rotary, self.gate_latent(latent), cache.gate_slot, end % s + start, s, end // s
             )
-        if isinstance(end, int) and isinstance(start, int):  # without indexing by tensors, a step is 15 % faster
+        if isinstance(end, int) and isinstance(start, int):  # indexing by tensors would make a step 15 % slower
             number, place = (end % s + start) // s, (end % s + start) % s
-            slot = slice(number, number + 1)  # a plain index, or divmod, would be compiled again for each slot
+            slot = slice(number, number + 1)  # torch.compile would specialise on an index, or on divmod
             gates = cache.gate_slot[end // s + number : end // s + number + 1]
             gated = (self._gate(latent, gates) * latent).unsqueeze(1)
             if place:
@@ -330,7 +324,11 @@ class MTLA(MLA):
                 text[:, slot, :r] = gated
             text[:, slot, r:] = rotary.unsqueeze(1)
             return None
-        ends = cache.starts()
+        return self._merge_rows(latent, rotary, start, cache)
+
+    def _merge_rows(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor:
+        """As `_merge_step`, into a slot of each row whose number is on the device."""
+        s, r, text, ends = self.stride, self.latent_dim, cache.text["slots"], cache.starts()
         at = ends % s + start
         slots, rows = at // s, torch.arange(len(text), device=at.device)
         gated = self._gate(latent, cache.gate_slot[ends // s + slots]) * latent
@@ -343,5 +341,5 @@ class MTLA(MLA):
         return self.elements_per_slot / self.stride
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        slots = self.gate_slot.weight.numel()  # made once, when the cache is
+        slots = self.gate_slot.weight.numel()  # computed once, when the cache is created
         return super().multiply_adds(context, prefix) - slots + self.gate_latent.out_features

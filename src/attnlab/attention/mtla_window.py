@@ -13,11 +13,11 @@ from .mla import LatentCache, LatentOptions
 from .mtla import MTLA, Stride, take
 from .ops.tables import memoized
 
-BLOCK = 256  # queries of one kernel call
+BLOCK = 256  # queries per kernel call
 
 
 class WindowedCache(LatentCache):
-    """[first | ring | merged slots] of each row in one buffer, and the slots that a prefix has merged.
+    """[first | ring | merged slots] of each row in one buffer, and the merged slots of prefixes.
 
     Position p, counted from the start of the prefix, is in column p if p < F, else in column F + p mod (W + s), where
     it stays until its chunk is merged. Text slot 0 is the first chunk that the prefix has not merged.
@@ -30,9 +30,9 @@ class WindowedCache(LatentCache):
         super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
         self.recent, self.first, self.stride = attention.recent, attention.first, attention.stride
         self.prefix_slots = 0
-        self.reached = 0  # the longest text before a crop: what it has overwritten is lost
+        self.reached = 0  # longest text before a crop, which has overwritten older positions
         chunks = (prefix_capacity + capacity) // attention.stride + 1
-        self.gate_slot = attention.slot_gates(chunks).detach().to(like.dtype)  # fc_c(pe), once
+        self.gate_slot = attention.slot_gates(chunks).detach().to(like.dtype)  # fc_c(pe)
 
     @property
     def prefix_used(self) -> int:
@@ -45,8 +45,8 @@ class WindowedCache(LatentCache):
     def crop(self, length: int) -> None:
         self._check_crop(length)
         ring, reached = self.recent + self.stride, max(self.reached, self.length)
-        end = self.prefix_size + length  # of the row with the longest prefix, which has overwritten most
-        oldest = max(self.first, end - ring + 1)  # what the next position reads or merges begins here
+        end = self.prefix_size + length  # in the row with the longest prefix, which has overwritten most
+        oldest = max(self.first, end - ring + 1)  # first position that the next one reads or merges
         if length < self.length and oldest < end and oldest < self.prefix_size + reached - ring:
             raise ValueError(
                 f"cannot crop to {length} positions: of {reached} the newest {ring} are cached unmerged, and the next "
@@ -56,30 +56,30 @@ class WindowedCache(LatentCache):
 
 
 def text_slots(prefix: int, length: int, unmerged: int, stride: int) -> int:
-    """Slots that `length` positions of a text merge after a prefix, of any length up to `prefix`, at most.
+    """Largest number of slots that `length` text positions merge after a prefix of any length up to `prefix`.
 
     Args:
-        prefix: positions of the longest prefix; 0: there is none.
-        unmerged: first and newest positions that are read unmerged, F + W.
-        stride: positions s of a slot.
+        prefix: length of the longest prefix; 0: no prefix.
+        unmerged: number F + W of positions that are read unmerged.
+        stride: number s of positions per slot.
     """
     return -(-length // stride) if prefix else max(0, (length - unmerged) // stride)
 
 
 class MTLAWindow(MTLA):
-    """MTLA in which position i reads the newest `recent` positions and the `first` ones as they are.
+    """MTLA in which every position reads the newest `recent` positions and the `first` ones unmerged.
 
-    Chunks of s positions begin after the first F. A chunk is read as one slot from the moment on when its last position
-    is `recent` or more before the query, and position by position until then: an unfinished chunk is never read as a
-    slot. Slot k is the mean of its latents, weighted by the gates,
+    Chunks of s positions begin after the first F. A chunk is read as one slot once its last position is `recent` or
+    more before the query, and position by position until then: an incomplete chunk is never read as a slot. Slot k is
+    the mean of its latents, weighted by the gates,
         m_k = sum_j w_j c_j / sum_j w_j,   w_j = sigmoid(fc_c(pe(k)) . fc_p(c_j)),
-    with the rotary key of its newest position. With stride 1, and wherever nothing is old enough, this is `MLA`.
+    with the rotary key of its newest position. With stride 1, or before any chunk is old enough, this is `MLA`.
     Positions count from the start of the prefix, as in `MTLA`.
     Cache: (r + d_r) / s elements per token, and the unmerged F + W + s positions.
 
     Args:
-        recent: newest positions W that are read unmerged, the query's position included.
-        first: first positions F of the sequence that are never merged.
+        recent: number W of newest positions that are read unmerged, including the position of the query.
+        first: number F of first positions of the sequence that are never merged.
         Others are those of `MTLA`.
 
     ValueError: as for `MTLA`.
@@ -106,7 +106,7 @@ class MTLAWindow(MTLA):
         return self.first + self.recent + self.stride
 
     def prefix_merged(self, size: int) -> int:
-        """Chunks that are merged when a prefix of this size is read: every text position reads them merged."""
+        """Number of chunks that a prefix of this size merges. Every text position reads them merged."""
         return max(0, (size + 1 - max(self.recent, 1) - self.first) // self.stride)
 
     def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
@@ -114,7 +114,7 @@ class MTLAWindow(MTLA):
         return self.raw + text, self.prefix_merged(prefix_capacity)
 
     def _merge_chunks(self, chunks: Tensor, gates: Tensor, exists: Tensor | None = None) -> Tensor:
-        """Means of the positions that exist, (B, A, s, 1) bool, weighted by their gates; None: all exist."""
+        """As in `MTLA`, but means over the existing positions, weighted by their gates."""
         weights = self._gate(chunks, gates.unsqueeze(-2))
         if exists is not None:
             weights = weights * exists
@@ -122,9 +122,9 @@ class MTLAWindow(MTLA):
         return ((weights * chunks).sum(2) / total).to(chunks.dtype)
 
     def _merged(self, entries: Tensor, places: Tensor, numbers: Tensor, bound: int) -> Tensor:
-        """A sequence (B, P, r + d_r), the places in it of each chunk (B, K, s), numbers (B, K), all less than `bound`.
+        """Merge chunks of a sequence (B, P, r + d_r), given by positions (B, K, s) and numbers (B, K) below `bound`.
 
-        -> the chunks as slots, (B, K, r + d_r); those of negative numbers hold anything.
+        -> their slots, (B, K, r + d_r); those with negative numbers are unspecified.
         """
         chunks = take(entries, places.flatten(1)).unflatten(1, places.shape[1:])
         gates = self.slot_gates(bound)[numbers.clamp(min=0)]
@@ -143,14 +143,19 @@ class MTLAWindow(MTLA):
         slots: Sequence[tuple[Tensor, Tensor, Tensor]] = (),
         dropout: float = 0.0,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """New positions, q (B, n, H, D) and [latent | rotary] (B, n, .), the first of which is `base`, (B,) or (1,).
+        """Attention of new positions, q (B, n, H, D) and `new` [latent | rotary] (B, n, .).
 
-        done: chunks merged before, (B,) or (1,); bound: positions up to the last new one, in the row that has most;
-        early (B, F, .): the first positions, as far as they are below `base`; tail (B, W + s, .): the newest before
-        `base`; slots: (slots (B, A, .), whether each exists (B or 1, A), numbers of chunks (B or 1, A)). None: none.
+        Args:
+            base: first new position, (B,) or (1,).
+            done: number of chunks merged before, (B,) or (1,).
+            bound: number of positions up to the last new one, in the row that has most.
+            early: first positions of the sequence, (B, F, .), valid below `base`; None: `base` is 0.
+            tail: newest positions before `base`, (B, W + s, .); None: `base` is 0.
+            slots: groups of (slots (B, A, .), mask of those that exist (B or 1, A), numbers of chunks (B or 1, A)).
 
-        -> output (B, n, H, d_v); the chunks that these positions have merged, (B, K, .), and their numbers, (B, K),
-        those that are not complete yet -1.
+        Returns:
+            Output (B, n, H, d_v); chunks merged by these positions, (B, K, .); their numbers, (B, K), or -1 if a chunk
+            is not complete.
         """
         steps, device, s = new.shape[1], new.device, self.stride
         entries = new if tail is None else torch.cat((tail.to(new.dtype), new), 1)
@@ -159,7 +164,7 @@ class MTLAWindow(MTLA):
         first = torch.arange(self.first, device=device).expand(len(new), -1)
         if early is None:
             early = new.new_zeros(len(new), self.first, new.shape[-1])
-        at = first - rows[:, None]  # where a first position is among the new ones
+        at = first - rows[:, None]  # index of the first positions in `new`
         early = torch.where((at < 0)[..., None], early.to(new.dtype), take(new, at.clamp(0, steps - 1)))
 
         count = -(-steps // s)
@@ -193,15 +198,15 @@ class MTLAWindow(MTLA):
         return self._dense(q, self._expand(latent, rotary), seen[:, None], dropout)
 
     def _finished(self, lengths: Tensor) -> Tensor:
-        """`finished` of each row."""
+        """Number of chunks that are old enough to be merged, per row."""
         return ((lengths - self.recent - self.first) // self.stride).clamp(min=0)
 
     def _prefix_merged(self, lengths: Tensor) -> Tensor:
-        """`prefix_merged` of each row."""
+        """`prefix_merged` per row."""
         return ((lengths + 1 - max(self.recent, 1) - self.first) // self.stride).clamp(min=0)
 
     def _of_prefix(self, entries: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Of prefixes [latent | rotary] (N, S, .) of these lengths (N,): early, tail, slots, which exist, numbers."""
+        """Prefixes [latent | rotary] (N, S, .) with lengths (N,) -> early, tail, slots, mask and numbers of slots."""
         size, device = entries.shape[1], entries.device
         early = take(entries, torch.arange(self.first, device=device).clamp(max=size - 1).expand(len(entries), -1))
         tail = lengths[:, None] - (self.recent + self.stride) + torch.arange(self.recent + self.stride, device=device)
@@ -260,7 +265,7 @@ class MTLAWindow(MTLA):
             return self._step(q, cache, used, mask)
         base = cache.starts() + start
         rows, ring = torch.arange(len(text), device=text.device)[:, None], self.recent + self.stride
-        order = self.first + (base[:, None] + torch.arange(ring, device=text.device)) % ring  # oldest first
+        order = self.first + (base[:, None] + torch.arange(ring, device=text.device)) % ring  # columns, oldest first
         slots = []
         if cache.prefix_slots:
             merged = cache.prefix["slots"][:, : cache.prefix_slots].repeat_interleave(cache.beam, 0)
@@ -281,19 +286,20 @@ class MTLAWindow(MTLA):
         return self.out(out.flatten(2))
 
     def _store_raw(self, text: Tensor, new: Tensor, base: Tensor) -> None:
-        """Store new positions, (B, n, .), the first of which is `base`, where they are read unmerged."""
+        """Store new positions (B, n, .), the first of which is `base`, in the unmerged columns."""
         ring, steps = self.recent + self.stride, new.shape[1]
         at = base[:, None] + torch.arange(steps, device=text.device)
         place = torch.where(at < self.first, at, self.first + at % ring).expand(len(text), -1)
-        newest = (at < self.first) | (at >= base[:, None] + steps - ring)  # older ones would be overwritten
+        newest = (at < self.first) | (at >= base[:, None] + steps - ring)  # the others would be overwritten
         newest = newest.expand(len(text), -1)
         rows = torch.arange(len(text), device=text.device)[:, None].expand_as(newest)
         text[rows[newest], place[newest]] = new[newest].to(text.dtype)
 
     def _store(self, new: Tensor, start: int | Tensor, cache: WindowedCache) -> tuple[int | Tensor, Tensor]:
-        """Store one position, (B, r + d_r), and merge the chunk that is old enough now.
+        """Store one position (B, r + d_r), and merge the chunk that has become old enough.
 
-        -> how many columns are read (on the device: as the cache is told), and which of them, (B or 1, columns).
+        -> number of columns to read (on the device: `start`, see `PositionalCache.reads`), and their mask, (B or 1,
+        columns).
         """
         if isinstance(start, Tensor):
             columns, _ = cache.reads(start)
@@ -303,31 +309,31 @@ class MTLAWindow(MTLA):
             return self.raw + slots, self._store_ragged(new, cache.starts() + start, cache, slots)
         text, s, ring, p = cache.text["slots"], self.stride, self.recent + self.stride, cache.prefix_size + start
         place = p if p < self.first else self.first + p % ring
-        text[:, place : place + 1] = new.unsqueeze(1).to(text.dtype)  # a slice: a plain index is compiled each time
+        text[:, place : place + 1] = new.unsqueeze(1).to(text.dtype)  # torch.compile would specialise on an index
         first_text, old = self.prefix_merged(cache.prefix_size), p + 1 - self.recent - self.first
         number = old // s - 1
         if old % s == 0 and number >= first_text:
             begin = (self.first + number * s) % ring
             if torch.compiler.is_compiling() or begin + s > ring:
                 chunk = text[:, self.first + (begin + torch.arange(s, device=text.device)) % ring]
-            else:  # a view, in a third of the time
+            else:  # a view takes a third of the time
                 chunk = text[:, self.first + begin : self.first + begin + s]
             merged = self._slot(chunk.to(new.dtype), cache.gate_slot[number : number + 1])
             column = self.raw + number - first_text
             text[:, column : column + 1] = merged.unsqueeze(1).to(text.dtype)
         if not torch.compiler.is_compiling() and p >= self.raw:
-            p = self.raw + (p - self.raw) % math.lcm(ring, s)  # from here on, what is read repeats
+            p = self.raw + (p - self.raw) % math.lcm(ring, s)  # the mask is periodic from here on
         return self.raw + max(0, number - first_text + 1), _columns(p, self.first, self.recent, s, text.device)
 
     def _slot(self, chunk: Tensor, gates: Tensor) -> Tensor:
-        """[latent | rotary] of one chunk, (B, s, r + d_r), and its slot's gates, (1 or B, g) -> (B, r + d_r)."""
+        """Merge one chunk of [latent | rotary], (B, s, r + d_r), with gates (1 or B, g) -> (B, r + d_r)."""
         latent = self._merge_chunks(chunk[:, None, :, : self.latent_dim], gates.to(chunk.dtype).unsqueeze(1))
         return torch.cat((latent[:, 0], chunk[:, -1, self.latent_dim :]), -1)
 
     def _store_ragged(self, new: Tensor, base: Tensor, cache: WindowedCache, count: int) -> Tensor:
-        """The same for rows whose prefixes differ in length, or of which the device alone has the length.
+        """As `_store`, if prefixes differ in length or the length is on the device -> the mask of columns.
 
-        `count` text slots are read at most.
+        `count` is the largest number of text slots that are read.
         """
         text, s, ring = cache.text["slots"], self.stride, self.recent + self.stride
         rows = torch.arange(len(text), device=text.device)
@@ -345,21 +351,21 @@ class MTLAWindow(MTLA):
 
 
 def _sees(query: Tensor, key: Tensor, first: int, recent: int, stride: int) -> Tensor:
-    """Whether a position reads another unmerged, those of `first` left out: (B, n) and (B, k) -> (B, n, k)."""
+    """Whether query positions (B, n) read key positions (B, k) from `first` on unmerged -> (B, n, k)."""
     query, key = query[..., None], key[:, None]
     end = key + stride - 1 - (key - first) % stride  # the last position of the key's chunk
     return (key <= query) & (key >= first) & (end > query - recent)
 
 
 def _unmerged(position: Tensor, first: int, recent: int, stride: int) -> Tensor:
-    """Which columns [first | ring] each row reads at a position, (B,) -> (B, columns) bool."""
+    """Mask of the columns [first | ring] that each row reads at its position (B,) -> (B, columns) bool."""
     position, ring = position[:, None], recent + stride
-    stored = position - (position - torch.arange(ring, device=position.device)) % ring  # newest of each place
+    stored = position - (position - torch.arange(ring, device=position.device)) % ring  # newest position per column
     early = torch.arange(first, device=position.device) <= position
     return torch.cat((early, _sees(position, stored, first, recent, stride)[:, 0]), -1)
 
 
-@memoized(64)
+@memoized
 def _columns(position: int, first: int, recent: int, stride: int, device: torch.device) -> Tensor:
-    """`_unmerged` of rows at one position, (1, columns); the same in all layers."""
+    """`_unmerged` for one position of all rows, (1, columns), shared by all layers."""
     return _unmerged(torch.full((1,), position, device=device), first, recent, stride)

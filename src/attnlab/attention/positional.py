@@ -1,4 +1,4 @@
-"""Shared code for attention with rotary positions and one cache slot per position."""
+"""Base classes for attention with rotary positions and one cache slot per position."""
 
 import math
 from abc import abstractmethod
@@ -12,24 +12,25 @@ from .ops.rope import Llama3Scaling, Turn, rotary_table, table_of
 from .ops.tables import transformed
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
-Layout = dict[str, tuple[int | None, ...]]  # shape of a row in each buffer; None: the axis on which slots lie
+Layout = dict[str, tuple[int | None, ...]]  # shape of a row in each buffer; None: the axis of slots
 
 
 class PositionalCache(Cache):
-    """Buffers of which one axis counts slots; a slot is a position, or several that a mechanism has merged.
+    """Cache with one slot per position, or per group of merged positions.
 
-    Made as `Attention.cache_type` says; the buffers have the dtype and device of `like`.
+    The arguments are those of `Attention.cache_type`. The buffers have the dtype and device of `like`.
 
     Attributes:
-        text: buffers (B, ...) by name, `prefix`: the same of prefixes, (N, ...).
-        prefix_size: positions of the longest prefix.
-        prefix_lengths: (N,) where prefixes differ in length, else None.
-        prefix_mask: (N, slots) bool then: the slots that exist.
-        prefix_counts: (N,) then: how many these are; they come first.
-        text_reads, prefix_reads: of a static cache, tensors without elements, as long as the slots that a step reads:
-            a compiled step has sizes of tensors as variables, but numbers as constants.
-        lean_dtype: of the inputs whose steps on a CPU write in place (`is_lean`); None: no such steps.
-        prefix_ends: of a static cache, the length of each row's prefix, (B,), or (1,) where all are alike.
+        text: buffers (B, ...) by name.
+        prefix: buffers of the prefixes, (N, ...), by name.
+        prefix_size: length of the longest prefix.
+        prefix_lengths: lengths (N,) if prefixes differ in length, else None.
+        prefix_mask: (N, slots) bool, true where a slot exists, if prefixes differ in length, else None.
+        prefix_counts: number of existing slots, (N,), which come first; None: as `prefix_mask`.
+        text_reads, prefix_reads: for a static cache, empty tensors whose first size is the number of slots that a step
+            reads. A compiled step treats sizes of tensors as variables, but numbers as constants.
+        lean_dtype: dtype of inputs for which `is_lean` may be true; None: never.
+        prefix_ends: for a static cache, length of each row's prefix, (B,), or (1,) if all are equal.
         cos, sin: rotary tables of all positions of prefix and text.
     """
 
@@ -62,16 +63,16 @@ class PositionalCache(Cache):
         return [*self.text.values(), *self.prefix.values()]
 
     def used_slots(self) -> int:
-        """Text slots that hold something."""
+        """Number of text slots in use."""
         return self.slots_up_to(self.length)
 
     def slots_up_to(self, length: int) -> int:
-        """Text slots that `length` positions take, in the row that takes most."""
+        """Largest number of text slots that `length` positions occupy in a row."""
         return length
 
     @property
     def prefix_used(self) -> int:
-        """Slots that the prefixes take."""
+        """Number of prefix slots in use."""
         return self.prefix_size
 
     def make_static(self) -> None:
@@ -85,16 +86,16 @@ class PositionalCache(Cache):
             self.text_reads = self.cos.new_empty(slots, 0)
 
     def _fix_prefix(self) -> None:
-        """What static steps know of the prefixes."""
+        """Set the values that static steps read about prefixes."""
         self.prefix_reads = self.cos.new_empty(self.prefix_used, 0)
         self.prefix_ends = None
         self.prefix_ends = self.starts()
 
     def reads(self, text: int | Tensor) -> tuple[int, int]:
-        """How many slots of the text, and of the prefixes, a step reads at most.
+        """Largest numbers of text slots and prefix slots that a step reads.
 
         Args:
-            text: how many of the text are used; the bound of a static cache holds where the device alone knows.
+            text: number of text slots in use. If it is on the device, the result is the bound of a static cache.
         """
         if not isinstance(text, Tensor):
             return text, self.prefix_used
@@ -103,7 +104,7 @@ class PositionalCache(Cache):
 
     def reorder(self, rows: Tensor) -> None:
         moved: Tensor | slice = slice(None)
-        if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to be waited for
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU this would synchronise
             moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
         for name, buffer in self.text.items():
             used = buffer.narrow(self.axes[name], 0, self.used_slots())
@@ -114,7 +115,7 @@ class PositionalCache(Cache):
         self.text = {name: buffer[rows] for name, buffer in self.text.items()}
         self.prefix = {name: buffer[prefixes] for name, buffer in self.prefix.items()}
         if self.prefix_lengths is not None and self.prefix_mask is not None:
-            alike = self.prefix_counts is self.prefix_lengths  # stays so: a compiled step distinguishes the two cases
+            alike = self.prefix_counts is self.prefix_lengths  # preserved: a compiled step distinguishes the two cases
             self.prefix_lengths, self.prefix_mask = self.prefix_lengths[prefixes], self.prefix_mask[prefixes]
             if self.prefix_counts is not None:
                 self.prefix_counts = self.prefix_lengths if alike else self.prefix_counts[prefixes]
@@ -130,7 +131,7 @@ class PositionalCache(Cache):
         return True
 
     def write(self, buffers: dict[str, Tensor], first: int | Tensor, new: dict[str, Tensor]) -> None:
-        """Write into `text` or `prefix`, from slot `first` on; on the device (1,), one slot."""
+        """Write into `text` or `prefix` from slot `first` on, or one slot if `first` is a tensor, (1,)."""
         for name, values in new.items():
             axis = self.axes[name]
             if isinstance(first, Tensor):
@@ -139,7 +140,7 @@ class PositionalCache(Cache):
             buffers[name].narrow(axis, first, values.shape[axis]).copy_(values)
 
     def angles(self, first: int | Tensor, last: int | Tensor) -> Angles:
-        """Of text positions first ... last - 1, on the device (1,) of one position."""
+        """Angles of text positions first ... last - 1, or of one position if `first` is a tensor, (1,)."""
         if isinstance(first, Tensor):
             assert self.prefix_ends is not None
             positions = (first + self.prefix_ends).unsqueeze(1)
@@ -153,7 +154,7 @@ class PositionalCache(Cache):
         return self.cos[positions], self.sin[positions]
 
     def is_lean(self, x: Tensor) -> bool:
-        """Whether a step of x (B, n, d) is computed by few kernels that write in place: on a CPU, of one position."""
+        """Whether the fast CPU path computes the step of x (B, n, d): one position, without autocast or tracing."""
         return (
             x.shape[1] == 1
             and self.lean_dtype == x.dtype
@@ -164,7 +165,7 @@ class PositionalCache(Cache):
         )
 
     def turn(self, position: int) -> Turn:
-        """Angles of a text position in the form that `ops.rope.turn` takes, (P) and (2, P) or (B, 1, ., P)."""
+        """Angles of a text position for `ops.rope.turn`, (P) and (2, P), or (B, 1, ., P) if prefix lengths differ."""
         if self.prefix_lengths is None:
             at = self.prefix_size + position
             return self.cos.select(0, at), self._sign * self.sin.select(0, at)
@@ -175,7 +176,7 @@ class PositionalCache(Cache):
         return cos, self._sign * sin
 
     def starts(self) -> Tensor:
-        """Length of each row's prefix, (B,), or (1,) where all are alike."""
+        """Length of each row's prefix, (B,), or (1,) if all are equal."""
         if self.prefix_ends is not None:
             return self.prefix_ends
         if self.prefix_lengths is None:
@@ -183,22 +184,22 @@ class PositionalCache(Cache):
         return self.row_lengths()
 
     def row_lengths(self) -> Tensor:
-        """Lengths of the rows' prefixes, (B,), where these differ."""
+        """Length of each row's prefix, (B,), if prefixes differ in length."""
         assert self.prefix_lengths is not None
         return self.prefix_lengths.repeat_interleave(self.beam)
 
     def prefix_angles(self, first: int, last: int) -> Angles:
-        """Of prefix positions first ... last - 1."""
+        """Angles of prefix positions first ... last - 1."""
         return self.cos[None, first:last], self.sin[None, first:last]
 
 
 class PositionalAttention(Attention):
-    """Attention whose cache has a slot for each position (or each group of merged ones), and rotary positions.
+    """Attention with rotary positions, whose cache has one slot per position or per group of merged positions.
 
     Attributes:
-        turned: components of a head (or of what stands for it) that are rotated.
-        rope_theta: base of the rotary frequencies; None: they are the buffer `frequencies`, (turned / 2,), which is
-            saved with the weights: a pretrained or converted model has other frequencies.
+        turned: number of rotated components of a head, or of the vector that all heads share.
+        rope_theta: base of the rotary frequencies; None: frequencies of a pretrained or converted model, in the buffer
+            `frequencies`, (turned / 2,), which is saved with the weights.
     """
 
     cache_type: type[PositionalCache] = PositionalCache
@@ -208,14 +209,14 @@ class PositionalAttention(Attention):
     frequencies: Tensor
 
     def _rotary(self, turned: int, theta: float | None, scaling: Llama3Scaling | None = None) -> None:
-        """Set what the rotary table follows; a stored table begins with the frequencies of theta 10000."""
+        """Set the rotary frequencies. Stored frequencies are initialised to those of theta 10000."""
         self.turned, self.rope_theta, self.rope_scaling = turned, theta, scaling
         if theta is None:
             pairs = torch.arange(0, turned, 2, dtype=torch.float64)
             self.register_buffer("frequencies", 10000.0 ** (-pairs / max(turned, 1)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PositionalAttention":
-        """As any module's; frequencies keep their precision whatever the type of the weights becomes."""
+        """As in `nn.Module`, except that frequencies keep their dtype."""
         exact = self.frequencies if self.rope_theta is None else None
         super()._apply(fn, recurse)
         if exact is not None:
@@ -224,14 +225,14 @@ class PositionalAttention(Attention):
 
     @abstractmethod
     def layout(self) -> Layout:
-        """The buffers of the cache, of one row."""
+        """Shape of a row in each buffer of the cache."""
 
     @abstractmethod
     def _entries(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
-        """What the cache keeps of x (B, T, d), by the names of `layout`."""
+        """Cache entries of x (B, T, d), by the names of `layout`."""
 
     def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
-        """Slots that so many text and prefix positions take."""
+        """Numbers of slots for the given numbers of text and prefix positions."""
         return capacity, prefix_capacity
 
     def rotary_table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,7 +242,7 @@ class PositionalAttention(Attention):
         return rotary_table(self.turned, self.rope_theta, length, like.dtype, like.device, self.rope_scaling)
 
     def _angles(self, x: Tensor, prefix: Tensor | None, prefix_lengths: Tensor | None) -> tuple[Angles, Angles]:
-        """Of the text's positions, and of the prefix's."""
+        """Angles of the text positions and of the prefix positions."""
         steps, start = x.shape[1], 0 if prefix is None else prefix.shape[1]
         cos, sin = self.rotary_table(start + steps, x)
         before = cos[None, :start], sin[None, :start]

@@ -1,4 +1,4 @@
-"""Multi-head attention over a sliding window of the newest positions, and what every such window has in common."""
+"""Base classes for sliding windows of the newest positions, and multi-head attention over such a window."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ from .ops.flex import windowed
 from .ops.rope import Llama3Scaling
 from .positional import Angles, PositionalAttention, PositionalCache
 
-BLOCK = 64  # queries of one kernel call, at least; a wider window takes as many as it is wide
+BLOCK = 64  # queries per kernel call, at least; a wider window uses as many as its width
 
 
 class WindowCache(PositionalCache):
-    """Entries of the newest `window` text positions: position t is in slot t mod window.
+    """Entries of the newest `window` text positions. Position t is in slot t mod window.
 
     Arguments are those of `PositionalCache`.
     """
@@ -28,11 +28,11 @@ class WindowCache(PositionalCache):
     ) -> None:
         super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
         self.window = attention.window
-        self.reached = 0  # the longest text before a crop: what it has overwritten is lost
+        self.reached = 0  # longest text before a crop, which has overwritten older positions
 
     @property
     def size(self) -> int:
-        """Text slots that there are."""
+        """Number of allocated text slots."""
         name, buffer = next(iter(self.text.items()))
         return buffer.shape[self.axes[name]]
 
@@ -40,7 +40,7 @@ class WindowCache(PositionalCache):
         return min(length, self.size)
 
     def used_after(self, position: int | Tensor) -> int | Tensor:
-        """Text slots that hold something once this position is written."""
+        """Number of text slots in use after this position is written."""
         after = position + 1
         return after.clamp(max=self.size) if isinstance(after, Tensor) else min(after, self.size)
 
@@ -56,7 +56,7 @@ class WindowCache(PositionalCache):
         self.length, self.reached = length, reached if length else 0
 
     def before(self) -> dict[str, Tensor]:
-        """What the next text position reads besides itself, oldest first, by the names of `text`."""
+        """Entries that the next text position reads besides its own, oldest first, by the names of `text`."""
         entries = {}
         for name, buffer in self.text.items():
             positions = torch.arange(max(0, self.length - self.window + 1), self.length, device=buffer.device)
@@ -64,11 +64,7 @@ class WindowCache(PositionalCache):
         return entries
 
     def keep(self, new: dict[str, Tensor]) -> None:
-        """Write the next text positions, of which the newest stay.
-
-        Args:
-            new: by the names of `text`, of all these positions.
-        """
+        """Write the entries of the next text positions, by the names of `text`. The newest ones remain."""
         for name, values in new.items():
             buffer, axis = self.text[name], self.axes[name]
             count = values.shape[axis]
@@ -81,10 +77,10 @@ class WindowCache(PositionalCache):
 class Windowed(PositionalAttention):
     """Base of mechanisms whose text positions see the newest `window` positions and the prefix.
 
-    It stands before the mechanism among the bases of a class, whose caches are of a `WindowCache`.
+    It precedes the mechanism in the bases of a class, whose `cache_type` is a `WindowCache`.
 
     Attributes:
-        window: text positions that a position sees, itself included.
+        window: number of text positions that a position sees, including itself.
     """
 
     window: int
@@ -98,7 +94,7 @@ class Windowed(PositionalAttention):
 
     @property
     def block(self) -> int:
-        """Queries of one call of dense attention."""
+        """Number of queries per call of dense attention."""
         return max(self.window, BLOCK)
 
     def visible(self, position: int) -> range:
@@ -115,9 +111,9 @@ class Windowed(PositionalAttention):
     def _read(
         self, q: Tensor, key: Tensor, value: Tensor, prefix: tuple[Tensor, Tensor, Tensor | None] | None, dropout: float
     ) -> Tensor:
-        """Queries (B, H, n, D), the last n of K text positions -> (B, H, n, Dv), block by block.
+        """Attention of the last n of K text positions, q (B, H, n, D) -> (B, H, n, Dv), block by block.
 
-        Keys and values of the text, (B, G, K, .), and of prefixes, (B, G, S, .), with which of these exist, (B, S).
+        Keys and values of the text (B, G, K, .), and of prefixes (B, G, S, .) with a mask of those that exist (B, S).
         """
         key, value = key.to(q.dtype), value.to(q.dtype)
         if prefix is not None:
@@ -143,23 +139,23 @@ class Windowed(PositionalAttention):
         return torch.cat(outs, 2)
 
     def _near(self, lengths: Tensor, size: int) -> Tensor:
-        """For `encode`: positions less than `window` apart, on both sides, (B, 1, size, size)."""
+        """Mask for `encode`: positions less than `window` apart, on both sides, (B, 1, size, size)."""
         place = torch.arange(size, device=lengths.device)
         near = (place - place[:, None]).abs() < self.window
-        diagonal = torch.eye(size, dtype=torch.bool, device=lengths.device)  # padding far from the text reads itself
+        diagonal = torch.eye(size, dtype=torch.bool, device=lengths.device)  # padding sees itself: no empty softmax
         return near & length_mask(lengths, size)[:, None, None] | diagonal
 
 
 class SlidingWindow(Windowed, MHA):
-    """Multi-head, grouped-query or multi-query attention to the newest `window` text positions, itself included.
+    """Multi-head, grouped-query or multi-query attention to the newest `window` text positions.
 
     Text position i sees the text positions j with i - window < j <= i (Longformer, section 3.1, made causal; Mistral
-    7B, section 2). Every position sees the full prefix, as in all mechanisms: the window counts text positions alone.
+    7B, section 2). Every position sees the full prefix: the window applies to text positions only.
     With a window of at least the text's length this is `MHA`. Cache: 2 G D elements per position for at most `window`
     text positions, none for older ones; prefixes are cached in full.
 
     Args:
-        window: text positions that a position sees, at least 1.
+        window: number of text positions that a position sees, including itself, at least 1.
         Others are those of `MHA`.
 
     ValueError: `window` is below 1, or sizes do not fit each other.

@@ -1,4 +1,4 @@
-"""Measuring mechanisms side by side: what mode=bench is made of."""
+"""Benchmarks of mechanisms side by side, for mode=bench."""
 
 from attnlab.bench.settings import Settings
 

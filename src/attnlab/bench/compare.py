@@ -1,4 +1,4 @@
-"""The measuring loop: the variants of a shape take turns, and only checked variants get ratios."""
+"""The measuring loop. The variants of a shape take turns, and only checked variants get ratios."""
 
 import gc
 import time
@@ -20,7 +20,7 @@ from attnlab.run.record import NOT_RUN
 def compare(
     cfg: DictConfig, settings: Settings, device: torch.device
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """The checks of all variants by name, and a row for each workload and shape."""
+    """Check and measure all variants: the checks by name of the variant, and a row for each workload and shape."""
     dtype = getattr(torch, settings.dtype)
     kinds = [workload_type(what) for what in settings.kinds]
     lineups = {what: kind.lineup(cfg, settings) for what, kind in zip(settings.kinds, kinds, strict=True)}
@@ -30,7 +30,7 @@ def compare(
         for kind, variants in zip(kinds, lineups.values(), strict=True):
             for variant in variants:
                 missing = NOT_RUN in checks.get(variant.name, {NOT_RUN: ""})
-                if missing or not issubclass(kind, AttentionWorkload):  # mechanisms have one check for all workloads
+                if missing or not issubclass(kind, AttentionWorkload):  # a mechanism is checked once for all workloads
                     advance(0, what=f"checking {variant.name}")
                     check = _checked(variant, kind, settings, dtype, device)
                     if missing or failures(check, kind.what):
@@ -47,7 +47,7 @@ def compare(
 def _checked(
     variant: Variant, kind: type[Workload], settings: Settings, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Any]:
-    """The errors of a variant, and the kernels that computed it."""
+    """Errors of a variant, and the kernels that computed it."""
     with noting() as pairs:
         try:
             _refuse_compiled(variant, kind)
@@ -65,10 +65,10 @@ def measure(
     checks: dict[str, dict[str, Any]],
     advance: Callable[[int], None],
 ) -> dict[str, Any]:
-    """A row: time and memory of each variant, and ratios of the first one against the others.
+    """Measure a row: time and memory of each variant, and ratios of the first one to the others.
 
-    Rounds are interleaved, every second one backwards, so that a change of the machine's speed affects all variants
-    alike. A ratio is the median over rounds of that round's pair.
+    Rounds are interleaved, every second one in reverse order, so that a change in the machine's speed affects all
+    variants alike. A ratio is the median of the ratios of all rounds.
     """
     kernels: dict[str, set[tuple[str, str]]] = {variant.name: set() for variant in variants}
     works, results = _build(variants, shape, settings, device, kernels)
@@ -81,7 +81,7 @@ def measure(
                 with noting() as pairs:
                     once = timed(works[name], device)
                 kernels[name] |= pairs
-            except torch.OutOfMemoryError as error:  # CUDA's; on a CPU `shortage` must do
+            except torch.OutOfMemoryError as error:  # on CUDA; on a CPU `shortage` predicts it
                 results[name] = {NOT_RUN: str(error).splitlines()[0]}
                 del works[name], times[name]
                 continue
@@ -94,7 +94,7 @@ def measure(
             results[name]["kernels"] = by
         if device.type == "cuda":
             results[name]["launched"] = "replayed CUDA graph" if work.captured else "no CUDA graph"
-    works.clear()  # before other processes need the memory
+    works.clear()  # frees memory for other processes
     if device.type == "cuda":
         torch.cuda.empty_cache()
     for variant in variants:
@@ -114,9 +114,9 @@ def measure(
 
 
 def timed(work: Workload, device: torch.device) -> dict[str, float]:
-    """Seconds of one run and of its preparation; on a CPU also CPU seconds of all threads together.
+    """Seconds of one run and of its preparation; on a CPU also CPU seconds of all threads.
 
-    On CUDA the run's seconds are those between two events of the device, after its cache was written over.
+    On CUDA the run is timed by two events of the device, after its L2 cache was overwritten.
     """
     gc.disable()
     try:
@@ -126,7 +126,7 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
         _wait(device)
         ready, cpu = time.perf_counter(), time.process_time()
         if device.type == "cuda":
-            _other(device).zero_()  # the L2 cache then has nothing of the run before
+            _other(device).zero_()  # evicts the L2 cache
             begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begun.record(torch.cuda.current_stream(device))
             work.run()
@@ -144,7 +144,7 @@ def timed(work: Workload, device: torch.device) -> dict[str, float]:
 
 
 def failures(result: dict[str, Any], what: str) -> list[str]:
-    """The errors of `Workload.check` that invalidate a time of this workload: above the tolerance, or NaN."""
+    """Errors of `Workload.check` that invalidate a time of this workload: above the tolerance, or NaN."""
     names = [name for name in workload_type(what).checked if name in result]
     return [f"{name} off by {result[name]:g}" for name in names if not result[name] <= result["tolerance"]]
 
@@ -168,14 +168,14 @@ def _build(
     device: torch.device,
     kernels: dict[str, set[tuple[str, str]]],
 ) -> tuple[dict[str, Workload], dict[str, dict[str, Any]]]:
-    """The workloads that can be measured, and the results of those that cannot."""
+    """Workloads that can be measured, and the results of the others."""
     works: dict[str, Workload] = {}
     refused: dict[str, dict[str, Any]] = {}
     for variant in variants:
         try:
             kind = workload_type(shape.what)
             _refuse_compiled(variant, kind)
-            with noting() as kernels[variant.name]:  # of what is captured now and replayed later
+            with noting() as kernels[variant.name]:  # includes kernels that are captured now and replayed later
                 work = kind(variant, shape, getattr(torch, settings.dtype), device)
             reason = shortage(work, shape, device)
         except (LookupError, torch.OutOfMemoryError) as error:
@@ -188,7 +188,7 @@ def _build(
 
 
 def _refuse_compiled(variant: Variant, kind: type[Workload]) -> None:
-    """LookupError: a variant with compiled steps in a workload that takes none; compiling them for a check is slow."""
+    """LookupError: a variant with compiled steps in a workload without decoding steps."""
     if getattr(variant, "compiled", False) and not kind.steps:
         raise LookupError("this workload takes no decoding steps that are compiled: bench.what=decoding does")
 
@@ -196,7 +196,7 @@ def _refuse_compiled(variant: Variant, kind: type[Workload]) -> None:
 def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict[str, Any]:
     result: dict[str, Any] = {name: summary([once[name] for once in times]) for name in times[0]}
     if shape.what != "decoding":
-        del result["prepare_seconds"]  # of interest only where it reads the prefix
+        del result["prepare_seconds"]  # only decoding reads the prefix in it
     result["tokens_per_second"] = rounded(shape.tokens / result["seconds"]["median"])
     result["peak_memory_mib"] = NOT_RUN
     result |= work.rates(result["seconds"]["median"])
@@ -206,9 +206,9 @@ def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict
 
 
 def unchecked(check: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    """The fused kernels that computed a run and not its check, so that they were not compared on this device.
+    """Fused kernels that computed a run but not its check, and were therefore not compared on this device.
 
-    torch's SDPA and plain products need no check. Published algorithms note no kernels.
+    torch's SDPA and plain products need no check. Published algorithms do not record kernels.
     """
     if "kernels" not in check or "kernels" not in result:
         return []
@@ -226,7 +226,7 @@ def _ratio(
     checks: dict[str, dict[str, Any]],
     shape: Shape,
 ) -> dict[str, Any]:
-    """Time, memory and cache of the other variant divided by those of the chosen one, or why there is no ratio."""
+    """Time, memory and cache of the other variant divided by those of the first one, or the reason for no ratio."""
     pair: dict[str, Any] = {"of": chosen, "against": other}
     for name in (chosen, other):
         wrong = checks[name].get(NOT_RUN) or ", ".join(failures(checks[name], shape.what))

@@ -1,4 +1,4 @@
-"""Check that a variant equals the published algorithm with the same weights: no ratio is reported without it."""
+"""Comparison of a variant with a reference that has the same weights, without which no ratio is reported."""
 
 import copy
 from collections.abc import Callable
@@ -16,33 +16,34 @@ from attnlab.bench.settings import rounded
 from attnlab.bench.variants import AttentionVariant, LayerSteps
 from attnlab.decoding.beam import Compiler, Steps
 
-# Relative to a tensor's norm.  Wrong formulas differ by 1e-2 or more; half precision does not resolve less.
+# Relative to a tensor's norm. A wrong formula differs by 1e-2 or more, which bfloat16 does not resolve.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
 Reference = Callable[[Attention], Any]  # a mechanism -> the same function, called with a text and a prefix or None
-TEXT, PREFIX, STEPS, BEAM = 67, 29, 9, 3  # no multiple of a stride, more than one tile of a kernel
-FEW = 35  # the same for a formula, whose time is quadratic
+TEXT, PREFIX, STEPS, BEAM = 67, 29, 9, 3  # not multiples of a stride; more than one tile of a kernel
+FEW = 35  # length of a text for a formula, whose time is quadratic
 
 
 class Formula(nn.Module):
-    """A mechanism's naive form, row by row: the reference of mechanisms without a published algorithm."""
+    """Naive form of a mechanism, row by row, as the reference if there is no published algorithm."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         self.attention = attention
 
     def forward(self, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-        """(B, T, d), and prefixes (B, S, d) or None -> (B, T, d)."""
+        """(B, T, d) and prefixes (B, S, d) or None -> (B, T, d)."""
         prefixes = [None] * len(x) if prefix is None else prefix
         return torch.stack([naive.attend(self.attention, *row) for row in zip(x, prefixes, strict=True)])
 
 
 def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Relative errors of a variant of this type against its reference in float64.
+    """Relative errors of a variant in this dtype against its reference in float64.
 
-    In a hybrid stack each mechanism is checked, and the largest errors count.
+    For a hybrid stack, the largest errors of all mechanisms.
 
     Args:
-        publish: gives the published algorithm with the weights of a mechanism, or another reference; else LookupError.
+        publish: returns the published algorithm with the weights of a mechanism, or another reference, or raises
+            LookupError.
 
     Returns:
         The errors `output`, `gradient` and `steps` (cached steps with reordered beams), and the `tolerance`.
@@ -52,7 +53,7 @@ def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, dev
 
 
 def _wide_window(mechanism: Attention) -> int:
-    """Positions from which on FlexAttention computes a wide window on this device; 0: it does not."""
+    """Length from which FlexAttention computes a wide window on this device; 0: it does not."""
     if not isinstance(mechanism, Windowed):
         return 0
     weight, window = next(mechanism.parameters()), mechanism.window
@@ -73,7 +74,7 @@ def _check_layer(
         return torch.randn(*shape, mechanism.d_model, generator=generator).to(device, dtype)
 
     errors: dict[str, list[float]] = {"output": [], "gradient": [], "steps": []}
-    merged = mechanism.raw + mechanism.stride if isinstance(mechanism, MTLAWindow) else 0  # from here on it merges
+    merged = mechanism.raw + mechanism.stride if isinstance(mechanism, MTLAWindow) else 0  # length at which it merges
     longest = max(merged, FEW if isinstance(reference, Formula) else TEXT)
     longest = max(longest, _wide_window(mechanism))
     text = min(longest, mechanism.max_positions or longest)
@@ -92,7 +93,7 @@ def _check_layer(
 
 @torch.no_grad()
 def _sharpen(attention: Attention, generator: torch.Generator) -> None:
-    """Scale the weights so that the softmax is not uniform, and change biases and norms from 0 and 1."""
+    """Scale weights, so that the softmax is not uniform, and perturb biases and norms."""
     for parameter in attention.parameters():
         if parameter.dim() > 1:
             parameter.mul_(2.0)
@@ -120,7 +121,7 @@ def _steps(
     copied: bool,
     compiled: Compiler | None,
 ) -> list[float]:
-    """The errors of cached steps of two sentences with reordered beams, against the parallel form."""
+    """Errors of cached steps with reordered rows, for two sentences, against the parallel form."""
     rows, size = len(x), prefix.shape[1]
     copies = prefix.repeat_interleave(BEAM, 0)
     cache = tested.new_cache(rows, STEPS, size, prefix_batch=rows if copied else 2)
@@ -139,13 +140,13 @@ def _steps(
 
 
 def _moves(generator: torch.Generator) -> Tensor:
-    """(2 BEAM,): for each row the row that it continues, of the same sentence."""
+    """For each row, a random row of the same sentence that it continues, (2 BEAM,)."""
     return torch.cat([first + torch.randint(0, BEAM, (BEAM,), generator=generator) for first in (0, BEAM)])
 
 
 def _error(got: list[Tensor], want: list[Tensor]) -> float:
-    """The largest norm of a difference relative to the tensor's norm, which is at least a thousandth of the largest."""
+    """Largest norm of a difference, relative to the norm of its tensor or a thousandth of the largest norm."""
     wide = [t.detach().double() for t in want]
     norms = torch.stack([t.norm() for t in wide])
     differences = torch.stack([(g.detach() - w).norm() for g, w in zip(got, wide, strict=True)])
-    return float((differences / norms.clamp(min=norms.max() / 1000)).max())  # NaN, where there is one
+    return float((differences / norms.clamp(min=norms.max() / 1000)).max())  # propagates NaN

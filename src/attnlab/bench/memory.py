@@ -1,4 +1,4 @@
-"""Peak memory of one run of a workload, measured in a new process."""
+"""Peak memory of a run of a workload, measured in a new process."""
 
 import gc
 import json
@@ -20,7 +20,7 @@ from attnlab.bench.workloads import Variant, Workload, workload_type
 from attnlab.config.build import written
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# Without these, freed blocks stay resident or not by chance, and the same run takes 71 MiB or 126.
+# Otherwise freed blocks may stay resident, and repeated runs take between 71 and 126 MiB.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_TRIM_THRESHOLD_": str(2**16)}
 PROTOCOL = {
     "cpu": "a fresh process each: highest resident set while a run is prepared and done (VmHWM; ru_maxrss where that "
@@ -31,9 +31,9 @@ PROTOCOL = {
 
 
 def peak_mib(variant: Variant, shape: Shape, dtype: str, device: torch.device) -> float | str:
-    """MiB that one run of a workload takes above what was in use before, in a new process, or why there is no number.
+    """Peak MiB of a run of a workload above the memory in use before, or the reason why it was not measured.
 
-    On CUDA the allocator's memory is measured, on a CPU the resident set. `dtype` is the name of a torch dtype.
+    It is the allocator's memory on CUDA, and the resident set on a CPU. `dtype` is the name of a torch dtype.
     """
     order = {
         "variant": {**vars(variant), "cfg": written(variant.cfg)},
@@ -63,7 +63,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
-    """The reason why a training step cannot run: its T x T tensors do not fit.  None: they do, or there are none."""
+    """Reason why a training step cannot run: its T x T tensors do not fit into memory. None: it can."""
     needed = work.quadratic_bytes()
     if needed is None or needed <= 0.9 * (free := free_bytes(device)):
         return None
@@ -72,7 +72,7 @@ def shortage(work: Workload, shape: Shape, device: torch.device) -> str | None:
 
 
 def measure(order: dict[str, Any]) -> float:
-    """MiB that a run adds; the body of the process that :func:`peak_mib` starts, whose arguments `order` has."""
+    """Peak MiB that a run adds. The main function of the process that :func:`peak_mib` starts with `order`."""
     torch.set_num_threads(order["threads"])
     device, dtype = torch.device(order["device"]), getattr(torch, order["dtype"])
     kind = pkgutil.resolve_name(order["kind"])
@@ -83,7 +83,7 @@ def measure(order: dict[str, Any]) -> float:
     _run(make(variant, small, dtype, device))  # libraries, kernels, thread pools
     work = make(variant, shape, dtype, device)
     if getattr(variant, "compiled", False):
-        _run(work)  # what the compiler takes is no part of a run
+        _run(work)  # excludes the memory of the compiler
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -99,16 +99,16 @@ def _run(work: Workload) -> None:
 
 
 def _reset_peak() -> int:
-    """Resident bytes now; resets the recorded peak where the system allows it."""
+    """Current resident bytes. Resets the recorded peak if the system supports it."""
     try:
         CLEAR.write_text("5")
-    except OSError:  # not Linux, or forbidden: growth shows only above the highest so far
+    except OSError:  # not Linux, or forbidden: only growth beyond the previous peak is measured
         return _peak()
     return psutil.Process().memory_info().rss
 
 
 def _peak() -> int:
-    """The peak of resident bytes."""
+    """Peak resident bytes."""
     if STATUS.is_file():
         line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024

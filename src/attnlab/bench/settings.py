@@ -1,4 +1,4 @@
-"""The settings of mode=bench, and the shape of one row of its table."""
+"""Settings of mode=bench, and the shape of a row of its table."""
 
 from dataclasses import dataclass, field
 from statistics import median
@@ -19,19 +19,19 @@ class Settings:
     """The `bench` node of a configuration. Widths, heads and layers are those of the task's model.
 
     Args:
-        what: one workload or several of bench/workloads. None: the default of the task.
-        prefix: positions of the encoder's output.
-        text: positions of a training step or of a prompt; several give one row of the table each.
-        context: text positions that are cached before decoding begins; several give one row each.
-        reorder: decoding without (false) or with (true) a new order of the rows after each step, or both.
-        rounds: measured rounds, in which the variants take turns.
-        warmup: rounds before them that are not measured.
-        memory: whether peak memory is measured too, each number in a new process.
+        what: workloads of bench/workloads; None: the default of the task.
+        prefix: length of the encoder's output.
+        text: length of a training text or of a prompt; each of several lengths is a row of the table.
+        context: number of cached text positions before decoding; each of several is a row of the table.
+        reorder: decoding without (false) or with (true) reordering the rows after each step, or both.
+        rounds: number of measured rounds, in which the variants take turns.
+        warmup: number of earlier rounds, which are not measured.
+        memory: whether to measure peak memory, in a separate process for each number.
         references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. A name
-            may carry a value, as in mtla.stride=4, and be repeated with others. `compiled` and `compiled_<name>`: the
-            same mechanism with compiled steps, on a CPU. Not read with `convert=`: the converted model is compared with
-            the original.
-        overrides: values of a reference, for instance mha.num_heads=12; `compiled_mha` takes it too.
+            may have a value, as in mtla.stride=4, and occur with several values. `compiled` and `compiled_<name>`: the
+            same mechanism with compiled steps, on a CPU. Ignored with `convert=`, which compares the converted model
+            with the original.
+        overrides: values of a reference, for instance mha.num_heads=12, which also applies to `compiled_mha`.
 
     Raises:
         ValueError: a reference has a key without a value.
@@ -79,9 +79,9 @@ class Shape:
     """One row of the table.
 
     Args:
-        text: positions of each row: of a training step, of an image, or cached steps after the first.
-        reorder: decoding: the rows are put into a new order after each step.
-        context: decoding: text positions that are already cached.
+        text: length of a training text or of an image, or number of cached steps after the first.
+        reorder: for decoding, whether rows are reordered after each step.
+        context: for decoding, number of text positions that are already cached.
     """
 
     what: str
@@ -94,7 +94,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """New positions that one measured run computes."""
+        """Number of new positions that a measured run computes."""
         return self.batch * self.text * (self.beam if self.what == "beam" else 1)
 
 

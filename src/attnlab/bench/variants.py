@@ -1,4 +1,4 @@
-"""The mechanisms that are measured side by side: the chosen one, others, and the published algorithms of these."""
+"""Mechanisms to measure side by side: the configured one, references, and their published algorithms."""
 
 import copy
 from collections.abc import Iterator
@@ -30,12 +30,13 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class AttentionVariant:
-    """A mechanism, or a published algorithm with the same weights: all are initialised from one seed.
+    """A mechanism, or its published algorithm with the same weights. All are initialised with the same seed.
 
     Args:
-        published: the published algorithm of the mechanism runs, with its weights.
-        copied: beam search with the prefix stored once per hypothesis.
-        converted: the mechanisms are those that `convert=` plans from the settings.
+        published: whether to run the published algorithm with the weights of the mechanism.
+        copied: whether beam search stores the prefix once per hypothesis.
+        converted: whether the mechanisms are those that `convert=` plans.
+        compiled: whether steps are compiled.
     """
 
     name: str
@@ -46,7 +47,7 @@ class AttentionVariant:
     compiled: bool = False
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> Attention:
-        """The mechanism of a layer, as it is measured. LookupError: the layers have several, or there is none."""
+        """The measured attention of a layer. LookupError: layers differ, or there is no published algorithm."""
         if len(self.layers()) > 1:
             raise LookupError(
                 f"{self.name} has layers of several mechanisms: measure the model with bench.what=model or beam"
@@ -55,7 +56,7 @@ class AttentionVariant:
         return baselines.of(attention) if self.published else attention
 
     def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
-        """The mechanism itself, also where its published algorithm runs."""
+        """The mechanism itself, even if its published algorithm is measured."""
         torch.manual_seed(self.cfg.seed)
         return self._layer(0).to(device, dtype).eval()
 
@@ -71,7 +72,7 @@ class AttentionVariant:
         return converted
 
     def compiler(self, device: torch.device) -> Compiled | None:
-        """What compiles its steps; None: they are not compiled. LookupError: they cannot be on this device."""
+        """Compiler of its steps; None: steps are not compiled. LookupError: the device does not support it."""
         if not self.compiled:
             return None
         if device.type != "cpu":
@@ -81,7 +82,7 @@ class AttentionVariant:
         return Compiled(True)
 
     def layers(self) -> list["AttentionVariant"]:
-        """One variant for each mechanism that its layers have: this one, unless the stack is hybrid."""
+        """One variant for each mechanism of its layers; a hybrid stack has several."""
         if "pattern" not in self.cfg.attention:
             return [self]
         plain = written(self.cfg)
@@ -119,22 +120,22 @@ class AttentionVariant:
 
 
 class LayerSteps:
-    """An attention layer as a model of `Steps`: its inputs stand for tokens."""
+    """An attention layer as a model for `Steps`, with inputs in place of tokens."""
 
     def __init__(self, attention: Attention) -> None:
         self.attention = attention
 
     def step(self, x: Tensor, caches: list[Cache]) -> Tensor:
-        """Inputs (B, n, d) -> outputs (B, n, d), through the only cache."""
+        """Inputs (B, n, d) -> outputs (B, n, d), with the only cache."""
         return self.attention.extend(x, caches[0])
 
 
 def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
-    """The chosen mechanism, then the references in the order of the settings, each once.
+    """The configured mechanism, then the references in the order of the settings, without duplicates.
 
-    Of a model that `convert=` converts: the converted mechanisms and the original; references are not read.
+    With `convert=`: the converted mechanisms and the original.
 
-    ConfigError: a reference is no mechanism, or has no such key.
+    ConfigError: a reference is not a mechanism, or has no such key.
     """
     if converts(cfg):
         return [AttentionVariant(cfg.choices.convert, cfg, converted=True), AttentionVariant("original", cfg)]
@@ -166,9 +167,9 @@ def converts(cfg: DictConfig) -> bool:
 
 
 def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConfig:
-    """The configuration with another mechanism, with the same sizes and stride, except for the overrides.
+    """The configuration with another mechanism, the same sizes and stride, and overrides.
 
-    The rank is the same where both mean the same by it, as MLA and MTLA do; else it is the other mechanism's default.
+    The rank is the same if it has the same meaning, as in MLA and MTLA; else it is the other mechanism's default.
     """
     with _hydra():
         names = GlobalHydra.instance().config_loader().get_group_options("attention")
@@ -193,7 +194,7 @@ def with_attention(cfg: DictConfig, name: str, overrides: list[str]) -> DictConf
 
 
 def _same_rank(chosen: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether `rank` means the same in both: the same argument and, where that is `rank`, the same default."""
+    """Whether `rank` has the same meaning: the same argument and, if that is called `rank`, the same default."""
 
     def uses(node: dict[str, Any]) -> set[tuple[str, str]]:
         arguments = [(key, value) for key, value in node.items() if isinstance(value, str) and "${rank}" in value]
@@ -204,7 +205,7 @@ def _same_rank(chosen: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @contextmanager
 def _hydra() -> Iterator[None]:
-    """Hydra, with the running job's search path where there is a job."""
+    """Initialise Hydra, unless a job is running, whose search path is then used."""
     if GlobalHydra.instance().is_initialized():
         yield
         return

@@ -1,4 +1,4 @@
-"""Decoding, which uses caches only through their interface."""
+"""Beam search and sampling. They use caches only through the interface of `Cache`."""
 
 from attnlab.decoding.beam import BeamSearch, Decodable, Hypothesis, Steps
 from attnlab.decoding.sampling import Continuable, Sampling

@@ -1,6 +1,6 @@
-"""Beam search, greedy search as its width-1 case, and the steps of every decoding loop.
+"""Beam search, with greedy search as beam size 1, and the model calls of every decoding loop.
 
-Models are used only through `Stepping` and `Decodable`.
+Models are accessed only through `Stepping` and `Decodable`.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from torch import Tensor
 from attnlab.attention import Cache
 from attnlab.config.bounds import Size, SizeOrZero
 
-WARM_UP = 2  # steps that run as they are before the first capture: libraries allocate and choose kernels in them
-LEAST = 8  # steps that must follow: a capture takes as long as some of them
-READS = 32  # positions by which the reads of a compiled step grow, which has no kernel that reads counts
+WARM_UP = 2  # eager steps before the first capture, in which libraries allocate memory and choose kernels
+LEAST = 8  # remaining steps for which a capture pays off
+READS = 32  # positions by which the reads of a compiled step grow
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]  # a bound method -> its compiled form
-BLOCK = 32  # tokens of the vocabulary, of which the best is read first
-WAIT = {"cuda": 8}  # steps between two looks which sentences are finished; elsewhere one
+BLOCK = 32  # tokens per block of the vocabulary in `best_continuations`
+WAIT = {"cuda": 8}  # steps between checks for finished sentences, by device; others: 1
 
 
 class Stepping(Protocol):
@@ -27,27 +27,26 @@ class Stepping(Protocol):
 
     @property
     def step(self) -> Callable[[Tensor, list[Cache]], Tensor]:
-        """(B, n) tokens, caches -> logits (B, n, V). A model that wraps another may hand on the other's method."""
+        """Tokens (B, n) and caches -> logits (B, n, V). A wrapper may return the method of the wrapped model."""
 
 
 class Steps:
-    """Calls `model.step` with one token of each row, again and again.
+    """Repeated calls of `model.step` with one token per row.
 
-    On CUDA the step is captured in a graph after `WARM_UP` calls and replayed from then on: its dozens of small
-    kernels are started at once. On a CPU a compiler fuses them, where there is one. Caches become static for both
-    (`Cache.make_static`). Where a mechanism's steps need the length on the host, or on another device, each call runs
-    as it is.
+    On CUDA the step is captured in a graph after `WARM_UP` calls and replayed afterwards, which launches its many small
+    kernels at once. On a CPU a compiler can fuse them. Both make the caches static (`Cache.make_static`). Steps run
+    eagerly on other devices, and if a mechanism needs the length on the host.
 
-    A compiled step is one graph for all lengths, numbers of rows and sizes of prefixes from two on, and another one
-    where prefixes differ in length. It reads the text positions that exist, rounded up to `READS`.
+    A compiled step is one graph for all lengths, numbers of rows and sizes of prefixes above one, and another one if
+    prefixes differ in length. It reads the existing text positions, rounded up to a multiple of `READS`.
 
     Args:
-        model: in eval mode.
-        caches: of as many rows as the tokens that follow.
-        steps: how many calls there will be at most.
-        graphs: False: nothing is captured.
-        compiled: gives the compiled form of `model.step`, the same one for every search; it must take sizes as
-            variables. None: nothing is compiled.
+        model: model in eval mode.
+        caches: caches with as many rows as the tokens of each call.
+        steps: maximum number of calls.
+        graphs: whether steps may be captured.
+        compiled: returns the compiled form of `model.step`, the same for every search, with symbolic sizes. None: steps
+            are not compiled.
     """
 
     def __init__(
@@ -61,11 +60,11 @@ class Steps:
 
     @property
     def captured(self) -> bool:
-        """Whether steps are replayed now."""
+        """Whether steps are replayed from a graph."""
         return self._graph is not None
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """The next tokens (B, 1) -> logits (B, 1, V), which the next call may overwrite."""
+        """Next tokens (B, 1) -> logits (B, 1, V), which the next call may overwrite."""
         self.left -= 1
         self.calls += 1
         if self._graph is not None:
@@ -83,7 +82,7 @@ class Steps:
         return self._captured(tokens)
 
     def reset(self) -> None:
-        """The caches have other rows, or other buffers: what was captured is not valid any more."""
+        """Discard the captured graph, after the rows or the buffers of the caches have changed."""
         self._graph, self._tokens, self._logits = None, torch.empty(0), torch.empty(0)
         self._varied = False
 
@@ -97,7 +96,7 @@ class Steps:
                 cache.make_static()
 
     def _count(self) -> None:
-        """What a replayed or compiled step does not see."""
+        """Increase the lengths of static caches, which a replayed or compiled step does not do."""
         for cache in self.caches:
             cache.length += cache.static_length is not None
 
@@ -107,7 +106,7 @@ class Steps:
             if cache.static_length is None:
                 continue
             if cache.length >= cache.capacity:
-                raise ValueError(f"the cache has room for {cache.capacity} positions, which are held already")
+                raise ValueError(f"the cache has room for {cache.capacity} positions and is full")
             if not self._varied or cache.length % READS == 0:
                 cache.bound_reads(cache.length + READS - cache.length % READS)
                 self._varied = False
@@ -116,7 +115,7 @@ class Steps:
         lengths = [cache.length for cache in self.caches]
         logits: Tensor = compiled(self.model.step)(tokens, self.caches)
         for cache, length in zip(self.caches, lengths, strict=True):
-            cache.length = length  # counted already where torch ran the step, or a part of it, without compiling it
+            cache.length = length  # already increased if torch ran the step, or a part of it, without compiling it
         self._count()
         return logits
 
@@ -124,7 +123,7 @@ class Steps:
         return self.graphs and tokens.is_cuda and self.calls > WARM_UP and self.left >= LEAST and self._can_be_static
 
     def _beside(self, tokens: Tensor) -> Tensor:
-        """The first static step, which starts other kernels: on a side stream, as CUDA asks before a capture."""
+        """The first static step, which uses other kernels, on a side stream, as CUDA requires before a capture."""
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -133,19 +132,19 @@ class Steps:
         return logits
 
     def _captured(self, tokens: Tensor) -> Tensor:
-        """Capture a step, and replay it."""
+        """Capture a step and replay it."""
         lengths = [cache.length for cache in self.caches]
         self._tokens, graph = tokens.clone(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._logits = self.model.step(self._tokens, self.caches)
         for cache, length in zip(self.caches, lengths, strict=True):
-            cache.length = length  # capturing has run nothing
+            cache.length = length  # capturing does not run the step
         self._graph, self.calls, self.left = graph, self.calls - 1, self.left + 1
         return self(tokens)
 
 
 def _let_vary(things: list[Any]) -> None:
-    """Sizes of these tensors, and of those that caches hold, are variables of what is compiled, not constants."""
+    """Mark the sizes of these tensors, and of tensors in caches, as dynamic for torch.compile."""
     for thing in things:
         if isinstance(thing, Cache):
             _let_vary(list(vars(thing).values()))
@@ -175,11 +174,11 @@ class Decodable(Stepping, Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Token ids, with </s> at the end unless the length limit was reached.
+    """A finished text.
 
     Args:
-        tokens: the ids, without <s>.
-        score: log p over the length penalty of the search; higher is better.
+        tokens: token ids without <s>, ending with </s> unless the length limit was reached.
+        score: log-probability divided by the length penalty; higher is better.
     """
 
     tokens: list[int]
@@ -188,22 +187,22 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """The search of the MTLA recipes, which is fairseq's.
+    """Beam search of the MTLA recipes, as in fairseq.
 
-    A hypothesis's score is its log-probability over :meth:`penalty` of its length, </s> counted. A sentence is finished
-    when `beam` of its hypotheses have ended among its `beam` best candidates of a step; at the length limit all must
-    end. Which these are follows from log-probabilities of one length alone: the penalty orders what has ended, and
-    no form of it moves the end of the search.
+    The score of a hypothesis is its log-probability divided by :meth:`penalty` of its length, including </s>. A
+    sentence is finished when `beam` of its hypotheses have ended among the `beam` best candidates of a step; at the
+    length limit all must end. Candidates of a step have the same length, so that the penalty affects only the order of
+    finished hypotheses, and not when the search ends.
 
     Args:
-        beam: hypotheses of a sentence; 1 is greedy search.
-        length_penalty: a, exponent of the length in the score.
-        length_penalty_form: power: length^a, as fairseq has it; gnmt: ((5 + length) / 6)^a (Wu et al., 2016, equation
-            14), which the Transformer's a of 0.6 means.
-        max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, S the length of the prefix.
-        min_len: at least so many tokens before </s>, if the limit allows.
-        temperature: divides the logits.
-        unknown: whether <unk> may be written; published scores allow it.
+        beam: number of hypotheses per sentence; 1 is greedy search.
+        length_penalty: exponent a of the length in the score.
+        length_penalty_form: power: length^a, as in fairseq; gnmt: ((5 + length) / 6)^a (Wu et al., 2016, equation 14),
+            to which the Transformer's a = 0.6 refers.
+        max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, with S the length of the prefix.
+        min_len: minimum number of tokens before </s>, if the limit allows.
+        temperature: divisor of the logits.
+        unknown: whether <unk> may be generated; published scores allow it.
 
     ValueError: a value is out of its bounds.
     """
@@ -218,7 +217,7 @@ class BeamSearch:
     unknown: bool = True
 
     def penalty(self, length: int) -> float:
-        """What the log-probability of a hypothesis of `length` tokens, </s> counted, is divided by."""
+        """Divisor of the log-probability of a hypothesis of `length` tokens, including </s>."""
         base = length if self.length_penalty_form == "power" else (5 + length) / 6
         return float(base**self.length_penalty)
 
@@ -237,31 +236,32 @@ class BeamSearch:
         first: list[int] | None = None,
         compiled: Compiler | None = None,
     ) -> list[list[Hypothesis]]:
-        """For each sentence its finished hypotheses, best first, at most `beam`.
+        """Finished hypotheses of each sentence, best first, at most `beam`.
 
         Args:
-            prefix: (N, S, d), `prefix_lengths`: (N,).
-            bos, eos, pad: ids; a text starts with `bos`, which is not part of a hypothesis.
-            unk: the id of <unk>, which is written only with `unknown`; None: there is none.
-            dtype: of the caches; None: that of the weights.
-            first: the only tokens that a hypothesis may start with; None: any.
-            compiled: gives the compiled form of the model's step, for a CPU (`Steps`); None: nothing is compiled.
+            prefix: (N, S, d).
+            prefix_lengths: (N,).
+            bos, eos, pad: token ids; a text starts with `bos`, which is not part of a hypothesis.
+            unk: id of <unk>, generated only with `unknown`; None: the vocabulary has no such token.
+            dtype: dtype of the caches; None: that of the weights.
+            first: allowed first tokens of a hypothesis; None: any.
+            compiled: returns the compiled form of the model's step on a CPU, see `Steps`; None: steps are not compiled.
         """
         beam, device, total = self.beam, prefix.device, prefix.shape[0]
         limits = (self.max_len_a * prefix_lengths + self.max_len_b).long()
         shortest, longest = torch.stack(limits.aminmax()).tolist()
         caches = model.start(prefix, prefix_lengths, beam, longest + 1, dtype=dtype)
-        active = torch.arange(total, device=device)  # which sentence each block of `beam` rows belongs to
+        active = torch.arange(total, device=device)  # sentence of each block of `beam` rows
         last = torch.full((total * beam, 1), bos, device=device)
         scores = torch.full((total, beam), float("-inf"), device=device)
-        scores[:, 0] = 0.0  # all rows start equal, so that one of them is enough
+        scores[:, 0] = 0.0  # all rows start equal: only the first one is continued
         history = History(total, beam, longest + 1, device)
         done = torch.full((total, beam), float("-inf"), device=device)
-        done_at = torch.zeros(2, total, beam, dtype=torch.long, device=device)  # step and row of what ended
+        done_at = torch.zeros(2, total, beam, dtype=torch.long, device=device)  # step and row of finished hypotheses
         done_count = torch.zeros(total, dtype=torch.long, device=device)
         never = [pad] if unk is None or self.unknown else [pad, unk]
         barred = torch.tensor(never, device=device)
-        finished = torch.zeros(total, dtype=torch.bool, device=device)  # of the active sentences
+        finished = torch.zeros(total, dtype=torch.bool, device=device)  # for each active sentence
         every = WAIT.get(device.type, 1)
         steps = Steps(model, caches, longest + 1, compiled=compiled)
 
@@ -278,13 +278,13 @@ class BeamSearch:
             at_limit = (limits[active] <= step)[:, None]
             if step < self.min_len:
                 logp[..., eos].masked_fill_(~at_limit, float("-inf"))
-            if step >= shortest:  # at its limit a hypothesis must end
+            if step >= shortest:  # a hypothesis must end at its limit
                 others = torch.arange(logp.shape[-1], device=device) != eos
                 logp.masked_fill_(at_limit[..., None] & others, float("-inf"))
             best, origin, token = best_continuations(logp, scores, 2 * beam)
             ended = (token == eos) & (best > float("-inf")) & ~finished[:, None]
 
-            # Candidates that end count only among the `beam` best, as published.
+            # A finished candidate counts only if it is among the `beam` best, as published.
             fresh = best[:, :beam].masked_fill(~ended[:, :beam], float("-inf")) / self.penalty(step + 1)
             done_count[active] += ended[:, :beam].sum(1)
             merged, keep = torch.cat((done[active], fresh), 1).topk(beam)
@@ -292,14 +292,14 @@ class BeamSearch:
             new_at = torch.stack((torch.full_like(origin, step), origin))[..., :beam]
             done_at[:, active] = torch.cat((done_at[:, active], new_at), 2).gather(2, keep.expand(2, -1, -1))
 
-            # The `beam` best that continue.
+            # The `beam` best unfinished candidates continue.
             scores, chosen = best.masked_fill(ended, float("-inf")).topk(beam)
             source, order = stay(origin.gather(1, chosen))
             scores, chosen = scores.gather(1, order), chosen.gather(1, order)
             last = token.gather(1, chosen).view(-1, 1)
             history.write(step, active, source, last.view_as(source))
             finished |= (done_count[active] >= beam) | at_limit[:, 0] | (scores.amax(1) == float("-inf"))
-            left = None if (step + 1) % every else (~finished).nonzero().squeeze(1)  # waits for the device
+            left = None if (step + 1) % every else (~finished).nonzero().squeeze(1)  # synchronises
             if left is not None and len(left) == 0:
                 break
             if beam > 1:
@@ -325,19 +325,19 @@ class BeamSearch:
 
 
 class History:
-    """The hypotheses as a tree: of each of `steps` steps the tokens, and the rows that they continue."""
+    """Hypotheses as a tree: the tokens of each step, and the rows that they continue."""
 
     def __init__(self, sentences: int, beam: int, steps: int, device: torch.device) -> None:
         self.parents, self.tokens = torch.zeros(2, steps, sentences, beam, dtype=torch.long, device=device)
         self.steps = 0
 
     def write(self, step: int, sentences: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Store a step of these sentences, (A,): the rows that were continued and their new tokens, (A, beam)."""
+        """Store a step of the given sentences (A,): the continued rows and their new tokens, (A, beam)."""
         self.parents[step, sentences], self.tokens[step, sentences] = parents, tokens
         self.steps = step + 1
 
     def texts(self, sizes: Tensor, rows: Tensor) -> Tensor:
-        """The first `sizes` tokens, (N, k), of the texts in `rows`, (N, k): (N, k, steps); others are arbitrary."""
+        """Texts (N, k, steps) in `rows` (N, k), of which the first `sizes` (N, k) tokens are valid."""
         steps_of = [torch.empty_like(rows) for _ in range(self.steps)]
         for step in reversed(range(self.steps)):
             inside = step < sizes
@@ -347,14 +347,14 @@ class History:
 
 
 def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` best of all continuations of a sentence's rows: their scores, rows and tokens, (A, count).
+    """The `count` best continuations of each sentence: their scores, rows and tokens, (A, count), best first.
 
-    The largest value of each BLOCK of the vocabulary is read first: the best are in the blocks with the best of these.
+    They lie in the `count` blocks of the vocabulary with the largest maxima, which are found first.
 
     Args:
         logp: log-probabilities of the next token, (A, beam, V).
-        scores: of the rows, (A, beam), which are added.
-        count: how many; fewer where there are no more continuations. The best come first.
+        scores: scores of the rows, (A, beam), which are added.
+        count: number of continuations; fewer are returned if there are no more.
     """
     size = logp.shape[-1]
     full = size - size % BLOCK
@@ -363,7 +363,7 @@ def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor
     per_row = values.shape[-1]
     best, place = values.flatten(1).topk(min(count, values[0].numel()))
     row, at = place // per_row, place % per_row
-    tail = at - full // BLOCK  # of a token that is a block alone
+    tail = at - full // BLOCK  # index of a token after the last full block, which is its own block
     start = torch.where(tail < 0, at * BLOCK, full + tail)
     tokens = start.unsqueeze(-1) + torch.arange(BLOCK, device=logp.device)
     width = torch.where(tail < 0, BLOCK, 1).unsqueeze(-1)
@@ -377,18 +377,18 @@ def best_continuations(logp: Tensor, scores: Tensor, count: int) -> tuple[Tensor
 
 
 def stay(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Places for the rows' continuations, so that few rows of a cache are copied: one of each row takes its place.
+    """Order the continuations so that few cache rows are copied: one continuation of each row stays in its place.
 
     Args:
-        parents: the rows that are continued, (A, beam).
+        parents: row that each continuation continues, (A, beam).
 
     Returns:
-        For each place the row that it continues, and the number of the continuation that takes it, (A, beam) both.
+        For each place, the row that it continues and the index of its continuation, (A, beam) each.
     """
     numbers = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
     first = torch.full_like(parents, parents.shape[1]).scatter_reduce(1, parents, numbers, "amin")
     stays = first.gather(1, parents) == numbers
-    free = (first < parents.shape[1]).long().argsort(dim=1, stable=True)  # places without a continuation come first
+    free = (first < parents.shape[1]).long().argsort(dim=1, stable=True)  # rows without a continuation come first
     place = torch.where(stays, parents, free.gather(1, ((~stays).cumsum(1) - 1).clamp(min=0)))
     order = torch.empty_like(numbers).scatter(1, place, numbers)
     return parents.gather(1, order), order

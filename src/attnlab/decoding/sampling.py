@@ -1,4 +1,4 @@
-"""Continuing text, greedily or by sampling, with any model that is `Continuable`."""
+"""Greedy decoding and sampling with any `Continuable` model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from attnlab.attention import Cache
 from attnlab.config.bounds import Size
 from attnlab.decoding.beam import Compiler, Stepping, Steps
 
-WAIT = {"cuda": 16}  # tokens between two looks whether all rows have ended; elsewhere one
+WAIT = {"cuda": 16}  # tokens between checks whether all rows have ended, by device; others: 1
 
 
 class Continuable(Stepping, Protocol):
@@ -25,15 +25,15 @@ class Continuable(Stepping, Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Draws new tokens, one after another. The same seed gives the same text.
+    """Autoregressive sampling. The same seed gives the same text.
 
     Args:
-        tokens: how many.
-        temperature: divides the logits; 0 takes the most probable token each time.
-        top_k: draw from the k most probable tokens only; None: from all.
-        top_p: draw from the fewest tokens that together have probability p, of those that `top_k` leaves (nucleus
-            sampling); None: from all.
-        seed: of the random numbers.
+        tokens: maximum number of new tokens.
+        temperature: divisor of the logits; 0 is greedy decoding.
+        top_k: sample from the k most probable tokens; None: from all.
+        top_p: sample from the smallest set of tokens with probability p, after `top_k` (nucleus sampling); None: from
+            all.
+        seed: seed of the random numbers.
 
     ValueError: a value is out of its bounds.
     """
@@ -61,12 +61,12 @@ class Sampling:
 
         Args:
             prompt: (B, P), P >= 1.
-            num_ids: ids from this one on are never chosen; None: all may be.
-            never: ids that are never chosen.
-            end: id after which a row repeats it; once all rows have, the result ends.
-            stop: called with the tokens so far, (B, n); the result ends where it returns True.
-            dtype: of the caches; None: that of the weights.
-            compiled: gives the compiled form of the model's step, for a CPU (`Steps`); None: nothing is compiled.
+            num_ids: number of ids that may be generated; None: all.
+            never: further ids that are not generated.
+            end: id that ends a row, which then repeats it. The result ends once all rows have ended.
+            stop: called with the tokens so far, (B, n); the result ends when it returns True.
+            dtype: dtype of the caches; None: that of the weights.
+            compiled: returns the compiled form of the model's step on a CPU, see `Steps`; None: steps are not compiled.
 
         Returns:
             The new tokens, (B, n) with n at most `tokens`.
@@ -92,7 +92,7 @@ class Sampling:
             if stop is not None and stop(torch.stack(drawn, 1)):
                 break
         tokens = torch.stack(drawn, 1)
-        if end is not None and (all_ended := (tokens == end).all(0)).any():  # of the first such token
+        if end is not None and (all_ended := (tokens == end).all(0)).any():  # cut after the first such token
             tokens = tokens[:, : int(all_ended.int().argmax()) + 1]
         return tokens
 
@@ -104,7 +104,7 @@ class Sampling:
         return torch.multinomial(p, 1, generator=generator).squeeze(-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The probabilities that tokens are drawn with, (B, V) -> (B, V); the temperature is not 0."""
+        """Logits (B, V) -> sampling probabilities (B, V). The temperature is not 0."""
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[:, -1:]
@@ -112,7 +112,7 @@ class Sampling:
         p = logits.softmax(-1)
         if self.top_p is not None:
             ordered, order = p.sort(descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered  # the first always stays
+            before = ordered.cumsum(-1) - ordered  # 0 for the first token, which is always included
             p = p.masked_fill(torch.zeros_like(p, dtype=torch.bool).scatter(-1, order, before >= self.top_p), 0.0)
             p = p / p.sum(-1, keepdim=True)
         return p

@@ -1,4 +1,4 @@
-"""Output distributions that share their weights with the input embeddings: one for all words, or by frequency."""
+"""Full and adaptive softmax layers that share their weights with the input embeddings."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class TiedSoftmax(nn.Module):
-    """One linear layer with a bias, (V, d), whose weights embed the input too."""
+    """Softmax over a linear layer with bias, (V, d), whose weights are also the input embeddings."""
 
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
@@ -29,16 +29,16 @@ class TiedSoftmax(nn.Module):
 
     @property
     def multiply_adds(self) -> int:
-        """Of one position: its embedding and its distribution."""
+        """Multiply-adds of the embedding and the distribution of one position."""
         return self.linear.weight.numel()
 
 
 class Cluster(nn.Module):
-    """Logits of a cluster's words, (B, d) -> (B, words); `project`: through a linear map to a smaller width first.
+    """Logits of a cluster's words, (B, d) -> (B, words).
 
     Args:
-        width: of what the words' vectors multiply; d unless `project`.
-        project: whether there is such a map, (width, d) without bias.
+        width: width of the word vectors; d unless `project`.
+        project: whether a linear layer (width, d) without bias comes first.
     """
 
     def __init__(self, d_model: int, width: int, words: int, project: bool) -> None:
@@ -56,16 +56,16 @@ class Cluster(nn.Module):
 class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
     """Words in clusters, the most frequent first: cluster i has width d / div_value^i (Grave et al., 2017).
 
-    As Transformer-XL does it: every cluster has biases, and a projection d -> its width unless div_value is 1.
+    As in Transformer-XL, every cluster has a bias, and a projection from d to its width unless `div_value` is 1.
     Words are embedded with the same weights (Baevski and Auli, 2019).
 
     Args:
-        vocab_size: words, sorted by frequency.
+        vocab_size: number of words, sorted by frequency.
         cutoffs: first words of the second and later clusters, ascending, each below `vocab_size`.
-        div_value: by how much a cluster is narrower than the one before.
-        tie_projections: whether embeddings use the projections of the outputs too.
+        div_value: ratio of the widths of consecutive clusters.
+        tie_projections: whether embeddings share the projections of the output.
 
-    ValueError: d cannot be divided by `div_value` that often.
+    ValueError: d is less than `div_value` to the number of cutoffs.
     """
 
     def __init__(
@@ -89,17 +89,17 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
                 nn.init.normal_(linear.get_parameter("weight"), std=d_model**-0.5)
 
     def _embeddings(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """First word, weights (words, width), projection (d, width) of each cluster."""
+        """First word, weights (words, width) and projection (d, width) of each cluster."""
         starts, ends = [0, *self.cutoffs[:-1]], self.cutoffs
         clusters = [module for module in (self.head, *self.tail) if isinstance(module, Cluster)]
         for i, (start, end, cluster) in enumerate(zip(starts, ends, clusters, strict=True)):
             projection = None if cluster.projection is None else cluster.projection.weight.mT
             if self.embed_projections:
                 projection = self.embed_projections[i].get_parameter("weight")
-            yield start, cluster.linear.weight[: end - start], projection  # the head's further rows are the clusters'
+            yield start, cluster.linear.weight[: end - start], projection  # further rows of the head are clusters
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, d). Every cluster embeds every token, so that no shape depends on the words."""
+        """(B, T) -> (B, T, d). Every cluster embeds every token, so that shapes do not depend on the tokens."""
         x: Tensor | float = 0.0
         for start, weight, projection in self._embeddings():
             place = tokens - start
@@ -116,12 +116,12 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
         return super().log_prob(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        """(B, T, d), (B, T) -> (B, T), in nats: only the clusters that targets lie in are computed."""
+        """(B, T, d), (B, T) -> (B, T), in nats. Only the clusters of the targets are computed."""
         return -self(x.flatten(0, -2), targets.flatten()).output.view_as(targets)
 
     @property
     def multiply_adds(self) -> int:
-        """Of one position: its embedding, in every cluster, and its distribution."""
+        """Multiply-adds of the embedding, in every cluster, and the distribution of one position."""
         projections = sum(p.numel() for _, _, p in self._embeddings() if p is not None)
         matrices = [
             module.weight
@@ -133,6 +133,6 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
 
 
 def _begin(linear: nn.Linear, d_model: int) -> None:
-    """Embeddings of variance 0.02^2, as Transformer-XL's, whatever their cluster's width."""
+    """Initialise embeddings of variance 0.02^2 after projection, as in Transformer-XL."""
     nn.init.normal_(linear.weight, std=0.02 * (d_model / linear.in_features) ** 0.5)
     nn.init.zeros_(linear.bias)

@@ -1,4 +1,4 @@
-"""From a composed config to the things it names."""
+"""Construction of models and mechanisms from a composed configuration, and their counts."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from attnlab.run.identity import architecture
 
 
 class _SkipInit(TorchFunctionMode):
-    """Leaves out torch.nn.init: on the meta device it computes nothing, but imports the compiler, for seconds."""
+    """Skip torch.nn.init, which on the meta device has no effect but imports the compiler, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -28,22 +28,21 @@ class _SkipInit(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Modules built inside have shapes but no storage."""
+    """Within the context, build modules on the meta device, without storage."""
     with torch.device("meta"), _SkipInit():
         yield
 
 
 def build_model(cfg: DictConfig, **sizes: Any) -> Any:
-    """The model that `task.model` names, with the mechanism of `attention` in its layers.
+    """Build the model of `task.model` with the mechanism of `attention` in its layers.
 
-    Args:
-        sizes: arguments that depend on the data, such as the size of the vocabulary.
+    `sizes` are arguments that depend on the data, such as the size of the vocabulary.
     """
     return instantiate(cfg.task.model, path="task.model", attention=partial(build_attention, cfg), **sizes)
 
 
 def build_attention(cfg: DictConfig, layer: int) -> Attention:
-    """The mechanism of layer number `layer`; in a hybrid stack the pattern repeats over the layers."""
+    """Build the mechanism of layer index `layer`. In a hybrid stack the pattern repeats over the layers."""
     pattern = cfg.attention.get("pattern")
     path = "attention" if pattern is None else f"attention.mechanisms.{pattern[layer % len(pattern)]}"
     attention: Attention = instantiate(OmegaConf.select(cfg, path), path=path)
@@ -52,11 +51,7 @@ def build_attention(cfg: DictConfig, layer: int) -> Attention:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """One decoding batch of the `bench` node's shape.
-
-    Args:
-        beam: hypotheses of each sentence; the cache has batch * beam rows.
-    """
+    """Shape of a decoding batch. The cache has batch * beam rows."""
 
     batch: int
     beam: int
@@ -69,16 +64,15 @@ class CacheShape:
 
 
 def cache_shape(bench: DictConfig) -> CacheShape:
-    """The shape of the decoding batch that `bench` describes; of several text lengths the first."""
+    """Shape of the decoding batch in the `bench` node, with the first of several text lengths."""
     text = bench.text if isinstance(bench.text, int) else bench.text[0]
     return CacheShape(bench.batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
 
 
 def count_parameters(model: nn.Module, attentions: Iterable[nn.Module] | None = None) -> dict[str, int]:
-    """Total, those inside attention, and those that are trained; shared ones once.
+    """Number of parameters in total, in attention, and trainable. Shared parameters count once.
 
-    Args:
-        attentions: what counts as attention; None: every Attention.
+    `attentions`: modules that count as attention; None: every `Attention`.
     """
     if attentions is None:
         attentions = [module for module in model.modules() if isinstance(module, Attention)]
@@ -91,12 +85,12 @@ def count_parameters(model: nn.Module, attentions: Iterable[nn.Module] | None = 
 
 
 def identity(cfg: DictConfig, **vocabularies: str | None) -> dict[str, Any]:
-    """What a checkpoint must share with the model it is loaded into, the most telling first.
+    """Properties that a checkpoint must share with the model it is loaded into, the most informative first.
 
-    Dropout rates are not part of it: weights trained with one rate may be trained further with another.
+    Dropout rates are excluded, because they may change between training runs.
 
     Args:
-        vocabularies: the fingerprint of each vocabulary, by its name with underscores.
+        vocabularies: fingerprint of each vocabulary, by its name with underscores.
     """
     needed = architecture(cfg)
     return {

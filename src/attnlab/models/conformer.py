@@ -1,6 +1,5 @@
 """Conformer encoder: feed-forward, attention, convolution, feed-forward in each layer."""
 
-import math
 from typing import Annotated
 
 import torch
@@ -10,11 +9,11 @@ from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 
 from attnlab.config.bounds import Layers, Rate, Size
-from attnlab.models.encoder import ConvSubsampler, FrontEnd, padding_mask, sinusoidal_positions
+from attnlab.models.encoder import FrontEnd, padding_mask
 
 
 class FeedForward(nn.Sequential):
-    """LayerNorm, two linear maps with SiLU between, dropout after each: (..., d) -> (..., d)."""
+    """LayerNorm, then two linear layers with SiLU between and dropout after each: (..., d) -> (..., d)."""
 
     def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
         super().__init__(
@@ -24,22 +23,22 @@ class FeedForward(nn.Sequential):
 
 
 class MaskedBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the real positions of padded rows; padding becomes zero.
+    """BatchNorm over the real positions of padded rows. Padding becomes zero.
 
-    The same as `nn.BatchNorm1d` of the real positions, for whose selection the host would wait for the device.
+    Equivalent to `nn.BatchNorm1d` over the real positions, without the synchronisation that selecting them would need.
 
     Args: those of `nn.BatchNorm1d`; `momentum` is a number.
 
     Attributes:
-        shared: whether each process has a part of the batch; the statistics are then those of all parts.
-        idle: with `shared`, whether the part of this process does not count.
+        shared: whether statistics are computed over all processes, each of which has a part of the batch.
+        idle: with `shared`, whether to exclude the part of this process.
     """
 
     shared = False
     idle = False
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:  # type: ignore[override]  # torch's has no mask
-        """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
+        """(B, S, d), (B, S) bool, false at padding -> (B, S, d)."""
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         wide, weight = x.to(torch.promote_types(x.dtype, torch.float32)), real.unsqueeze(-1)
         wide = wide.where(weight, 0.0)
@@ -60,17 +59,19 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         return out.where(weight, 0.0).to(x.dtype)
 
     def _over_parts(self, value: Tensor) -> Tensor:
-        """A sum over this process's part of a batch -> the sum over all parts; the gradient is summed as well."""
+        """Sum a value and its gradient over all processes, if they share the batch."""
         return all_reduce(value) if self.shared else value
 
 
 class ConvolutionModule(nn.Module):
     """LayerNorm, pointwise with GLU, depthwise, BatchNorm, SiLU, pointwise; no biases.
 
-    The depthwise convolution reads padding as zeros; BatchNorm's statistics leave it out. ValueError: `kernel` is even.
+    The depthwise convolution reads padding as zeros; BatchNorm excludes it from its statistics.
 
     Args:
-        kernel: positions that the depthwise convolution reads, odd.
+        kernel: kernel size of the depthwise convolution, odd.
+
+    ValueError: `kernel` is even.
     """
 
     def __init__(self, d_model: int, kernel: int, dropout: float) -> None:
@@ -85,7 +86,7 @@ class ConvolutionModule(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
-        """(B, S, d), (B, S) bool, true where there is no padding -> (B, S, d)."""
+        """(B, S, d), (B, S) bool, false at padding -> (B, S, d)."""
         x = F.glu(self.widen(self.norm(x)), dim=-1).where(real.unsqueeze(-1), 0.0)
         x = self.depthwise(x.transpose(1, 2)).transpose(1, 2)
         return self.dropout(self.mix(F.silu(self.batch_norm(x, real))))
@@ -115,8 +116,8 @@ class ConformerEncoder(FrontEnd):
     """Filter bank -> states of width d: fairseq's `s2t_conformer` with absolute positions, as in MTLA's recipe.
 
     Args:
-        kernel: of the depthwise convolutions, odd.
-        conv_kernels: one for each convolution of stride 2; None: [5].
+        kernel: kernel size of the depthwise convolutions, odd.
+        conv_kernels: kernel size of each convolution of stride 2; None: [5].
         projection_dim, mix_layers: as in :class:`SpeechEncoder`.
     """
 
@@ -134,9 +135,7 @@ class ConformerEncoder(FrontEnd):
         projection_dim: Size | None = None,
         mix_layers: Layers | None = None,
     ) -> None:
-        super().__init__(num_mels, projection_dim, mix_layers)
-        self.scale = math.sqrt(d_model)
-        self.subsample = ConvSubsampler(self.width, conv_channels, d_model, list(conv_kernels or [5]))
+        super().__init__(d_model, num_mels, conv_channels, list(conv_kernels or [5]), projection_dim, mix_layers)
         self.linear = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
@@ -145,8 +144,8 @@ class ConformerEncoder(FrontEnd):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
-        x, lengths = self.subsample(self.prepared(features, lengths), lengths)
-        x = self.dropout(self.linear(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x)))
+        x, lengths = self.embed(features, lengths)
+        x = self.dropout(self.linear(x))
         real, bias = padding_mask(lengths, x)
         for layer in self.layers:
             x = layer(x, real, bias)

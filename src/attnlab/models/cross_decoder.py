@@ -1,4 +1,4 @@
-"""The Transformer's decoder with cross-attention; it decodes through caches as the prefix decoder does."""
+"""The Transformer's decoder with cross-attention, with the cache interface of the prefix decoder."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +17,12 @@ from attnlab.models.prefix_decoder import TextDecoder, projector
 
 
 class CrossCache(Cache):
-    """Keys and values of each prefix, (N, H, S, D), which all its rows read.
+    """Keys and values of each prefix, shared by its rows.
 
     Args:
         key: (N, H, S, D).
         value: (N, H, S, D).
-        mask: (N, S) bool, true where a position of the prefix exists; None: everywhere.
+        mask: (N, S) bool, true where a position of the prefix exists; None: all exist.
     """
 
     def __init__(self, key: Tensor, value: Tensor, mask: Tensor | None, beam: int) -> None:
@@ -32,17 +32,17 @@ class CrossCache(Cache):
         return [self.key, self.value]
 
     def reorder(self, rows: Tensor) -> None:
-        pass  # rows move within a sentence, and its prefix is stored once
+        pass  # rows of a sentence share its prefix
 
     def select(self, prefixes: Tensor) -> None:
         self.key, self.value = self.key[prefixes], self.value[prefixes]
         self.mask = None if self.mask is None else self.mask[prefixes]
 
     def crop(self, length: int) -> None:
-        """The prefix stays."""
+        """Without effect: the cache contains no text."""
 
     def make_static(self) -> None:
-        """Nothing depends on the length."""
+        """Without effect: no shape depends on the length."""
 
     @property
     def can_be_static(self) -> bool:
@@ -79,7 +79,7 @@ class CrossAttention(nn.Module):
 
     @torch.no_grad()
     def start(self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, dtype: torch.dtype | None) -> CrossCache:
-        """Keys and values of prefixes (N, S, d), which `beam` rows each will read."""
+        """Keys and values of prefixes (N, S, d), each shared by `beam` rows."""
         mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
         prefix = blank(prefix, prefix_lengths)
         key, value = (self._heads(f(prefix)).to(dtype or prefix.dtype) for f in (self.key, self.value))
@@ -87,12 +87,12 @@ class CrossAttention(nn.Module):
 
     @torch.no_grad()
     def extend(self, x: Tensor, cache: CrossCache) -> Tensor:
-        """(B, n, d) -> (B, n, d), rows in the order of their prefixes."""
+        """(B, n, d) -> (B, n, d), with rows grouped by prefix."""
         steps = x.shape[1]
         q = self._heads(self.query(x)).transpose(1, 2).flatten(0, 1).unsqueeze(2)  # (B n, H, 1, D): rows of one prefix
-        none = q.new_empty(q.shape[0], self.num_heads, 0, q.shape[-1], dtype=cache.key.dtype)
+        text = q.new_empty(q.shape[0], self.num_heads, 0, q.shape[-1], dtype=cache.key.dtype)
         beam = cache.beam * steps
-        out = attend_cached(q, none, none, self.scale, cache.key, cache.value, cache.mask, beam=beam)
+        out = attend_cached(q, text, text, self.scale, cache.key, cache.value, cache.mask, beam=beam)
         return self.out(out.to(x.dtype).squeeze(2).flatten(1).unflatten(0, (-1, steps)))
 
 
@@ -100,9 +100,9 @@ class CrossDecoderLayer(nn.Module):
     """Self-attention, cross-attention, ReLU feed-forward; LayerNorm after each, or before with `pre_norm`.
 
     Args:
-        dropout: of each part's output, in training.
-        attention_dropout: of the cross-attention's weights, in training.
-        activation_dropout: after the ReLU, in training; None: `dropout`.
+        dropout: dropout of each sublayer's output.
+        attention_dropout: dropout of cross-attention weights.
+        activation_dropout: dropout after the ReLU; None: `dropout`.
     """
 
     def __init__(
@@ -125,19 +125,19 @@ class CrossDecoderLayer(nn.Module):
         self.activation_dropout = nn.Dropout(dropout if activation_dropout is None else activation_dropout)
 
     def parallel(self, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
-        """The attentions in their parallel form: prefix (B, S, d), lengths (B,) or None."""
+        """Attention functions of the parallel form: prefix (B, S, d), lengths (B,) or None."""
         return [self.attention, partial(self.cross, prefix=prefix, prefix_lengths=prefix_lengths)]
 
     def start(
         self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, capacity: int, dtype: torch.dtype | None
     ) -> list[Cache]:
-        """Two caches: of the text of each row, and of the prefix (N, S, d) of each sentence."""
+        """Two caches: for the text of each row, and for the prefix (N, S, d) of each sentence."""
         sentences, device = prefix.shape[0], prefix.device
         text = self.attention.new_cache(sentences * beam, capacity, prefix_batch=sentences, dtype=dtype, device=device)
         return [text, self.cross.start(prefix, prefix_lengths, beam, dtype)]
 
     def cached(self, text: Cache, cross: CrossCache) -> list[Callable[[Tensor], Tensor]]:
-        """The attentions in their cached form."""
+        """Attention functions of the cached form."""
         return [partial(self.attention.extend, cache=text), partial(self.cross.extend, cache=cross)]
 
     def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, dtype: torch.dtype) -> int:
@@ -145,12 +145,12 @@ class CrossDecoderLayer(nn.Module):
         return text + dtype.itemsize * 2 * self.attention.d_model * sentences * prefix
 
     def multiply_adds(self, context: int, prefix: int) -> int:
-        """Of a step's attentions; keys and values of the prefix are made once per sentence."""
+        """Multiply-adds of the attentions of a step. Keys and values of the prefix are computed once per sentence."""
         cross = self.cross.query.weight.numel() + self.cross.out.weight.numel() + 2 * prefix * self.attention.d_model
         return self.attention.multiply_adds(context - prefix) + cross
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]) -> Tensor:
-        """x (B, T, d); `attend`, `cross`: the attentions in their parallel or their cached form."""
+        """x (B, T, d); `attend`, `cross`: attention functions of the parallel or the cached form."""
         for norm, part in zip(self.norms, (attend, cross, self._feed), strict=True):
             x = x + self.dropout(part(norm(x))) if self.pre_norm else norm(x + self.dropout(part(x)))
         return x
@@ -160,21 +160,20 @@ class CrossDecoderLayer(nn.Module):
 
 
 class CrossDecoder(TextDecoder):
-    """Text tokens beside an encoder's output -> logits (Vaswani et al. 2017).
+    """Text tokens and an encoder's output -> logits (Vaswani et al. 2017).
 
     With `pre_norm` and without `tie_embeddings` it is the decoder of fairseq's `s2t_transformer`, with which the MTLA
-    paper's recipe trains recognition before translation. Its arguments are also those of :class:`PrefixDecoder`, so
-    that one can stand in the other's place.
+    paper's recipe trains recognition before translation. It also takes the arguments of :class:`PrefixDecoder`, so that
+    the two are interchangeable.
 
     Args:
-        attention: called with the number of a layer, returns its mechanism.
-        dropout: of embeddings, and after each part of a layer.
-        pre_norm: LayerNorm before each part, and once at the end; else after each part.
-        final_norm: LayerNorm after the last layer; None: with `pre_norm`.
-        projector_dim: inner width of two linear maps through which the encoder's output goes first; None: there are
-            none.
-        attention_dropout: of the cross-attention's weights.
-        activation_dropout: inside feed-forward parts; None: `dropout`.
+        attention: called with the index of a layer, returns its mechanism.
+        dropout: dropout of embeddings and of each sublayer's output.
+        pre_norm: LayerNorm before each sublayer, and once at the end; else after each sublayer.
+        final_norm: LayerNorm after the last layer; None: as `pre_norm`.
+        projector_dim: inner width of two linear layers applied to the encoder's output; None: no projector.
+        attention_dropout: dropout of cross-attention weights.
+        activation_dropout: dropout of feed-forward activations; None: `dropout`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Blocks over any attention mechanism, and the pre-norm decoders: Llama and its like, GPT-2, T6."""
+"""Transformer blocks with any attention mechanism, and pre-norm decoders: Llama and similar models, GPT-2, T6."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -24,12 +24,12 @@ Norm = Literal["rms", "layer", "unit"]
 class DecoderBlock(nn.Module):
     """u = x + attention(norm(x));  z = u + MLP(norm(u)).
 
-    The MLP is W3 (act(W1 u) * W2 u) where it is gated, else W3 act(W2 u). Without one z = u + norm(u), as in the models
-    of Zoology, whose "state mixer" is then the identity.
+    The MLP is W3 (act(W1 u) * W2 u) if it is gated, else W3 act(W2 u). Without an MLP z = u + norm(u), as in the models
+    of Zoology with an identity "state mixer".
 
     Args:
-        ffn_dim: width inside the MLP; 0: there is none.
-        dropout: of what attention and MLP add, in training.
+        ffn_dim: inner width of the MLP; 0: no MLP.
+        dropout: dropout of the outputs of attention and MLP.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class DecoderBlock(nn.Module):
             self.down = nn.Linear(ffn_dim, width, bias=mlp_bias)
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
+        """x (B, T, d); `attend`: attention function of the parallel or the cached form."""
         u = x + self._dropped(attend(self.attention_norm(x)))
         return u + self._dropped(self.mlp(self.mlp_norm(u)))
 
     def attend(self, h: Tensor) -> Tensor:
-        """The attention alone, in its parallel form, (B, T, d) -> (B, T, d)."""
+        """Output of the attention in its parallel form, (B, T, d) -> (B, T, d)."""
         out: Tensor = self.attention(h)
         return out
 
@@ -79,7 +79,7 @@ class SharedDropout(nn.Dropout):
     """Dropout with one mask for all positions of a text: variational dropout (Gal and Ghahramani, 2016)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, d): a component that is zero at one position of a row is zero at all of them."""
+        """x (B, T, d) -> (B, T, d): a component is dropped at all positions of a row or at none."""
         return x * F.dropout(torch.ones_like(x[:, :1]), self.p, self.training)
 
 
@@ -87,8 +87,8 @@ class PostNormBlock(nn.Module):
     """u = LN1(x + drop(attention(x)));  z = LN2(u + drop(W2 drop(relu(W1 u)))).
 
     Args:
-        activation_dropout: after the ReLU, in training; None: `dropout`.
-        variational: whether all positions of a text have one mask.
+        activation_dropout: dropout after the ReLU; None: `dropout`.
+        variational: whether all positions of a text share a dropout mask.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PostNormBlock(nn.Module):
         self.activation_dropout = self.dropout if activation_dropout is None else nn.Dropout(activation_dropout)
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """x (B, T, d); `attend` is the attention in its parallel or its cached form."""
+        """x (B, T, d); `attend`: attention function of the parallel or the cached form."""
         u = self.norm1(x + self.dropout(attend(x)))
         return self.norm2(u + self.feed(u))
 
@@ -119,19 +119,19 @@ class PostNormBlock(nn.Module):
 
 
 class Decoder(LanguageModel):
-    """Tokens -> logits of the next ones, as Llama, Mistral, Qwen2, Qwen3, SmolLM or GPT-2 compute them.
+    """Pre-norm decoder that covers Llama, Mistral, Qwen2, Qwen3, SmolLM and GPT-2.
 
     Args:
-        attention: called with the number of a layer, returns its mechanism.
-        ffn_dim: width inside the MLP; 0: blocks without one.
-        norm: RMSNorm, LayerNorm, or RMSNorm without weights whose epsilon is the machine's.
-        activation: of the MLP; gelu_tanh is GPT-2's approximation.
+        attention: called with the index of a layer, returns its mechanism.
+        ffn_dim: inner width of the MLP; 0: no MLP.
+        norm: RMSNorm, LayerNorm, or RMSNorm without weights and with machine epsilon ("unit").
+        activation: activation of the MLP; gelu_tanh is GPT-2's approximation.
         gated: whether the MLP is gated (SwiGLU with silu).
-        tied: whether the embedding is the output matrix too.
-        positions: number of learned positions that are added to the embedding; 0: none, the mechanism has positions.
-        dropout: of the embedding and of what blocks add, in training.
-        embedding_dropout: of the embedding, in training; None: as `dropout`.
-        embedding_std: standard deviation of the first values of the embedding, and of learned positions.
+        tied: whether the output matrix is the embedding.
+        positions: number of learned position embeddings; 0: the mechanism encodes positions.
+        dropout: dropout of the embedding and of the outputs of attention and MLP.
+        embedding_dropout: dropout of the embedding; None: `dropout`.
+        embedding_std: initial standard deviation of embeddings and learned positions.
     """
 
     def __init__(
@@ -170,12 +170,12 @@ class Decoder(LanguageModel):
 
     @staticmethod
     def begin(embedding: nn.Embedding, std: float) -> None:
-        """Give the embedding its first values."""
+        """Initialise the embedding."""
         nn.init.normal_(embedding.weight, std=std)
 
     @property
     def vocabulary_matrix(self) -> Tensor:
-        """The matrix that gives logits, (V, d)."""
+        """The output matrix, (V, d)."""
         return self.embedding.weight if self.output is None else self.output.weight
 
     @property
@@ -183,15 +183,11 @@ class Decoder(LanguageModel):
         return self.embedding.weight.numel()
 
     def attended(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The output of each layer's attention on a separate input, each (B, T, d) -> (B, T, d).
-
-        Args:
-            inputs: of each layer, past its norm.
-        """
+        """Output of each layer's attention for separate, normalised inputs, (B, T, d) -> (B, T, d) each."""
         return [block.attend(x) for block, x in zip(self.blocks, inputs, strict=True)]
 
     def attention_pairs(self, tokens: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Of each layer what its attention reads, past the norm, and its output: (B, T) -> (B, T, d) each."""
+        """Normalised input and output of each layer's attention, (B, T) -> (B, T, d) each."""
         inputs, outputs = [], []
         x = self.embed(tokens, 0)
         for block in self.blocks:
@@ -201,11 +197,11 @@ class Decoder(LanguageModel):
         return inputs, outputs
 
     def log_probabilities(self, tokens: Tensor) -> Tensor:
-        """Of each next token, in nats: (B, T) -> (B, T, V) float32."""
+        """Log-probabilities of the next tokens, (B, T) -> (B, T, V) float32."""
         return self(tokens).float().log_softmax(-1)
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
-        """(B, T) -> (B, T, d): embeddings, of positions `start` on where these are learned."""
+        """(B, T) -> (B, T, d), from position `start` on: an int, or (1,) of a static cache."""
         x: Tensor = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions.weight[start if isinstance(start, Tensor) else slice(start, start + tokens.shape[1])]
@@ -223,10 +219,10 @@ class T6(Decoder):
     """The decoder of the TPA paper, section 3.4, and of its released code: norms without weights, SwiGLU, no biases.
 
     Args:
-        attention: called with the number of a layer, returns its mechanism.
+        attention: called with the index of a layer, returns its mechanism.
         ffn_dim: width of the SwiGLU; None: floor(8 d / 3).
-        output_init: "zeros" starts with blocks that add nothing, as the released code does: the attention's `out` and
-            the last matrix of the SwiGLU are zero. "default" leaves them as they are created.
+        output_init: "zeros" initialises the attention's `out` and the last matrix of the SwiGLU to zero, as in the
+            released code, so that blocks are initially the identity. "default" keeps their default initialisation.
 
     ValueError: `output_init` is "zeros" and a mechanism has no `out`.
     """
@@ -254,7 +250,7 @@ class T6(Decoder):
 
     @staticmethod
     def begin(embedding: nn.Embedding, std: float) -> None:
-        """As a linear layer's weight, like the released code."""
+        """Initialise as the weight of a linear layer, as in the released code."""
         bound = embedding.embedding_dim**-0.5
         nn.init.uniform_(embedding.weight, -bound, bound)
 

@@ -13,12 +13,11 @@ from attnlab.config.bounds import Layers, Rate, Size
 
 
 def sinusoidal_positions(positions: int | Tensor, width: int, like: Tensor) -> Tensor:
-    """(positions, width): the sines of all frequencies, then their cosines, as fairseq lays them out.
+    """Sinusoidal embeddings (n, width): sines of all frequencies, then cosines, in the order of fairseq.
 
     Args:
-        positions: how many, from 0; or which, (n,).
-        width: components, half of them sines.
-        like: a tensor of the dtype and device of the result.
+        positions: number n of positions, from 0, or a tensor of positions, (n,).
+        like: tensor with the dtype and device of the result.
     """
     half = width // 2
     frequencies = torch.exp(torch.arange(half, device=like.device) * (-math.log(10000.0) / (half - 1)))
@@ -29,7 +28,7 @@ def sinusoidal_positions(positions: int | Tensor, width: int, like: Tensor) -> T
 
 
 def padded_embedding(vocab_size: int, d_model: int, pad: int) -> nn.Embedding:
-    """Normal with standard deviation 1 / sqrt(d); that of the padding `pad` is zero and stays so."""
+    """Embedding with standard deviation 1 / sqrt(d). The embedding of `pad` is zero and is not trained."""
     embedding = nn.Embedding(vocab_size, d_model, padding_idx=pad)
     nn.init.normal_(embedding.weight, std=d_model**-0.5)
     with torch.no_grad():
@@ -38,12 +37,7 @@ def padded_embedding(vocab_size: int, d_model: int, pad: int) -> nn.Embedding:
 
 
 def padding_mask(lengths: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Where positions are real, (B, S) bool, and what is added to attention logits, 0 or -inf, (B, S).
-
-    Args:
-        lengths: (B,).
-        x: (B, S, d).
-    """
+    """lengths (B,), x (B, S, d) -> mask of real positions, (B, S) bool, and additive mask, 0 or -inf, (B, S)."""
     real = length_mask(lengths, x.shape[1])
     return real, torch.zeros_like(real, dtype=x.dtype).masked_fill(~real, float("-inf"))
 
@@ -57,7 +51,7 @@ def encoder_layer(
     attention_dropout: float | None,
     activation_dropout: float | None,
 ) -> nn.TransformerEncoderLayer:
-    """torch's layer with dropout rates of attention weights and inside the feed-forward part; None: `dropout`."""
+    """torch's layer with separate dropout for attention weights and feed-forward activations; None: `dropout`."""
     layer = nn.TransformerEncoderLayer(
         d_model, num_heads, ffn_dim, dropout, activation="relu", batch_first=True, norm_first=pre_norm
     )
@@ -67,15 +61,15 @@ def encoder_layer(
 
 
 class LayerMix(nn.Module):
-    """sum_l softmax(w)_l h_l over the layers h_l of a pretrained model, without its mean over the utterance.
+    """sum_l softmax(w)_l h_l over the layers h_l of a pretrained model, minus its mean over the utterance.
 
-    The weighted sum is that of SUPERB (Yang et al. 2021, section 2) and of S3PRL's featurizer: one number w_l for each
-    layer, all zero at first, so that it begins as the mean of the layers. Taking the mean over the utterance off is
-    ESPnet's `UtteranceMVN` with its defaults. Both stand in the front end of the MTLA paper's AMI recipe, where they
-    are computed in float32 whatever the precision of the model.
+    The weighted sum is that of SUPERB (Yang et al. 2021, section 2) and of S3PRL's featurizer: one weight w_l per
+    layer, initially zero, which gives the mean of the layers. Subtracting the mean over the utterance is ESPnet's
+    `UtteranceMVN` with its defaults. Both belong to the front end of the MTLA paper's AMI recipe, and are computed in
+    float32 in any precision of the model.
 
     Args:
-        num_layers: L, the pretrained model's layers and the input of the first one.
+        num_layers: number L of layers, including the input of the first one.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -83,25 +77,25 @@ class LayerMix(nn.Module):
         self.weights = nn.Parameter(torch.zeros(num_layers))
 
     def shares(self) -> Tensor:
-        """The share of each layer, (L,), which add up to 1."""
+        """Weight of each layer, (L,). They sum to 1."""
         return self.weights.softmax(0)
 
     def forward(self, layers: Tensor, lengths: Tensor) -> Tensor:
-        """Features (B, S, L, F) and their lengths (B,) -> (B, S, F), zeros after the end of a row."""
+        """Features (B, S, L, F), lengths (B,) -> (B, S, F), zero in padding."""
         with torch.autocast(layers.device.type, enabled=False):
             wide = torch.promote_types(self.weights.dtype, torch.float32)
             shares = self.shares().to(wide).expand(*layers.shape[:2], 1, -1)
-            mixed = blank(shares, lengths) @ layers.to(wide)  # without a copy of the layers, whose padding may be NaN
+            mixed = blank(shares, lengths) @ layers.to(wide)  # masks weights, not layers, to avoid a copy
             mixed = blank(mixed.squeeze(2), lengths)
             mean = mixed.sum(1, keepdim=True) / lengths.view(-1, 1, 1)
             return blank(mixed - mean, lengths).to(layers.dtype)
 
 
 class ConvSubsampler(nn.Module):
-    """One 1-D convolution of stride 2 per kernel size, each halved in width by a gated linear unit.
+    """1-D convolutions of stride 2, one per kernel size, each followed by a gated linear unit that halves its width.
 
     Args:
-        channels: of all convolutions but the last, before the gated linear unit.
+        channels: output channels of all convolutions but the last, before the gated linear unit.
     """
 
     def __init__(self, num_mels: int, channels: int, d_model: int, kernels: list[int]) -> None:
@@ -119,7 +113,7 @@ class ConvSubsampler(nn.Module):
         )
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, F), (B,) -> (B, S', d), (B,). Padding is set to zero between the layers, so that no row reads it."""
+        """(B, S, F), (B,) -> (B, S', d), (B,). Padding is set to zero after each layer."""
         x = x.transpose(1, 2)
         for conv in self.convs:
             x = F.glu(conv(x), dim=1)
@@ -129,40 +123,45 @@ class ConvSubsampler(nn.Module):
 
 
 class FrontEnd(nn.Module):
-    """What the speech encoders do with features before the convolutions.
+    """Base of the speech encoders: layer mixing, projection, convolutional subsampling, and positions."""
 
-    Args:
-        projection_dim: width of a linear layer and LayerNorm over the features; None: there are none.
-        mix_layers: layers of a pretrained model that the features have, which are mixed with learned weights; None: the
-            features are of one layer.
-    """
-
-    def __init__(self, num_mels: int, projection_dim: int | None, mix_layers: int | None) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_mels: int,
+        conv_channels: int,
+        conv_kernels: list[int],
+        projection_dim: int | None,
+        mix_layers: int | None,
+    ) -> None:
         super().__init__()
+        self.scale = math.sqrt(d_model)
         self.project: nn.Module = nn.Identity()
         if projection_dim is not None:
             self.project = nn.Sequential(nn.Linear(num_mels, projection_dim), nn.LayerNorm(projection_dim))
         self.mix = None if mix_layers is None else LayerMix(mix_layers)
-        self.width = projection_dim or num_mels
+        self.subsample = ConvSubsampler(projection_dim or num_mels, conv_channels, d_model, conv_kernels)
 
-    def prepared(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S, width), zeros after the end of a row."""
+    def embed(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
         features = blank(features, lengths) if self.mix is None else self.mix(features, lengths)
-        return blank(self.project(features), lengths)
+        x, lengths = self.subsample(blank(self.project(features), lengths), lengths)
+        return self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x), lengths
 
 
 class SpeechEncoder(FrontEnd):
     """Features -> states of width d: fairseq's `s2t_transformer` as the MTLA recipes use it.
 
     Args:
-        conv_channels: between the convolutions of the subsampler.
-        conv_kernels: one for each convolution of stride 2; None: [5, 5].
-        dropout: of embeddings and after each part of a layer.
-        attention_dropout, activation_dropout: of attention weights and inside feed-forward parts; None: `dropout`.
-        projection_dim: wide features first go through a linear layer of this width and LayerNorm (AMI's WavLM
-            features); None: they do not.
-        mix_layers: layers of a pretrained model in each frame, which are mixed with learned weights before that (see
-            :class:`LayerMix`); None: a frame is of one layer.
+        conv_channels: channels of the convolutions but the last.
+        conv_kernels: kernel size of each convolution of stride 2; None: [5, 5].
+        dropout: dropout of embeddings and of the output of each sublayer.
+        attention_dropout: dropout of attention weights; None: `dropout`.
+        activation_dropout: dropout of feed-forward activations; None: `dropout`.
+        projection_dim: width of a linear layer with LayerNorm for wide features (AMI's WavLM features); None: no
+            projection.
+        mix_layers: number of pretrained layers per frame, which are mixed first, see :class:`LayerMix`; None: frames of
+            one layer.
     """
 
     def __init__(
@@ -180,9 +179,7 @@ class SpeechEncoder(FrontEnd):
         projection_dim: Size | None = None,
         mix_layers: Layers | None = None,
     ) -> None:
-        super().__init__(num_mels, projection_dim, mix_layers)
-        self.scale = math.sqrt(d_model)
-        self.subsample = ConvSubsampler(self.width, conv_channels, d_model, list(conv_kernels or [5, 5]))
+        super().__init__(d_model, num_mels, conv_channels, list(conv_kernels or [5, 5]), projection_dim, mix_layers)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
             encoder_layer(d_model, num_heads, ffn_dim, dropout, True, attention_dropout, activation_dropout)
@@ -192,8 +189,8 @@ class SpeechEncoder(FrontEnd):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, F), or (B, S, L, F) with `mix_layers`, and (B,) -> (B, S', d), (B,)."""
-        x, lengths = self.subsample(self.prepared(features, lengths), lengths)
-        x = self.dropout(self.scale * x + sinusoidal_positions(x.shape[1], x.shape[2], x))
+        x, lengths = self.embed(features, lengths)
+        x = self.dropout(x)
         _, bias = padding_mask(lengths, x)
         for layer in self.layers:
             x = layer(x, src_key_padding_mask=bias)

@@ -12,32 +12,32 @@ from attnlab.models.token_loss import target_and_mean_nats, token_nats
 
 
 def linear_weights(module: nn.Module) -> int:
-    """The weights of the linear layers that are direct children: multiply-adds of one position."""
+    """Multiply-adds of one position in the linear layers that are direct children."""
     return sum(child.weight.numel() for child in module.children() if isinstance(child, nn.Linear))
 
 
 class LanguageModel(nn.Module, ABC):
-    """Tokens -> logits of the next ones: `embed`, the blocks of `layers`, `final`, `logits`."""
+    """Base of language models: `embed`, the blocks of `layers`, `final`, `logits`."""
 
     max_length: int  # positions of a window
-    loss_chunk: int | None = None  # tokens whose logits exist at once in `loss`; None: all
+    loss_chunk: int | None = None  # number of tokens whose logits `loss` computes at a time; None: all
     layers: nn.ModuleList
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
-        """(B, T) -> (B, T, d), at positions from `start` on: an int, or (1,) of a static cache."""
+        """(B, T) -> (B, T, d), from position `start` on: an int, or (1,) of a static cache."""
         raise NotImplementedError
 
     def final(self, x: Tensor) -> Tensor:
-        """What follows the last block, (B, T, d) -> (B, T, d)."""
+        """Layers after the last block, (B, T, d) -> (B, T, d)."""
         raise NotImplementedError
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., d) -> (..., V); log-probabilities are logits too."""
+        """(..., d) -> logits or log-probabilities (..., V)."""
         raise NotImplementedError
 
     @property
     def vocabulary_multiply_adds(self) -> int:
-        """Of the logits of one position."""
+        """Multiply-adds of the logits of one position."""
         raise NotImplementedError
 
     @property
@@ -46,12 +46,12 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def attentions(self) -> list[Attention]:
-        """The mechanisms, one per layer."""
+        """The mechanism of each layer."""
         return [block.attention for block in self.blocks]
 
     @property
     def longest(self) -> int:
-        """The longest text that the model and its mechanisms take."""
+        """Maximum length of a text for the model and its mechanisms."""
         limits = [a.max_positions for a in self.attentions if a.max_positions is not None]
         return min([self.max_length, *limits])
 
@@ -73,19 +73,19 @@ class LanguageModel(nn.Module, ABC):
         return token_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
 
     def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """`loss`, and the mean of -log p over all words, which label smoothing adds: (B, T) float32 or wider, both."""
+        """`loss`, and the mean of -log p over all words for label smoothing, both (B, T) float32 or wider."""
         return target_and_mean_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
+        """Next tokens (B, n) -> logits (B, n, V), using and updating the caches."""
         x = self.embed(tokens, caches[0].start)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, partial(block.attention.extend, cache=cache))
         return self.logits(self.final(x))
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached step of one row at `context` positions, `prefix` of them a prefix's; vocabulary included."""
+        """Multiply-adds of one cached step of one row at `context` positions, including the output layer."""
         layers = sum(b.attention.multiply_adds(context, prefix) + linear_weights(b) for b in self.blocks)
         return layers + self.vocabulary_multiply_adds
 

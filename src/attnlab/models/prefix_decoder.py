@@ -1,4 +1,4 @@
-"""The MTLA paper's decoder-only translator: the encoder's output is a prefix of keys and values in every layer."""
+"""Decoder of the MTLA paper, which reads the encoder's output as a prefix of keys and values in every layer."""
 
 import math
 from collections.abc import Callable
@@ -25,13 +25,13 @@ class PrefixDecoderLayer(PostNormBlock):
         return super().forward(x, lambda x: attend(self.norm1(x)))
 
     def parallel(self, prefix: Tensor, prefix_lengths: Tensor | None) -> list[Callable[[Tensor], Tensor]]:
-        """The attentions in their parallel form: prefix (B, S, d), lengths (B,) or None."""
+        """Attention functions of the parallel form: prefix (B, S, d), lengths (B,) or None."""
         return [partial(self.attention, prefix=prefix, prefix_lengths=prefix_lengths)]
 
     def start(
         self, prefix: Tensor, prefix_lengths: Tensor | None, beam: int, capacity: int, dtype: torch.dtype | None
     ) -> list[Cache]:
-        """The layer's caches, see `TextDecoder.start`."""
+        """Caches of the layer, see `TextDecoder.start`."""
         sentences, size = prefix.shape[:2]
         cache = self.attention.new_cache(
             sentences * beam, capacity, size, prefix_batch=sentences, dtype=dtype, device=prefix.device
@@ -40,29 +40,29 @@ class PrefixDecoderLayer(PostNormBlock):
         return [cache]
 
     def cached(self, cache: Cache) -> list[Callable[[Tensor], Tensor]]:
-        """The attentions in their cached form."""
+        """Attention functions of the cached form."""
         return [partial(self.attention.extend, cache=cache)]
 
     def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, dtype: torch.dtype) -> int:
         return self.attention.cache_bytes(rows, capacity, prefix, sentences, dtype=dtype)
 
     def multiply_adds(self, context: int, prefix: int) -> int:
-        """Of a step's attentions."""
+        """Multiply-adds of the attentions of a step."""
         return self.attention.multiply_adds(context, prefix)
 
 
 def projector(d_model: int, inner: int) -> nn.Sequential:
-    """Two linear maps with ReLU between, through which an encoder's output goes: (..., d) -> (..., d)."""
+    """Two linear layers with ReLU, applied to an encoder's output: (..., d) -> (..., d)."""
     return nn.Sequential(nn.Linear(d_model, inner), nn.ReLU(), nn.Linear(inner, d_model))
 
 
 class TextDecoder(nn.Module):
-    """Text tokens and an encoder's output, the prefix -> logits; in parallel, or through caches."""
+    """Base of decoders of text after an encoder's output, the prefix; in parallel or with caches."""
 
     embedding: nn.Embedding
     unembedding: nn.Linear | None  # None: the embedding is the output matrix
     layers: nn.ModuleList
-    projector: nn.Module  # of the prefix
+    projector: nn.Module  # applied to the prefix
     norm: nn.Module
     dropout: nn.Module
 
@@ -80,13 +80,13 @@ class TextDecoder(nn.Module):
         return [layer.attention for layer in self.blocks]
 
     def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
-        """Of all caches of this dtype, for `rows` hypotheses of `capacity` tokens on `sentences` prefixes."""
+        """Bytes of all caches for `rows` hypotheses of `capacity` tokens after `sentences` prefixes."""
         return sum(layer.cache_bytes(rows, capacity, prefix, sentences, dtype) for layer in self.blocks)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """Of one cached step of one row at `context` positions, `prefix` of them the prefix's; vocabulary included.
+        """Multiply-adds of one cached step of one row at `context` positions, `prefix` of them in the prefix.
 
-        What the prefix costs once per sentence does not count.
+        Includes the output layer, and excludes the cost of the prefix, which is incurred once per sentence.
         """
         layers = sum(layer.multiply_adds(context, prefix) + linear_weights(layer) for layer in self.blocks)
         return layers + self.embedding.weight.numel()
@@ -101,14 +101,14 @@ class TextDecoder(nn.Module):
         *,
         dtype: torch.dtype | None = None,
     ) -> list[Cache]:
-        """Caches for `beam` rows of `capacity` tokens on each sentence, whose prefix (N, S, d) is stored once."""
+        """Caches for `beam` rows of `capacity` tokens per sentence, whose prefix (N, S, d) is stored once."""
         prefix = self.projector(prefix)
         caches = [layer.start(prefix, prefix_lengths, beam, capacity, dtype) for layer in self.blocks]
         return [cache for caches_of_layer in caches for cache in caches_of_layer]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        """The next tokens (B, n) -> logits (B, n, V), through the caches."""
+        """Next tokens (B, n) -> logits (B, n, V), using and updating the caches."""
         x = self.embed(tokens, caches[0].start)
         count = len(caches) // len(self.layers)
         for i, layer in enumerate(self.blocks):
@@ -116,7 +116,7 @@ class TextDecoder(nn.Module):
         return self.logits(x)
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
-        """(B, T) -> (B, T, d), at positions from `start` on: an int, or (1,) of a static cache."""
+        """(B, T) -> (B, T, d), from position `start` on: an int, or (1,) of a static cache."""
         return self.scale * self.embedding(tokens)
 
     def forward(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
@@ -124,7 +124,7 @@ class TextDecoder(nn.Module):
         return self.logits(self.hidden(tokens, prefix, prefix_lengths))
 
     def hidden(self, tokens: Tensor, prefix: Tensor, prefix_lengths: Tensor | None = None) -> Tensor:
-        """As :meth:`forward`, the states before the last norm, (B, T, d)."""
+        """As :meth:`forward`, but returns the states before the last norm, (B, T, d)."""
         prefix, x = self.projector(prefix), self.dropout(self.embed(tokens, 0))
         for layer in self.blocks:
             x = layer(x, *layer.parallel(prefix, prefix_lengths))
@@ -137,13 +137,13 @@ class TextDecoder(nn.Module):
 
 
 class PrefixDecoder(TextDecoder):
-    """Text tokens after a prefix -> logits (MTLA paper, section 5, as its released system is built).
+    """Text tokens after a prefix -> logits (MTLA paper, section 5, as in its released system).
 
     Args:
-        attention: called with the number of a layer, returns its mechanism.
-        projector_dim: inner width of the two linear maps through which the prefix goes.
-        dropout: after each part of a layer.
-        embedding_dropout: of embeddings; None: `dropout`.
+        attention: called with the index of a layer, returns its mechanism.
+        projector_dim: inner width of the two linear layers that are applied to the prefix.
+        dropout: dropout of the output of each sublayer.
+        embedding_dropout: dropout of embeddings; None: `dropout`.
     """
 
     projector: nn.Sequential

@@ -1,8 +1,9 @@
-"""Sequence-to-text models: an encoder, a decoder that reads its output, and the loss of each token."""
+"""Sequence-to-text models: an encoder, a decoder that reads its output, and token losses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -16,13 +17,13 @@ from attnlab.models.token_loss import in_chunks, nats
 
 
 class TokenLosses(NamedTuple):
-    """Of one batch.
+    """Token losses of a batch, and the encoder's output.
 
     Args:
         smoothed: (B, T) negative log-probability with smoothed labels, in nats; 0 at padding.
-        plain: (B, T) without smoothing, and without gradients where `smoothed` has them.
+        plain: (B, T) without smoothing; without gradients unless it is `smoothed`.
         right: (B, T) bool, whether the target is the most probable token.
-        encoded: (B, S', d) the encoder's output.
+        encoded: (B, S', d) output of the encoder.
         lengths: (B,) its lengths.
     """
 
@@ -37,7 +38,7 @@ class SequenceModel(nn.Module):
     """An encoder and a decoder.
 
     Attributes:
-        loss_chunk: tokens whose logits exist at once in :meth:`token_losses`; None: all.
+        loss_chunk: number of tokens whose logits are computed at a time in :meth:`token_losses`; None: all.
     """
 
     encoder: Any
@@ -45,23 +46,21 @@ class SequenceModel(nn.Module):
     loss_chunk: int | None = None
 
     def forward(self, inputs: Tensor, lengths: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, S, ...), (B,), (B, T) -> logits (B, T, V), encoder output (B, S', d), its lengths (B,)."""
+        """(B, S, ...), (B,), (B, T) -> logits (B, T, V), encoder output (B, S', d) and its lengths (B,)."""
         encoded, lengths = self.encoder(inputs, lengths)
         return self.decoder(text, encoded, lengths), encoded, lengths
 
     @property
     def compilable_encoder(self) -> bool:
-        """Whether one compiled form of the encoder serves all lengths: not with mechanisms, which depend on them."""
+        """Whether one compiled encoder supports all lengths. Encoders with mechanisms depend on the lengths."""
         return not getattr(self.encoder, "mechanism", False)
 
     def losses_of_states(
         self, hidden: Tensor, targets: Tensor, pad: int, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """States (n, d) and targets (n,) -> smoothed loss, plain loss, and whether the target is the best, (n,) each.
+        """Decoder states (n, d), targets (n,) -> smoothed loss, plain loss, and correctness of the target, (n,) each.
 
-        Args:
-            hidden: the decoder's.
-            smoothing: probability that is spread over all tokens.
+        `smoothing` is the probability that is distributed over all tokens.
         """
         logits = self.decoder.logits(hidden)
         smoothed = plain = nats(logits, targets, ignore_index=pad, label_smoothing=smoothing)
@@ -85,11 +84,11 @@ class SequenceModel(nn.Module):
 
         Args:
             inputs: features (B, S, F) or ids (B, S).
-            lengths: of the inputs, (B,).
-            text: the tokens that the decoder reads, (B, T).
+            lengths: lengths of the inputs, (B,).
+            text: tokens that the decoder reads, (B, T).
             targets: (B, T).
-            smoothing: probability that is spread over all tokens.
-            compiled: gives the compiled form of :meth:`losses_of_states`, and of the encoder's `forward` where that is
+            smoothing: probability that is distributed over all tokens.
+            compiled: returns the compiled form of :meth:`losses_of_states`, and of the encoder's `forward` if that is
                 compilable; None: neither is compiled.
         """
         encode, of_states = self.encoder, self.losses_of_states
@@ -98,24 +97,20 @@ class SequenceModel(nn.Module):
             encode = compiled(encode.forward) if self.compilable_encoder else encode
         encoded, lengths = encode(inputs, lengths)
         hidden = self.decoder.hidden(text, encoded, lengths)
-
-        def losses(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            losses_of_rows: tuple[Tensor, Tensor, Tensor] = of_states(h, t, pad, smoothing)
-            return losses_of_rows
-
+        losses = partial(of_states, pad=pad, smoothing=smoothing)
         results = in_chunks(losses, (hidden.flatten(0, 1), targets.flatten()), self.loss_chunk)
         smoothed, plain, right = (value.view_as(targets) for value in results)
         return TokenLosses(smoothed, plain, right, encoded, lengths)
 
 
 class SpeechToText(SequenceModel):
-    """Encoder and decoder of one width: the MTLA paper's prefix decoder, or one with cross-attention.
+    """Speech encoder and a text decoder: the MTLA paper's prefix decoder, or one with cross-attention.
 
     Args:
         encoder: called with `d_model`.
         decoder: called with `vocab_size`, `d_model` and `attention`.
-        attention: called with the number of a layer, returns its mechanism.
-        ctc_vocab_size: classes of a linear CTC head on the encoder's output; None: no head.
+        attention: called with the index of a layer, returns its mechanism.
+        ctc_vocab_size: number of classes of a linear CTC head on the encoder's output; None: no head.
     """
 
     def __init__(
@@ -135,12 +130,12 @@ class SpeechToText(SequenceModel):
 
 
 class TextToText(SequenceModel):
-    """Text encoder and prefix decoder: the MTLA paper's summariser. One vocabulary, two embeddings.
+    """Text encoder and prefix decoder of the MTLA paper's summariser, with one vocabulary and two embeddings.
 
     Args:
         encoder: called with `vocab_size` and `d_model`.
         decoder: called with `vocab_size`, `d_model` and `attention`.
-        attention: called with the number of a layer, returns its mechanism.
+        attention: called with the index of a layer, returns its mechanism.
     """
 
     ctc = None
@@ -164,12 +159,12 @@ class EncoderDecoder(SequenceModel):
 
     Args:
         encoder, decoder: called with `vocab_size`, `d_model` and `attention`.
-        ordinary: returns the attention of the place that does not get the chosen mechanism.
-        attention_in: where the chosen mechanism is used: "encoder" (Tensorized Transformer, section 5.3), "decoder" (in
-            its self-attention, which is cached), or "both".
-        attention: called with the number of a layer, returns its mechanism.
+        ordinary: returns the attention of the part that does not use the configured mechanism.
+        attention_in: part that uses the configured mechanism: "encoder" (Tensorized Transformer, section 5.3),
+            "decoder" (its cached self-attention), or "both".
+        attention: called with the index of a layer, returns its mechanism.
 
-    ValueError: `attention_in` is something else.
+    ValueError: `attention_in` has another value.
     """
 
     ctc = None

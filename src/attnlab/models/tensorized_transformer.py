@@ -1,4 +1,4 @@
-"""The Tensorized Transformer's language model: Transformer-XL's post-norm decoder, over any attention mechanism."""
+"""Language model of the Tensorized Transformer: Transformer-XL's post-norm decoder with any attention mechanism."""
 
 import math
 from collections.abc import Callable
@@ -17,19 +17,19 @@ from attnlab.models.token_loss import in_chunks, target_and_mean_nats
 class TensorizedTransformer(LanguageModel):
     """Tokens -> log-probabilities of the next ones. Input and output embeddings share their weights.
 
-    There are no position embeddings: the attention has to represent order (the tied multi-linear form does not). It
-    differs from the released model in the attention alone: the position key W_r, d R numbers per layer and 2 R once,
-    is left out (Tensorized Transformer, section 5.1).
+    There are no position embeddings: the attention must represent order, which the tied multi-linear form does not. It
+    differs from the released model only in the attention, which omits the position key W_r, d R parameters per layer
+    and 2 R once (Tensorized Transformer, section 5.1).
 
     Args:
-        attention: called with the number of a layer, returns its mechanism.
-        dropout: of embeddings and outputs, and in each block.
-        variational_dropout: whether all positions of a text share one mask, drawn anew for each place in the model and
-            each batch. The paper says that it was used for PTB (section 5.2), without details.
-        cutoffs, div_value, tie_projections: of `AdaptiveSoftmax`, for vocabularies sorted by frequency; without
-            cutoffs the output is a `TiedSoftmax`.
+        attention: called with the index of a layer, returns its mechanism.
+        dropout: dropout of embeddings and outputs, and in each block.
+        variational_dropout: whether all positions of a text share a mask, which is sampled per module and batch. The
+            paper used it for PTB (section 5.2), without details.
+        cutoffs, div_value, tie_projections: arguments of `AdaptiveSoftmax`, for vocabularies sorted by frequency.
+            Without cutoffs the output is a `TiedSoftmax`.
 
-    ValueError: `max_length` is more than a mechanism takes.
+    ValueError: `max_length` is more than a mechanism supports.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TensorizedTransformer(LanguageModel):
 
     @property
     def vocabulary_multiply_adds(self) -> int:
-        """Of one position: its embedding and its distribution."""
+        """Multiply-adds of the embedding and the distribution of one position."""
         return self.softmax.multiply_adds
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
@@ -81,12 +81,12 @@ class TensorizedTransformer(LanguageModel):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32 or wider, in nats.
 
-        With cutoffs cheaper than `forward`: only the clusters that targets lie in are computed.
+        With cutoffs only the clusters of the targets are computed, which is cheaper than `forward`.
         """
         parts = self.hidden(tokens).flatten(0, 1), targets.flatten()
         (nll,) = in_chunks(lambda h, t: (self.softmax.nll(h[None], t[None])[0],), parts, self.loss_chunk)
         return nll.to(torch.promote_types(nll.dtype, torch.float32)).view_as(targets)
 
     def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """As for every model. With cutoffs all clusters are computed, for which `loss` needs those of targets alone."""
+        """As in `LanguageModel`. Unlike in `loss`, all clusters are computed."""
         return target_and_mean_nats(self.hidden(tokens), targets, lambda h: self.logits(h[None])[0], self.loss_chunk)

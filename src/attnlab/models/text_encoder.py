@@ -1,4 +1,4 @@
-"""Text encoder: a Transformer over pieces, with ordinary self-attention or any mechanism's encoder form."""
+"""Text encoder: a Transformer with standard self-attention or the encoder form of any mechanism."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from attnlab.models.encoder import encoder_layer, padded_embedding, padding_mask
 
 
 class TextEncoderLayer(PostNormBlock):
-    """Self-attention without a causal mask and ReLU feed-forward; with `pre_norm` LayerNorm stands before each."""
+    """Self-attention without a causal mask and ReLU feed-forward; LayerNorm after each, or before with `pre_norm`."""
 
     def __init__(self, attention: Attention, ffn_dim: int, dropout: float, pre_norm: bool) -> None:
         super().__init__(attention, ffn_dim, dropout)
@@ -31,12 +31,12 @@ class TextEncoder(nn.Module):
     """Source pieces -> states of width d.
 
     Args:
-        num_heads: heads, if `attention` is None.
-        dropout: of embeddings and in each layer.
-        attention_dropout, activation_dropout: of attention weights and inside feed-forward parts, if `attention` is
-            None.
-        pre_norm: LayerNorm before each part, and once at the end; else after each part, as the published encoders do.
-        attention: called with the number of a layer, returns its mechanism; None: `nn.MultiheadAttention`.
+        num_heads: number of heads, if `attention` is None.
+        dropout: dropout of embeddings and in each layer.
+        attention_dropout: dropout of attention weights, if `attention` is None.
+        activation_dropout: dropout of feed-forward activations, if `attention` is None.
+        pre_norm: LayerNorm before each sublayer, and once at the end; else after each sublayer, as published.
+        attention: called with the index of a layer, returns its mechanism; None: `nn.MultiheadAttention`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The loss of each token over a large vocabulary, with the logits of some tokens at a time.
+"""Token losses over a large vocabulary, computed in chunks of tokens.
 
-The logits of a chunk are computed again in the backward pass, so that neither all logits nor their gradients are ever
-there together: 24 windows of 1,024 tokens and 50,000 words are 4.6 GiB in float32. The results are the same.
-torch 2.13 has `linear_cross_entropy`, which returns the losses of bfloat16 inputs in bfloat16, smooths no labels in
-chunks, and is missing before.
+The backward pass computes the logits of a chunk again, so that the full logits and their gradients are never in memory:
+for 24 windows of 1,024 tokens and 50,000 words they take 4.6 GiB in float32. The results are the same.
+`linear_cross_entropy` of torch 2.13 returns bfloat16 losses for bfloat16 inputs, does not support label smoothing in
+chunks, and does not exist in earlier versions.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-LOGITS = 2**28  # of a chunk by default: 1 GiB in float32
+LOGITS = 2**28  # logits of a chunk by default: 1 GiB in float32
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """`x`, in float32 if it has a lower precision."""
+    """Convert `x` to float32 if it has a lower precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def chunk_of(configured: int | str | None, vocab_size: int) -> int | None:
-    """The tokens of a chunk; None: all.
+    """Number of tokens per chunk; None: all.
 
-    Args:
-        configured: the number; "auto": as many as 1 GiB of float32 logits holds; None.
+    `configured`: the number; "auto": as many as fit into 1 GiB of float32 logits; None: all.
     """
     if configured == "auto":
         return max(1, LOGITS // vocab_size)
@@ -35,12 +34,12 @@ def chunk_of(configured: int | str | None, vocab_size: int) -> int | None:
 def in_chunks(
     function: Callable[..., tuple[Tensor, ...]], tensors: tuple[Tensor, ...], size: int | None
 ) -> tuple[Tensor, ...]:
-    """The results of a function of rows, computed for some rows at a time, and again for their gradients.
+    """Apply a row-wise function in chunks of rows, with checkpointing.
 
     Args:
-        function: of tensors (n, ...), returns tensors (n, ...); row i of these depends on row i of those alone.
+        function: takes and returns tensors (n, ...); row i of its results depends only on row i of its arguments.
         tensors: (N, ...) each.
-        size: rows at a time; None: all, and nothing is computed again.
+        size: rows per chunk; None: all rows at once, without checkpointing.
     """
     rows = len(tensors[0])
     if size is None or size >= rows:
@@ -56,11 +55,9 @@ def in_chunks(
 
 
 def nats(logits: Tensor, targets: Tensor, **settings: float) -> Tensor:
-    """Negative log-probability of each of `targets`, (n, V) and (n,) -> (n,) float32 or wider.
+    """logits (n, V), targets (n,) -> negative log-probability of each target, (n,) float32 or wider.
 
-    Args:
-        logits: of any precision.
-        settings: of torch's `cross_entropy`: `ignore_index`, `label_smoothing`.
+    `settings` are those of torch's `cross_entropy`: `ignore_index`, `label_smoothing`.
     """
     return F.cross_entropy(at_least_float32(logits), targets, reduction="none", **settings)  # type: ignore[arg-type]
 
@@ -68,13 +65,13 @@ def nats(logits: Tensor, targets: Tensor, **settings: float) -> Tensor:
 def target_and_mean_nats(
     hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-probability of each target, and the mean of that of all words, (B, T) float32 or wider, both.
+    """Negative log-probability of each target, and its mean over all words, both (B, T) float32 or wider.
 
     Args:
         hidden: (B, T, d).
         targets: (B, T).
-        logits: (n, d) -> (n, V); log-probabilities are logits too.
-        chunk: tokens whose logits exist at once; None: all.
+        logits: (n, d) -> logits or log-probabilities (n, V).
+        chunk: number of tokens whose logits are computed at a time; None: all.
     """
 
     def of(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +89,7 @@ def token_nats(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tenso
         hidden: (B, T, d).
         targets: (B, T).
         logits: (n, d) -> (n, V).
-        chunk: tokens whose logits exist at once; None: all.
+        chunk: number of tokens whose logits are computed at a time; None: all.
     """
     (losses,) = in_chunks(lambda h, t: (nats(logits(h), t),), (hidden.flatten(0, 1), targets.flatten()), chunk)
     return losses.view_as(targets)

@@ -1,8 +1,8 @@
 """Multi-linear (block-term) attention: a third-order tensor of queries, keys and values, made causal.
 
 Tensorized Transformer, section 3:  A_ijm = sum_r g_r q_ir k_jr v_mr,  with q, k, v of width R and a diagonal core g.
-No softmax. In the published code every position reads the future; here A_ijm counts for j <= i and m <= i alone.
-The forms differ in how a position's slice A_i.. is read out:
+No softmax. In the published code every position reads the future; here A_ijm is used only for j <= i and m <= i.
+The forms differ in the read-out of the slice A_i.. of a position:
 
     relative   y_i = sum_{a,b<n} W[:,a,b] A_{i,i-a,i-b}               any length; state 2nR
     absolute   y_i = N/(i+1) sum_{j,m<=i} W[:,j,m] A_ijm              at most N positions; state 2NR
@@ -12,9 +12,9 @@ The forms differ in how a position's slice A_i.. is read out:
 Cores: h cores that share a read-out are averaged (paper, eq. 8), and have the function class of one; with
 `shared_readout=False` each has a read-out, y_i = sum_c W_c vec(A^c_i). A core is a free vector, or softmax(g) (eq. 6).
 
-Prefix: its positions have no lag and no slot, so every text position reads all of them alike, as the encoder form does:
-each key paired with the value beside it, averaged, P = 1/S sum_s k_s v_s^T, and y_i += W_P (g . q_i) P.  P is all that
-is cached of a prefix. The tied form needs no W_P: its pairs are of this kind, and the prefix's simply come first.
+Prefix: its positions have no lag and no slot, so that every text position reads all of them alike, as in the encoder
+form: each key is paired with the value of its position, P = 1/S sum_s k_s v_s^T, and y_i += W_P (g . q_i) P.  Only P is
+cached. The tied form needs no W_P: its pairs have this form, and those of the prefix come first.
 
 Shapes: B rows, N prefixes, T positions, S prefix positions, R rank, V value width, C read-outs, d model width.
 """

@@ -1,4 +1,4 @@
-"""Shared by the causal multi-linear forms: projection, cores, read-outs, prefix, and a state of fixed size as cache."""
+"""Base classes of the causal multi-linear forms, and their cache: a state of fixed size."""
 
 import math
 from abc import abstractmethod
@@ -13,10 +13,10 @@ Core = Literal["free", "softmax"]
 
 
 class StateCache(Cache):
-    """A state of one size at any length: `text` (B, ...) of each row, `prefix` (N, R, V), the mean P.
+    """A state of the same size at any length: `text` (B, ...) of each row, and `prefix` (N, R, V), the mean P.
 
-    Made as `Attention.cache_type` says. The buffers have the dtype and device of `like`; a state that accumulates is
-    float32 or wider.
+    The arguments are those of `Attention.cache_type`. The buffers have the dtype and device of `like`; a state that
+    accumulates is float32 or wider.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class StateCache(Cache):
         self.beam, self.capacity, self.prefix_capacity = beam, capacity, prefix_capacity
         self.text = like.new_zeros(batch, *attention.state_shape, dtype=attention.state_dtype(like.dtype))
         self.prefix = like.new_zeros(batch // beam, *attention.prefix_shape)
-        self.prefix_size: int | Tensor = 0  # positions; (N,) where prefixes differ in length
+        self.prefix_size: int | Tensor = 0  # positions; (N,) if prefixes differ in length
 
     def buffers(self) -> list[Tensor]:
         return [self.text, self.prefix]
@@ -62,20 +62,20 @@ class StateCache(Cache):
 class MultiLinear(Attention):
     """Base of the causal forms: one projection x -> [q | k | v] without bias, the cores, the prefix.
 
-    Tensorized Transformer, eq. 6 and 8: G_rrr = softmax(g)_r with trainable g, whose entries rand(0, 1) gives, and the
-    tensors of h cores averaged. `core="softmax"` is that: weights that are positive and sum to 1, also those of the
-    mean of cores. The released layer takes the softmax once, when it is built, and trains what it gave without any
-    constraint: `core="free"`, here with initial values that keep the variance of q, k and v. Softmax cores make A
-    smaller by R^1/2, for which the initial read-outs are as much larger. Both have hR parameters and the same
-    functions: a core that is not on the simplex is one that is, times a diagonal matrix that W_q takes up.
+    Tensorized Transformer, eq. 6 and 8: G_rrr = softmax(g)_r with trainable g, initialised uniformly in (0, 1), and the
+    mean of the tensors of h cores. This is `core="softmax"`: positive weights that sum to 1, also in the mean of cores.
+    The released layer applies the softmax once, at construction, and trains the result without constraint. This is
+    `core="free"`, here with initial values that preserve the variance of q, k and v. Softmax cores make A smaller by
+    R^1/2, which larger initial read-outs compensate. Both have hR parameters and the same functions: any core is a core
+    on the simplex times a diagonal matrix, which W_q can absorb.
 
     Args:
-        rank: R, width of queries and keys.
-        num_cores: h, core vectors g of width R.
+        rank: width R of queries and keys.
+        num_cores: number h of core vectors g of width R.
         shared_readout: True: cores are averaged and have one read-out; False: one read-out for each core.
-        core: free: the core vectors themselves; softmax: each normalised, as in eq. 6 (see `MultiLinear`).
+        core: free: core vectors are used directly; softmax: each is normalised, as in eq. 6.
         reads_prefix: whether there are weights for a prefix; without them a prefix is refused.
-        value_dim: V, width of values.
+        value_dim: width V of values.
     """
 
     cache_type: type[StateCache] = StateCache
@@ -103,23 +103,23 @@ class MultiLinear(Attention):
 
     @property
     def gain(self) -> float:
-        """By how much initial read-outs are larger than those behind free cores.
+        """Factor of the initial read-outs relative to free cores.
 
-        The initial entries of softmax cores are about 1 / R, not R^-1/2 as those of free ones.
+        Initial entries of softmax cores are about 1 / R, those of free cores about R^-1/2.
         """
         return self.rank**0.5 if self.core == "softmax" else 1.0
 
     def core_weights(self) -> Tensor:
-        """The diagonals of the core tensors that the slices are built with, (h, R)."""
+        """Diagonals of the core tensors, (h, R)."""
         return self.cores.softmax(-1) if self.core == "softmax" else self.cores
 
     @property
     @abstractmethod
     def state_shape(self) -> tuple[int, ...]:
-        """Shape of the state that is cached for each row, whatever its length."""
+        """Shape of the cached state of a row, which does not depend on the length."""
 
     def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Of the state in a cache of this dtype."""
+        """Dtype of the state in a cache of the given dtype."""
         return torch.promote_types(dtype, torch.float32) if self.accumulates else dtype
 
     @property
@@ -130,13 +130,13 @@ class MultiLinear(Attention):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
         """All positions of a text in parallel, (B, T, d).
 
-        q (B, T, C, R), times the cores; k (B, T, R); v (B, T, V); the mean P of a prefix, (N, R, V), and how many
-        positions it is of, an int or (N,).
+        q (B, T, C, R), times the cores; k (B, T, R); v (B, T, V); `prefix`: mean P of a prefix, (N, R, V); `size`: its
+        number of positions, an int or (N,).
         """
 
     @abstractmethod
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
-        """The positions after those that `cache` holds; updates its text. `cache.length` is still the old one."""
+        """Output of new positions after those in `cache`, whose text is updated, but not its `length`."""
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries times the cores (B, T, C, R), keys (B, T, R) and values (B, T, V)."""
@@ -201,12 +201,12 @@ class MultiLinear(Attention):
 
 
 class WithPrefixReadout(MultiLinear):
-    """The forms whose text is not read as pairs, and which therefore read a prefix with separate weights W_P.
+    """Base of the forms that read a prefix with separate weights W_P, because they do not read text as pairs.
 
     Args:
-        reads_prefix: whether there is a read-out W_P for a prefix, (d, C R), of C = 1 or h read-outs.
-        slots: numbers that one core gives the text's read-out, for instance n^2 for a window of n.
-        std: standard deviation of the initial weights of one core's read-out.
+        reads_prefix: whether there is a read-out W_P for a prefix, (d, C R), with C = 1 or h read-outs.
+        slots: inputs of the text's read-out per core, for instance n^2 for a window of n.
+        std: standard deviation of the initial read-out weights of one core.
         Others are those of `MultiLinear`, with values as wide as keys.
     """
 
@@ -233,19 +233,19 @@ class WithPrefixReadout(MultiLinear):
         return self.prefix_out(through(q, mean.to(q.dtype)).flatten(2))
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """The state has one size: `context` changes nothing. With `reads_prefix` the reading of P is counted in."""
+        """The state has a fixed size: `context` has no effect. With `reads_prefix`, includes reading P."""
         matrices = self.qkv.weight.numel() + self.out.weight.numel()
         if self.prefix_out is not None:
             matrices += self.prefix_out.weight.numel() + self.num_readouts * self.rank**2
         return matrices + self._slice_multiply_adds()
 
     def _slice_multiply_adds(self) -> int:
-        """Of the slices A_i.. of one position."""
+        """Multiply-adds for the slice A_i.. of one position."""
         return 0
 
 
 def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
-    """(h, R), uniform, as in eq. 6; free ones such that A_ijm has variance 1 if q, k and v have.
+    """(h, R), uniform, as in eq. 6. With free cores A_ijm has variance 1 if q, k and v have.
 
     ValueError: `core` is neither free nor softmax.
     """
@@ -255,19 +255,16 @@ def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
 
 
 def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:
-    """W_O (d, C slots) of `count` cores side by side, together of the variance that `std` gives one."""
+    """Read-out W_O (d, C slots) of `count` cores, scaled so that their sum has the variance that `std` gives one."""
     linear = nn.Linear(count * slots, d_model, bias=False)
     nn.init.normal_(linear.weight, std=std * count**-0.5)
     return linear
 
 
 def mean_pairs(k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
-    """1/S sum_{s<S} k_s v_s^T: (N, S, R), (N, S, V), lengths (N,) or None -> (N, R, V); zero where S = 0.
+    """1/S sum_{s<S} k_s v_s^T: k (N, S, R), v (N, S, V) -> (N, R, V), zero if S = 0.
 
-    Args:
-        k: keys of the prefixes, (N, S, R).
-        v: their values, (N, S, V).
-        lengths: (N,) int64, where prefixes differ in length; None: all have S positions.
+    lengths (N,) int64 are the lengths of prefixes; None: all have S positions.
     """
     if lengths is None:
         return (k / k.shape[1]).mT @ v
@@ -277,10 +274,5 @@ def mean_pairs(k: Tensor, v: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def through(q: Tensor, mean: Tensor) -> Tensor:
-    """(B, T, C, R), (N, R, V) -> (B, T, C, V): the rows of a prefix are one matrix product.
-
-    Args:
-        q: queries times the cores, (B, T, C, R).
-        mean: the mean of each prefix's pairs, (N, R, V); N divides B.
-    """
+    """Queries times cores q (B, T, C, R), mean (N, R, V) of each prefix, N divides B -> (B, T, C, V)."""
     return (q.reshape(len(mean), -1, q.shape[-1]) @ mean).view(*q.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""Multi-linear attention whose state is a sum over all positions."""
+"""Multi-linear attention with a sum over all positions as its state."""
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,12 @@ from .base import Core, MultiLinear, StateCache, WithPrefixReadout, mean_pairs, 
 
 
 class SummedMultiLinear(WithPrefixReadout):
-    """Keys and values are summed before they meet: y_i = W (g . q_i . S^K_i . S^V_i), with a read-out of width R.
+    """Keys and values are summed separately: y_i = W (g . q_i . S^K_i . S^V_i), with a read-out of width R.
 
-    S_i = lambda S_{i-1} + sqrt(1 - lambda^2) k_i, the same for v: a decay for each of the 2R components is learned,
-    from a memory of two positions to one of a hundred.  (Without decay the product of two growing sums is cubic in
-    scale.)  The factor keeps the variance of independent inputs. Parameters 4dR + hR + 2R, with C = 1; T R (d + 3)
-    multiply-adds.
+    S_i = lambda S_{i-1} + sqrt(1 - lambda^2) k_i, and likewise for v. The decay of each of the 2R components is
+    learned, initially from a memory of two positions to one of a hundred. Without decay the product of two growing sums
+    would be cubic in scale. The factor preserves the variance of independent inputs. Parameters 4dR + hR + 2R, with
+    C = 1; T R (d + 3) multiply-adds.
 
     Arguments are those of `MultiLinear`, with values as wide as keys.
 
@@ -50,12 +50,12 @@ class SummedMultiLinear(WithPrefixReadout):
         return self._read(q, sums, cache.prefix)
 
     def _sums(self, k: Tensor, v: Tensor, before: Tensor | None) -> Tensor:
-        """[S^K | S^V], (B, T, 2R), float32 or wider, after the state `before`: doubling, log2 T elementwise passes."""
+        """[S^K | S^V], (B, T, 2R), float32 or wider, after the state `before`, in log2 T elementwise passes."""
         wide = torch.promote_types(k.dtype, torch.float32)
         decay, steps = self.decay.to(wide).sigmoid(), k.shape[1]
         sums = torch.cat((k, v), -1).to(wide) * (1 - decay.square()).sqrt()
         reach, power = 1, decay
-        while reach < steps:  # sums of the newest `reach` positions -> of twice as many
+        while reach < steps:  # from sums of the newest `reach` positions to sums of twice as many
             sums = sums + power * F.pad(sums[:, :-reach], (0, 0, reach, 0))
             reach, power = 2 * reach, power.square()
         if before is None:
@@ -70,22 +70,22 @@ class SummedMultiLinear(WithPrefixReadout):
 
 
 class TiedMultiLinear(MultiLinear):
-    """Keys are paired with the values beside them: y_i = W 1/(i+1) sum_{j<=i} (sum_r g_r q_ir k_jr) v_j.
+    """Keys are paired with the values of their positions: y_i = W 1/(i+1) sum_{j<=i} (sum_r g_r q_ir k_jr) v_j.
 
-    The sum over j that the paper's Corollary 1 means (its proof's X_im): linear attention without a feature map, (Q
+    This is the sum over j of the paper's Corollary 1 (X_im in its proof): linear attention without a feature map, (Q
     diag(g) K^T) V under a causal mask. A prefix of S positions comes first, and the divisor is then S+i+1.
-    It has no positions: only the order of causality. Parameters 2dR + hR + d d_v (1 + C); T C R (d_v + chunk)
-    multiply-adds and projections.
+    It does not encode positions. Parameters 2dR + hR + d d_v (1 + C); T C R (d_v + chunk) multiply-adds, and
+    projections.
 
     Args:
-        value_dim: d_v, width of values; None: R.
+        value_dim: width d_v of values; None: R.
         Others are those of `MultiLinear`.
 
     ValueError: a size is below 1, or a prefix is passed without `reads_prefix`.
     """
 
     accumulates = True
-    chunk = 64  # positions whose products are formed pair by pair; the ones before are a sum
+    chunk = 64  # positions whose products are computed pair by pair; earlier ones are a sum
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class TiedMultiLinear(MultiLinear):
         return self.out(through(q, mean_pairs(k, v, lengths)).flatten(2))
 
     def _total(self, mean: Tensor, size: int | Tensor, rows: int) -> Tensor:
-        """The sum behind a prefix's mean, for each of its rows, (B, R, V)."""
+        """The sum of a prefix's pairs from their mean, for each of its rows, (B, R, V)."""
         wide = mean.to(torch.promote_types(mean.dtype, torch.float32))
         total = wide * (size[:, None, None] if isinstance(size, Tensor) else size)
         return total.repeat_interleave(rows // len(mean), 0)
@@ -130,7 +130,7 @@ class TiedMultiLinear(MultiLinear):
     def _read(
         self, q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, first: int | Tensor, prefix_size: int | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Rows after `first` positions and a prefix, whose pairs add up to `before`, and the sum to continue from."""
+        """Output after `first` text positions and a prefix, whose pairs sum to `before`, and the new sum."""
         steps, chunk = k.shape[1], min(k.shape[1], self.chunk)
         wide = torch.promote_types(k.dtype, torch.float32)
         if extra := -steps % chunk:
@@ -154,6 +154,6 @@ class TiedMultiLinear(MultiLinear):
         return self.out(read / count.unsqueeze(-1).to(read.dtype)), totals[:, -1]
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        """The state has one size: `context` changes nothing."""
+        """The state has a fixed size: `context` has no effect."""
         pairs = (self.num_readouts + 1) * self.rank * self.value_dim + self.num_readouts * (self.rank + self.value_dim)
         return self.qkv.weight.numel() + pairs + self.out.weight.numel()

@@ -1,4 +1,4 @@
-"""Multi-linear attention with weights for each pair in a window: of places of the text, or of lags."""
+"""Multi-linear attention with weights for each pair of positions, or of lags, in a window."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from .base import Core, StateCache, WithPrefixReadout
 
 
 class Windowed(WithPrefixReadout):
-    """The forms with weights for each pair in a window of n places, of which keys and values are cached.
+    """Base of the forms with weights for each pair in a window of n positions, whose keys and values are cached.
 
     Args:
-        window: n, places of the window, at least 1.
+        window: size n of the window, at least 1.
         Others are those of `MultiLinear`, with values as wide as keys.
     """
 
@@ -45,9 +45,9 @@ class Windowed(WithPrefixReadout):
 
 
 class SlotCache(StateCache):
-    """[key | value] of each place of the window; zero where nothing was read.
+    """[key | value] of each position of the window, zero beyond the text.
 
-    Arguments are those of `StateCache`; a `capacity` beyond the window is refused.
+    Arguments are those of `StateCache`. ValueError: `capacity` is larger than the window.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class SlotCache(StateCache):
 
 
 class AbsoluteMultiLinear(Windowed):
-    """Each pair of places (j, m) of a window of N positions has weights: the published layer, made causal.
+    """Each pair of positions (j, m) in a window of N has weights: the published layer, made causal.
 
-    Row i sums (i+1)^2 terms and is scaled by N/(i+1), so that all rows have the variance of A.  A text of more than
+    Row i sums (i+1)^2 terms and is scaled by N/(i+1), so that all rows have the variance of A. A text of more than
     `window` positions is refused. Parameters 3dR + hR + C N^2 d.
 
-    In parallel, naive: the slices A_i.. and their product with W, T^3 (R + d) multiply-adds. Or a scan over
-    B_i[:,r] = sum_{j,m<=i} W[:,j,m] k_jr v_mr, y_i = B_i (g . q_i): T^2 d R. The first where T (R + d) < d R.
+    The parallel form multiplies the slices A_i.. by W, in T^3 (R + d) multiply-adds, if T (R + d) < d R. Otherwise it
+    scans B_i[:,r] = sum_{j,m<=i} W[:,j,m] k_jr v_mr, y_i = B_i (g . q_i), in T^2 d R.
 
     Args:
-        window: N, positions that a text may have.
+        window: maximum length N of a text.
         Others are those of `MultiLinear`.
 
     ValueError: a size is below 1, a text is longer than `window`, or a prefix is passed without `reads_prefix`.
@@ -85,30 +85,30 @@ class AbsoluteMultiLinear(Windowed):
         return self.window
 
     def scans(self, steps: int) -> bool:
-        """Whether the scan is the cheaper way for so many positions."""
+        """Whether the scan is cheaper for this number of positions."""
         return steps * (self.rank + self.d_model) >= self.rank * self.d_model
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, prefix: Tensor | None, size: int | Tensor) -> Tensor:
         steps = k.shape[1]
         self.check_room(steps)
-        # Inside of blocks of R/5 rows the scan adds about a fifth of the rest; fewer than four cost too many calls.
+        # Blocks of R/5 rows add about a fifth to the cost of the scan; blocks of less than four need too many calls.
         block = max(4, self.rank // 5) if self.scans(steps) else steps
         return self.read_blocks(q, k, v, block) + self._read_prefix(q, prefix)
 
     def read_blocks(self, q: Tensor, k: Tensor, v: Tensor, block: int) -> Tensor:
-        """Queries (B, T, C, R) of the last T of K positions; k, v (B, K, R). One block (K) where T < K.
+        """Queries (B, T, C, R) of the last T of K positions; k, v (B, K, R). `block` is K if T < K.
 
-        The rows of a block read the pairs of all earlier blocks through B, and the pairs with a place in the block, an
-        L-shaped strip of the (j, m) plane, through their slices. The strip's products k_j v_m serve both.
+        The rows of a block read the pairs of all earlier blocks through B, and the pairs with a position in the block,
+        an L-shaped strip of the (j, m) plane, through their slices. Both use the strip's products k_j v_m.
         """
         size, steps = k.shape[1], q.shape[1]
         weight = self.out.weight.unflatten(1, (self.num_readouts, self.window, self.window)).transpose(0, 1)
-        # torch.func cannot transform a custom backward; what dynamo traces is always under a transform.
+        # torch.func cannot transform a custom backward; dynamo always traces under a transform.
         cut = _strips if transformed() and not torch.compiler.is_compiling() else _Strips.apply
         weights: tuple[Tensor, ...] = cut(weight, size, block)
         place = torch.arange(size, device=k.device)
         keys, values = k.mT, v.mT  # (B, R, K)
-        sums: Tensor | None = None  # B of each read-out, (C, B, R, d)
+        sums: Tensor | None = None  # B per read-out, (C, B, R, d)
         rows = []
         for start, strip_weight in zip(range(0, size, block), weights, strict=True):
             end = min(start + block, size)
@@ -132,7 +132,7 @@ class AbsoluteMultiLinear(Windowed):
         return torch.cat(rows, 1) * self._row_scale(size - steps, steps, k)
 
     def _row_scale(self, first: int | Tensor, steps: int, like: Tensor) -> Tensor:
-        """N/(i+1) of so many rows i from `first` on, (steps, 1)."""
+        """N/(i+1) for `steps` rows i from `first` on, (steps, 1)."""
         return self.window / (first + torch.arange(1, steps + 1, device=like.device))[:, None].to(like.dtype)
 
     def _continue(self, q: Tensor, k: Tensor, v: Tensor, cache: StateCache) -> Tensor:
@@ -145,7 +145,7 @@ class AbsoluteMultiLinear(Windowed):
             if k.shape[1] > 1:
                 keys, values = cache.text[:, :end].to(k.dtype).split(self.rank, -1)
                 return self.read_blocks(q, keys, values, end) + self._read_prefix(q, cache.prefix)
-        keys, values = cache.text.to(k.dtype).unsqueeze(1).split(self.rank, -1)  # (B, 1, N, R); zero where not read
+        keys, values = cache.text.to(k.dtype).unsqueeze(1).split(self.rank, -1)  # (B, 1, N, R); zero beyond the text
         slices = (q[:, 0].unsqueeze(2) * keys) @ values.mT  # (B, C, N, N)
         read = self.out(slices.flatten(1)).unsqueeze(1) * self._row_scale(start, 1, k)
         return read + self._read_prefix(q, cache.prefix)
@@ -153,24 +153,24 @@ class AbsoluteMultiLinear(Windowed):
     def check_room(self, size: int) -> None:
         if size > self.window:
             raise ValueError(
-                f"a text of {size} positions is longer than the window of {self.window} that this attention has "
-                "weights for: cut the text, use a larger window, or use the relative form, which takes any length"
+                f"a text of {size} positions is longer than the window of {self.window} for which this attention has "
+                "weights: cut the text, use a larger window, or use the relative form, which takes any length"
             )
 
 
 def _strip(start: int, end: int) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """The pairs (j, m) whose later place is one of start ... end-1, as two rectangles."""
+    """The pairs (j, m) whose later position is in start ... end-1, as two rectangles."""
     return (slice(start, end), slice(0, end)), (slice(0, start), slice(start, end))
 
 
 def _strips(weight: Tensor, size: int, block: int) -> tuple[Tensor, ...]:
-    """W (C, d, N, N) -> its strips, (C, d, P) each."""
+    """Weights (C, d, N, N) -> their strips, (C, d, P) each."""
     bounds = [(start, min(start + block, size)) for start in range(0, size, block)]
     return tuple(torch.cat([weight[..., j, m].flatten(2) for j, m in _strip(*b)], 2) for b in bounds)
 
 
 class _Strips(torch.autograd.Function):
-    """`_strips` as one function, because autograd fills N x N zeros per slice."""
+    """`_strips` as one function, because autograd would fill N x N zeros per slice."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, size: int, block: int) -> tuple[Tensor, ...]:
@@ -189,7 +189,7 @@ class _Strips(torch.autograd.Function):
 
 
 class LagCache(StateCache):
-    """[key | value] of the newest n positions, the newest last; zero before the first position."""
+    """[key | value] of the newest n positions, oldest first, zero before the first position."""
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
@@ -207,11 +207,12 @@ class LagCache(StateCache):
 class RelativeMultiLinear(Windowed):
     """Each pair of lags (a, b), a, b < window, has weights: y_i = sum_ab W[:,a,b] A_{i,i-a,i-b}.
 
-    Stationary, of any length; position is in W. Parameters 3dR + hR + C n^2 d; T n^2 (R + d) multiply-adds, in memory
-    linear in T. W's last slot is lag 0: slot s is lag n - 1 - s. Row scale: none, all rows i >= n - 1 have n^2 terms.
+    Stationary, for texts of any length; W encodes relative positions. Parameters 3dR + hR + C n^2 d; T n^2 (R + d)
+    multiply-adds, in memory linear in T. The last slot of W is lag 0: slot s is lag n - 1 - s. Rows are not scaled,
+    because all rows i >= n - 1 have n^2 terms.
 
     Args:
-        window: n, lags that are read; a position sees the newest n positions.
+        window: number n of lags; a position sees the newest n positions.
         Others are those of `MultiLinear`.
 
     ValueError: a size is below 1, or a prefix is passed without `reads_prefix`.
@@ -223,7 +224,7 @@ class RelativeMultiLinear(Windowed):
         return self._slide(q, F.pad(torch.cat((k, v), -1), (0, 0, self.window - 1, 0)), prefix)
 
     def _slide(self, q: Tensor, keys_values: Tensor, prefix: Tensor | None) -> Tensor:
-        """keys_values (B, T + n - 1, 2R): the window of position i is i ... i + n - 1."""
+        """Output for keys_values (B, T + n - 1, 2R), in which the window of position i is i ... i + n - 1."""
         windows = keys_values.unfold(1, self.window, 1).unsqueeze(2)  # (B, T, 1, 2R, n)
         k, v = windows.split(self.rank, 3)
         slices = (q.unsqueeze(-1) * k).mT @ v  # (B, T, C, n, n)

@@ -1,1 +1,1 @@
-"""What runs on the accelerator, or in its stead."""
+"""Tensor operations of attention: fused and compiled kernels, their naive references, and the choice among them."""

@@ -1,6 +1,6 @@
-"""The one place that chooses what computes an attention, by operation, device, dtype, mask and dropout.
+"""Choice of the backend of an attention operation, by device, dtype, mask and dropout.
 
-Operations, and the backends that each has:
+Operations and their backends:
 
     dense    every query against the same keys, one mask       SDPA
              (`dense_attention` here)
@@ -11,28 +11,28 @@ Operations, and the backends that each has:
     step     one new position against a cache                  TRITON, SDPA, PLAIN
              (`decode.attend_cached`)
 
-    SDPA        `torch.nn.functional.scaled_dot_product_attention`, which itself takes the device's fastest kernel
+    SDPA        `torch.nn.functional.scaled_dot_product_attention`, which selects the fastest kernel of the device
     FUSED_CPU   torch's flash kernel for CPUs, called for parts of a softmax that are merged afterwards (`sdpa.Kernel`)
     CUDNN_CUDA  cuDNN's kernel, in the same way: half precision, values of any width
     FLASH_CUDA  torch's flash kernel for CUDA, in the same way: half precision, values padded to the width of keys
     FUSED_CUDA  torch's memory-efficient kernel for CUDA, in the same way: also float32, and parts with a mask
-    FLEX        FlexAttention (`flex`), compiled: blocks of keys that no query of a block sees are skipped
+    FLEX        FlexAttention (`flex`), compiled: skips blocks of keys that no query of a block sees
     PLAIN       matrix products and one softmax: any device, dtype and dropout, and all transforms of torch.func
     TRITON      a kernel of `kernels`: CUDA, half precision or float32, no gradient, not in compiled code
 
-On CUDA, `merged` takes the class of kernel that SDPA takes for causal attention of the same device, dtype and widths:
-torch itself is asked. MHA, which is dense, is therefore never compared with ours through a faster class of kernel, and
-what switches kernels off (`torch.nn.attention.sdpa_kernel`) holds for both.
+On CUDA, `merged` uses the class of kernel that torch selects in SDPA for causal attention of the same device, dtype and
+widths. MHA, which is dense, therefore never competes with a faster class of kernel, and a switch such as
+`torch.nn.attention.sdpa_kernel` applies to both.
 
 FLEX computes wide windows on CUDA, where its block mask skips keys that the blocks of `dense` compute and mask
-(`flex.window_saves`). MTLA's slots are s causal triangles of T / s queries and slots, of which it would skip nothing.
+(`flex.window_saves`). It is not used for MTLA, whose slots form s dense causal triangles of T / s queries and slots.
 
-FlashAttention 4 is no dependency: `activate_flash_attention_impl("FA4")` of `torch.nn.attention` replaces the operators
-that FLASH_CUDA calls, which is recorded as "FLASH_CUDA FA4".
+FlashAttention 4 is not a dependency: `activate_flash_attention_impl("FA4")` of `torch.nn.attention` replaces the
+operators that FLASH_CUDA calls, which is recorded as "FLASH_CUDA FA4".
 
-A further backend is a member of `Backend`, an entry in `BACKENDS`, a condition in `refusal` and in `choose`, and a
+To add a backend, add a member of `Backend`, an entry in `BACKENDS`, a condition in `refusal` and in `choose`, and a
 branch where its operation is computed. Tests compare each backend with the naive form of every mechanism, forward and,
-where it has one, backward. Tests and benchmarks choose one with `prefer`; `used` lists those that were taken.
+if it has one, backward. Tests and benchmarks select one with `prefer`; `used` lists the ones in use.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Backend(Enum):
-    """See the top of this file."""
+    """The backends that the docstring of this module lists."""
 
     SDPA = auto()
     FUSED_CPU = auto()
@@ -77,8 +77,8 @@ BACKENDS: dict[Operation, tuple[Backend, ...]] = {
     ),
     "step": (Backend.TRITON, Backend.SDPA, Backend.PLAIN),
 }  # fmt: skip
-ROWS = 128  # positions of the attention that torch is asked about
-STOCK = {  # what SDPA chooses among
+ROWS = 128  # positions of the example by which torch selects a kernel
+STOCK = {  # kernels of SDPA
     SDPBackend.MATH: "matrix products",
     SDPBackend.FLASH_ATTENTION: "flash",
     SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
@@ -89,17 +89,17 @@ _used: set[tuple[str, str]] = set()
 
 
 def constant(function: Function) -> Function:
-    """As `torch.compiler.assume_constant_result`, which imports the compiler to set this."""
+    """As `torch.compiler.assume_constant_result`, without importing the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @contextmanager
 def prefer(backend: Backend) -> Iterator[None]:
-    """Within the context this backend computes every operation that has it; the others are computed as otherwise.
+    """Within the context, use this backend for every operation that has it.
 
-    For tests and benchmarks, of one thread: the preference holds for the process. `choose` raises ValueError
-    where the backend cannot compute what is asked of it.
+    For single-threaded tests and benchmarks: the preference is global. `choose` raises ValueError for inputs that the
+    backend does not support.
     """
     global _preferred
     before, _preferred = _preferred, backend
@@ -111,9 +111,9 @@ def prefer(backend: Backend) -> Iterator[None]:
 
 @contextmanager
 def noting() -> Iterator[set[tuple[str, str]]]:
-    """Collect what is chosen within the context alone: pairs of an operation and the name of its backend.
+    """Collect the choices made within the context, as pairs of an operation and the name of its backend.
 
-    What is compiled is noted when it is traced, and not again when it is called. For one thread, like `prefer`.
+    Compiled code is noted when it is traced, not when it is called. Single-threaded, like `prefer`.
     """
     global _used
     before, _used = _used, set()
@@ -125,10 +125,10 @@ def noting() -> Iterator[set[tuple[str, str]]]:
 
 
 def used(pairs: set[tuple[str, str]] | None = None) -> dict[str, list[str]]:
-    """The backends of each operation, by name.
+    """Names of the backends in use, by operation.
 
     Args:
-        pairs: as `noting` gives them; None: all that this process has noted.
+        pairs: result of `noting`; None: all choices of this process.
     """
     chosen: dict[str, list[str]] = {}
     for operation, name in sorted(_used if pairs is None else pairs):
@@ -137,13 +137,13 @@ def used(pairs: set[tuple[str, str]] | None = None) -> dict[str, list[str]]:
 
 
 def forget() -> None:
-    """Begin `used` anew, for another run in the same process."""
+    """Clear `used`, for another run in the same process."""
     _used.clear()
 
 
 @constant
 def _note(operation: str, name: str) -> None:
-    """A constant of the traced program: tracing notes it."""
+    """Record a choice. In compiled code this happens once, when it is traced."""
     if name == Backend.FLASH_CUDA.name:
         implementation = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
         name = f"{name} {implementation}" if implementation else name
@@ -165,15 +165,15 @@ def choose(
 
     Args:
         q: queries, or another tensor of the same device and dtype, and, for `merged` if noted, the same last axis.
-        masked: for a step: whether one softmax kernel cannot do it (a prefix, a mask, or values narrower than keys).
-        block: for `window`: queries of a block where SDPA computes it.
-        noted: whether this is what computes it, and not only a question.
+        masked: for `step`: whether there is a prefix, a mask, or values narrower than keys, which SDPA lacks.
+        block: for `window`: number of queries in a block of dense attention.
+        noted: whether to record the choice for `used`.
 
     Raises:
-        ValueError: a backend is preferred that cannot compute this.
+        ValueError: the preferred backend does not support these inputs.
     """
     chosen = _chosen(operation, q, dropout, masked, q.shape[-1] if value_dim is None else value_dim, (window, block))
-    if noted and operation != "dense":  # `dense_attention` knows which kernel SDPA takes
+    if noted and operation != "dense":  # `dense_attention` records the kernel that SDPA selects
         _note(operation, chosen.name)
     return chosen
 
@@ -194,9 +194,7 @@ def _chosen(
         if q.is_cuda and refusal(Backend.TRITON, q, dropout, masked) is None:
             return Backend.TRITON
         return Backend.PLAIN if masked else Backend.SDPA
-    if (
-        transformed() and not torch.compiler.is_compiling()
-    ):  # the fused kernels' backward is ours, which torch.func cannot transform
+    if transformed() and not torch.compiler.is_compiling():  # torch.func cannot transform a custom backward
         return Backend.PLAIN
     if q.is_cuda and q.dtype != torch.float64:
         return _like_sdpa(q, value_dim, dropout)
@@ -206,10 +204,10 @@ def _chosen(
 
 
 def _like_sdpa(q: Tensor, value_dim: int, dropout: float) -> Backend:
-    """The class of kernel that SDPA takes on CUDA for causal attention of these widths.
+    """The class of kernel that SDPA selects on CUDA for causal attention of these widths.
 
-    cuDNN has values of any width. The flash kernel has none but those as wide as keys, which `sdpa.Kernel` gives it.
-    Keys begin after Dv columns, and all kernels load 16 bytes at a time: other widths have matrix products.
+    cuDNN supports values of any width. The flash kernel needs values as wide as keys, which `sdpa.Kernel` provides.
+    Keys begin after Dv columns, and all kernels load 16 bytes at a time: PLAIN computes unaligned widths.
     """
     width = q.shape[-1]
     aligned = all(n * q.dtype.itemsize % 16 == 0 for n in (width, value_dim))
@@ -223,10 +221,10 @@ def _like_sdpa(q: Tensor, value_dim: int, dropout: float) -> Backend:
 
 
 def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim: int | None = None) -> str | None:
-    """Why a backend cannot compute an operation that has it, with queries `q`; None: it can."""
+    """Reason why a backend does not support queries `q`; None: it does."""
     if backend in (Backend.PLAIN, Backend.SDPA):
         return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
-    if transformed() and not torch.compiler.is_compiling():  # what dynamo traces is always under one
+    if transformed() and not torch.compiler.is_compiling():  # dynamo always traces under a transform
         return "transforms of torch.func cannot go through a fused kernel"
     if backend in (Backend.FUSED_CPU, Backend.FLEX) and dropout:
         return f"dropout is {dropout}, expected 0"
@@ -270,8 +268,8 @@ def dense_attention(
         q: (B, H, T, D).
         key, value: (B, G, K, .); G divides H.
         mask: bool, true where a query sees a key; broadcasts to (B, H, T, K).
-        causal: T = K, and query i sees the keys j <= i; then without a mask.
-        scale: None: 1 / sqrt(D).
+        causal: T = K, and query i sees the keys j <= i. It excludes `mask`.
+        scale: factor of the logits; None: 1 / sqrt(D).
 
     Returns:
         (B, H, T, Dv).
@@ -280,9 +278,9 @@ def dense_attention(
     grouped = key.shape[1] < q.shape[1]
     width, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
     if q.device.type == "cpu" and q.shape[2] > 1 and not dropout and 0 < missing <= width:
-        value = F.pad(value, (0, missing))  # the fused kernel of CPUs has values as wide as keys
+        value = F.pad(value, (0, missing))  # the fused CPU kernel needs values as wide as keys
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or transformed():
-        _note("dense", "SDPA")  # a program that is traced has no tensors to choose by
+        _note("dense", "SDPA")  # traced tensors do not determine a kernel
     else:
         kernel = torch._fused_sdp_choice(q, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
         _note("dense", f"SDPA {STOCK.get(SDPBackend(kernel), 'overridden')}")
@@ -292,7 +290,7 @@ def dense_attention(
 
 @constant
 def stock(device: torch.device, dtype: torch.dtype, width: int, value_dim: int, dropout: float) -> int:
-    """The number of the `SDPBackend` that SDPA takes for causal attention with a gradient."""
+    """Number of the `SDPBackend` that SDPA selects for causal attention with a gradient."""
     q, value = _example(device, dtype, width, value_dim)
     return int(torch._fused_sdp_choice(q, q, value, None, dropout, True))
 

@@ -1,4 +1,4 @@
-"""One decoding step against a cache whose prefix is shared by the beams of a sentence."""
+"""Attention of one decoding step to a cache whose prefixes are shared by the hypotheses of a sentence."""
 
 import torch
 from torch import Tensor
@@ -26,27 +26,27 @@ def attend_cached(
     prefix_counts: Tensor | None = None,
     beam: int | None = None,
 ) -> Tensor:
-    """(B, H, 1, Dv): one softmax over a row's prefix and text.
+    """One softmax over the prefix and the text of each row, (B, H, 1, Dv).
 
-    Key heads are never repeated, prefixes never copied: the H/G query heads of a key head, and the beams of a prefix,
-    are the rows of one matrix product.
-    Buffers are passed uncut, with how many of their slots are used: a kernel then takes the same shapes at every step.
+    Key heads are not repeated and prefixes are not copied: the H/G query heads of a key head, and the rows that share a
+    prefix, become the rows of one matrix product. Buffers are passed in full, together with the number of used slots,
+    so that a kernel gets the same shapes at every step.
 
     Args:
         q: queries of the step, (B, H, 1, D).
         key: text keys, (B, G, K, D); G divides H.
         value: text values, (B, G, K, Dv); None: the first `value_dim` columns of the keys.
-        prefix_key: keys of the prefixes, (N, G, P, D); N divides B. P = 0: there is no prefix.
-        prefix_value: their values, (N, G, P, Dv); None as for the text.
-        prefix_mask: (N, P) bool, true where a key exists; None: everywhere.
-        text_mask: (B, K) bool, the same of the text; keys beyond its columns exist.
-        used: the first so many text slots are read at most; None: K.
-        counts: how many of these exist in each row, (B,) or one element, int64 or int32 on the device, in place of
+        prefix_key: keys of the prefixes, (N, G, P, D); N divides B. P = 0: no prefix.
+        prefix_value: values of the prefixes, (N, G, P, Dv); None: as for the text.
+        prefix_mask: (N, P) bool, true where a key exists; None: all keys exist.
+        text_mask: (B, K' <= K) bool, true where a key exists; keys beyond its columns exist.
+        used: number of text slots to read, at most; None: K.
+        counts: number of slots that exist in each row, (B,) or one element, int64 or int32 on the device, in place of
             `text_mask`; None: all.
-        prefix_used: the same of the prefixes as `used`; None: P.
-        prefix_counts: how many of these exist, (N,), where `prefix_mask` is true for the first ones; a kernel reads it
-            in place of the mask.
-        beam: B / N, for a caller that is compiled: there it is a constant, and the quotient of two sizes is none.
+        prefix_used: number of prefix slots to read, at most; None: P.
+        prefix_counts: number of slots that exist in each prefix, (N,), if these are the first ones; a kernel reads it
+            in place of `prefix_mask`.
+        beam: B / N, as a constant for torch.compile, to which the quotient of two sizes is not one.
     """
     q_bhd = q[:, :, 0].to(key.dtype)
     batch, heads, width = q_bhd.shape
@@ -84,18 +84,13 @@ def attend_cached(
 
 
 def share(rows: int, beam: int, prefixes: int) -> None:
-    """Say to the compiler that `beam` rows read each prefix: views of sizes that it cannot relate take it minutes.
-
-    Args:
-        rows: B.
-        prefixes: N.
-    """
+    """Tell torch.compile that rows = beam * prefixes: views of sizes that it cannot relate take minutes to compile."""
     if torch.compiler.is_compiling():
         torch._check(rows == beam * prefixes)
 
 
 def _columns(key: Tensor, value: Tensor | None, used: int, value_dim: int | None) -> tuple[Tensor, Tensor]:
-    """The first slots of buffers (B, G, K, .), as `products` has them: cut last, so that K may be a variable."""
+    """The first slots of buffers (B, G, K, .), as `products` takes them. Slicing last allows K to be symbolic."""
     key = key.flatten(0, 1).narrow(1, 0, used)
     return key, key[..., :value_dim] if value is None else value.flatten(0, 1).narrow(1, 0, used)
 
@@ -111,16 +106,16 @@ def products(
     prefix_mask: Tensor | None = None,
     beam: int | None = None,
 ) -> Tensor:
-    """`attend_cached` by batched matrix products, whose matrices are the queries of a row that read one key head.
+    """`attend_cached` by batched matrix products: a matrix consists of the queries of a row that read one key head.
 
     Args:
-        q: queries, scaled, (B, H, D).
-        key, value: of the text, (B G, K, D) and (B G, K, Dv).
-        groups: G.
-        mask: which keys exist, (B, K' <= K) bool; those beyond K' do.
-        prefix_key, prefix_value: (N G, P, .), P > 0; None: there is no prefix.
-        prefix_mask: which of these exist, (N, P).
-        beam: rows that share a prefix; None: as the shapes say.
+        q: scaled queries, (B, H, D).
+        key, value: text, (B G, K, D) and (B G, K, Dv).
+        groups: number of key heads G.
+        mask: (B, K' <= K) bool, true where a key exists; keys beyond K' exist.
+        prefix_key, prefix_value: (N G, P, .), P > 0; None: no prefix.
+        prefix_mask: (N, P) bool, true where a key exists.
+        beam: number of rows that share a prefix; None: B / N.
 
     Returns:
         (B, H, Dv).
@@ -134,36 +129,42 @@ def products(
     if prefix_key is None or prefix_value is None:
         out = torch.bmm(_softmax(logits), value)
         return out if groups == 1 else out.view(batch, heads, -1)
-    size, queries, prefixes = prefix_key.shape[1], heads // groups, prefix_key.shape[0] // groups
-    beam = batch // prefixes if beam is None else beam
-    apart = groups > 1 and beam > 1  # the queries that read a key head of a prefix do not lie together
-
-    def fold(x: Tensor) -> Tensor:  # (B G, Q, D) -> (N G, beam Q, D)
-        if apart:
-            x = x.view(prefixes, beam, groups, *x.shape[1:]).transpose(1, 2)
-        return x if beam == 1 else x.reshape(prefixes * groups, beam * queries, x.shape[-1])
-
-    def unfold(x: Tensor) -> Tensor:
-        if apart:
-            x = x.view(prefixes, groups, beam, queries, x.shape[-1]).transpose(1, 2)
-        return x if beam == 1 else x.reshape(batch * groups, queries, x.shape[-1])
-
-    before = torch.bmm(fold(q), prefix_key.mT)
+    size, beam = prefix_key.shape[1], batch // (prefix_key.shape[0] // groups) if beam is None else beam
+    before = torch.bmm(_fold(q, beam, groups), prefix_key.mT)
     if prefix_mask is not None:
         _exclude(before, prefix_mask)
-    p = _softmax(torch.cat((unfold(before), logits), -1))
+    p = _softmax(torch.cat((_unfold(before, beam, groups), logits), -1))
     out = torch.bmm(p[..., size:], value)
-    weights = fold(p[..., :size])
-    if apart or not out.dtype == weights.dtype == prefix_value.dtype:  # of different types under autocast
-        out += unfold(torch.bmm(weights, prefix_value))
-    else:
-        out = torch.baddbmm(fold(out), weights, prefix_value)  # in place it would not be counted by FlopCounterMode
-        out = out if beam == 1 else out.view(batch * groups, queries, out.shape[-1])
+    weights = _fold(p[..., :size], beam, groups)
+    if (groups > 1 and beam > 1) or not out.dtype == weights.dtype == prefix_value.dtype:  # dtypes: under autocast
+        out += _unfold(torch.bmm(weights, prefix_value), beam, groups)
+    else:  # not in place, which FlopCounterMode does not count
+        out = _unfold(torch.baddbmm(_fold(out, beam, groups), weights, prefix_value), beam, groups)
     return out if groups == 1 else out.view(batch, heads, -1)
 
 
+def _fold(x: Tensor, beam: int, groups: int) -> Tensor:
+    """(B G, Q, D) -> (N G, beam Q, D): the queries that read the same key head of a prefix."""
+    if beam == 1:
+        return x
+    count, queries, width = x.shape
+    if groups > 1:  # they are not adjacent
+        x = x.view(-1, beam, groups, queries, width).transpose(1, 2)
+    return x.reshape(count // beam, beam * queries, width)
+
+
+def _unfold(x: Tensor, beam: int, groups: int) -> Tensor:
+    """The inverse of `_fold`."""
+    if beam == 1:
+        return x
+    count, rows, width = x.shape
+    if groups > 1:
+        x = x.view(-1, groups, beam, rows // beam, width).transpose(1, 2)
+    return x.reshape(count * beam, rows // beam, width)
+
+
 def _exclude(logits: Tensor, mask: Tensor) -> None:
-    """Write -inf into logits (rows G, Q, K) where the mask (rows, K' <= K) is false."""
+    """Write -inf into logits (rows * G, Q, K) where the mask (rows, K' <= K) is false."""
     rows = logits.view(len(mask), -1, logits.shape[-1])
     rows[..., : mask.shape[-1]].masked_fill_(~mask[:, None], float("-inf"))
 

@@ -1,8 +1,8 @@
 """FlexAttention for windows: its block mask skips the blocks of keys that no query of a block sees.
 
-Compiled on CUDA, forward and backward; on a CPU eager, forward alone. Text and prefix are two parts of one softmax,
-which merge by their log-sum-exps, differentiated by autograd. Query i sees the keys low_i <= j < high_i that exist in
-its row. low and high never fall: the blocks follow from the ends of the blocks of queries, without a T x T mask.
+Compiled on CUDA, forward and backward; eager on a CPU, forward only. Text and prefix are two parts of one softmax,
+which are merged by their log-sum-exps and differentiated by autograd. Query i sees the existing keys low_i <= j <
+high_i of its row. low and high are monotonic, so that the first and last query of a block determine its blocks of keys.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # queries and keys of a block
-WIDEST = 256  # of the heads that its default sizes of blocks are made for
-LIMIT = 64  # compilations: of text and prefix, with and without masks and gradients, for every dtype and size of head
+WIDEST = 256  # largest head width that FlexAttention's default block sizes support
+LIMIT = 64  # compilations: text and prefix, with and without masks and gradients, for each dtype and head width
 
 
 class SeenKeys(NamedTuple):
-    """Keys and values, and which of them each query sees.
+    """Keys and values, and the range of them that each query sees.
 
     Args:
         key: (B, G, K, D); G divides H.
         value: (B, G, K, Dv).
-        low: the first key that each query sees, (T,), never falling; None: 0.
-        high: the first key after those that each query sees, (T,), never falling; None: K.
+        low: first key that each query sees, (T,), non-decreasing; None: 0.
+        high: end of the keys that each query sees, (T,), non-decreasing; None: K.
         exists: (B, K) bool; None: all exist.
     """
 
@@ -41,11 +41,7 @@ class SeenKeys(NamedTuple):
 
 
 def refusal(q: Tensor, value_dim: int | None = None) -> str | None:
-    """Why FlexAttention cannot compute an attention of such queries; None: it can.
-
-    Args:
-        q: queries.
-    """
+    """Reason why FlexAttention does not support queries `q`; None: it does."""
     if q.device.type == "cpu":
         gradient = torch.is_grad_enabled() and q.requires_grad
         return "FlexAttention has no gradient on a CPU" if gradient else None
@@ -60,14 +56,14 @@ def refusal(q: Tensor, value_dim: int | None = None) -> str | None:
 
 
 def window_saves(window: int, block: int) -> bool:
-    """Whether a block mask skips keys that blocks of dense attention compute and mask: at least a tenth of them.
+    """Whether a block mask skips at least a tenth of the keys that blocks of dense attention compute.
 
-    A block of n queries reads W + n - 1 keys for each of them. A block of 128 queries sees W + 127 keys, which lie in
-    blocks of 128 that hold at most 254 more.
+    A dense block of n queries reads W + n - 1 keys. A block of 128 queries sees W + 127 keys, in blocks of 128 that
+    contain at most 254 more.
 
     Args:
-        window: W, positions that one sees.
-        block: n, queries of a block of dense attention.
+        window: number W of positions that a query sees.
+        block: number n of queries in a block of dense attention.
     """
     return window + block - 1 > 1.1 * (window + 3 * BLOCK - 3)
 
@@ -80,12 +76,12 @@ def windowed(
     scale: float,
     prefix: tuple[Tensor, Tensor, Tensor | None] | None,
 ) -> Tensor:
-    """The newest positions of a text, each of which sees `window` of them and all of a prefix.
+    """Attention of the newest positions of a text to a window of the text and to a prefix.
 
     Args:
         q: the last n of K positions, (B, H, n, D).
-        key, value: of the text, (B, G, K, .); G divides H.
-        prefix: keys and values (B, G, S, .), and which exist, (B, S) or None; None: there is no prefix.
+        key, value: text, (B, G, K, .); G divides H.
+        prefix: keys and values (B, G, S, .), and a mask of those that exist, (B, S) or None; None: no prefix.
 
     Returns:
         (B, H, n, Dv).
@@ -99,11 +95,11 @@ def windowed(
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The output of one softmax over all parts.
+    """Merge parts of one softmax.
 
     Args:
-        parts: the output (B, H, T, Dv) of each, and its log-sum-exp (B, H, T); -inf where a query sees nothing, which
-            it may not do in all of them.
+        parts: output (B, H, T, Dv) and log-sum-exp (B, H, T) of each part. The latter is -inf if a query sees no key
+            of a part; it must see a key of another.
     """
     if len(parts) == 1:
         return parts[0][0]
@@ -113,15 +109,11 @@ def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def attend(q: Tensor, part: SeenKeys, scale: float) -> tuple[Tensor, Tensor]:
-    """One part: output (B, H, T, Dv) and log-sum-exp (B, H, T).
-
-    Args:
-        q: (B, H, T, D).
-    """
+    """Attention of q (B, H, T, D) to one part: output (B, H, T, Dv) and log-sum-exp (B, H, T)."""
     rows, size = q.shape[2], part.key.shape[2]
     if not size:
         return q.new_zeros(*q.shape[:3], part.value.shape[-1]), q.new_full(q.shape[:3], float("-inf")).float()
-    if not torch.is_grad_enabled():  # on a CPU it refuses what could have a gradient, though none is asked for
+    if not torch.is_grad_enabled():  # on a CPU it refuses tensors that require a gradient, even under no_grad
         q, part = q.detach(), part._replace(key=part.key.detach(), value=part.value.detach())
     compiled = q.is_cuda and not torch.compiler.is_compiling()
     with torch._dynamo.config.patch(recompile_limit=LIMIT) if compiled else nullcontext():
@@ -134,14 +126,14 @@ def attend(q: Tensor, part: SeenKeys, scale: float) -> tuple[Tensor, Tensor]:
 
 @cache
 def _kernel(compiled: bool) -> Any:
-    """FlexAttention; compiled, beyond the limit of recompilations an error, for eagerly it forms all logits."""
-    from torch.nn.attention.flex_attention import flex_attention  # here and below: it imports the compiler
+    """FlexAttention. Compiled, too many recompilations are an error, because the eager form computes all logits."""
+    from torch.nn.attention.flex_attention import flex_attention  # imported late: it imports the compiler
 
     return torch.compile(flex_attention, fullgraph=True) if compiled else flex_attention
 
 
 def block_mask(part: SeenKeys, rows: int) -> "BlockMask | None":
-    """The blocks of keys that each block of queries sees in part or in full; None: everything is seen."""
+    """Blocks of keys that each block of queries sees in part or in full; None: every query sees every key."""
     from torch.nn.attention.flex_attention import BlockMask
 
     size, device, exists = part.key.shape[2], part.key.device, part.exists
@@ -171,6 +163,6 @@ def block_mask(part: SeenKeys, rows: int) -> "BlockMask | None":
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, Q, K) bool -> for each block of queries how many blocks of keys, (B, 1, Q), and which first, (B, 1, Q, K)."""
+    """(B, Q, K) bool -> number of key blocks per query block, (B, 1, Q), and their indices first, (B, 1, Q, K)."""
     order = blocks.to(torch.int8).sort(dim=-1, descending=True, stable=True).indices
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None].contiguous()

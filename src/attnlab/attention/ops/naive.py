@@ -1,4 +1,4 @@
-"""Attention straight from the equations: one row, one query, one head at a time, no shortcut. Slow on purpose.
+"""Reference implementations of all mechanisms from the papers' equations: slow, one row, query and head at a time.
 
 `attend(module, x, prefix)`: the module for its weights, x (T, d) of one row, its prefix (S, d) or None -> (T, d).
 Every mechanism has its formula here, written from the paper, not from the fast code. A formula belongs to exactly the
@@ -41,7 +41,7 @@ FORMULAS: dict[type[Attention], Formula] = {}
 
 
 def half_split(x: Tensor, position: int, theta: float | Tensor, scaling: Llama3Scaling | None = None) -> Tensor:
-    """(..., D): component m and m + D/2 turn by position * theta^(-2m/D), Llama's sign.
+    """Rotate components m and m + D/2 by position * theta^(-2m/D), with Llama's sign.
 
     `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies, or the frequencies, (D/2,);
     `scaling`: Llama 3.1's rule for them, or None.
@@ -52,7 +52,7 @@ def half_split(x: Tensor, position: int, theta: float | Tensor, scaling: Llama3S
 
 
 def adjacent(x: Tensor, position: int, theta: float) -> Tensor:
-    """The MTLA code's pairs: components 2m and 2m + 1.
+    """Rotation in the MTLA code: pairs of components 2m and 2m + 1.
 
     `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies.
     """
@@ -62,7 +62,7 @@ def adjacent(x: Tensor, position: int, theta: float) -> Tensor:
 
 
 def opposite(x: Tensor, position: int, theta: float) -> Tensor:
-    """T6's sign: half-split pairs that turn the other way.
+    """Rotation in T6: half-split pairs in the opposite direction.
 
     `x`: (..., D); `position`: of the token, from 0; `theta`: base of the frequencies.
     """
@@ -81,7 +81,7 @@ def _circle(
 
 
 def _scaled(frequency: float, scaling: Llama3Scaling | None) -> float:
-    """Llama 3.1's rule, by wavelength: long waves are stretched, short ones stay, and those between are mixed."""
+    """Llama 3.1's rule: low frequencies are divided, high ones are unchanged, and those between are interpolated."""
     if scaling is None:
         return frequency
     wavelength, length = 2 * math.pi / frequency, scaling.original_max_position_embeddings
@@ -95,12 +95,12 @@ def _scaled(frequency: float, scaling: Llama3Scaling | None) -> float:
 
 
 def base(a: MHA | MLA | TPA) -> float | Tensor:
-    """What a mechanism gives to a :data:`Turn`: the base of its frequencies, or the frequencies, (D/2,)."""
+    """The `theta` of a :data:`Turn`: the base of a mechanism's frequencies, or the frequencies, (D/2,)."""
     return a.frequencies if a.rope_theta is None else a.rope_theta
 
 
 def formula(*mechanisms: type[Attention]) -> Callable[[F], F]:
-    """Decorator: this is the naive form of these classes, and of none that inherits from them."""
+    """Decorator that registers the naive form of the given classes, but not of their subclasses."""
 
     def register(function: F) -> F:
         FORMULAS.update(dict.fromkeys(mechanisms, function))
@@ -113,8 +113,8 @@ def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = h
     """The naive form of a mechanism, (T, d).
 
     Args:
-        x: the text of one row, (T, d).
-        prefix: what stands before it, (S, d), or None.
+        x: text of one row, (T, d).
+        prefix: prefix of the row, (S, d), or None.
 
     Raises:
         LookupError: the class of `a` has no formula.
@@ -134,25 +134,25 @@ def attend(a: Attention, x: Tensor, prefix: Tensor | None = None, turn: Turn = h
 
 @formula(MHA)
 def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """Softmax of x (T, d) over every position up to the query's, prefix (S, d) first (MTLA paper, section 3)."""
+    """Softmax over all positions up to the query; x (T, d), prefix (S, d) first (MTLA paper, section 3)."""
     start = 0 if prefix is None else len(prefix)
     return read_keys(a, x, prefix, turn, [list(range(i + 1)) for i in range(start + len(x))])
 
 
 @formula(SlidingWindow)
 def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MHA whose query i sees the prefix, and the `window` newest positions of the text; x (T, d), prefix (S, d)."""
+    """MHA over the prefix and the `window` newest text positions; x (T, d), prefix (S, d)."""
     return read_keys(a, x, prefix, turn, window(a, x, prefix))
 
 
 def window(a: SlidingWindow | MLAWindow, x: Tensor, prefix: Tensor | None) -> list[list[int]]:
-    """The positions that each position sees, of prefix and text together; x (T, d), prefix (S, d)."""
+    """Positions of prefix and text that each position sees; x (T, d), prefix (S, d)."""
     start = 0 if prefix is None else len(prefix)
     return [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
 
 
 def read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: list[list[int]]) -> Tensor:
-    """Each text position's softmax over the positions visible to it, of prefix and text; x (T, d), prefix (S, d)."""
+    """Softmax of each text position over its visible positions of prefix and text; x (T, d), prefix (S, d)."""
 
     def normed(v: Tensor, norm: nn.Module) -> Tensor:
         if not isinstance(norm, nn.RMSNorm):
@@ -193,7 +193,7 @@ def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split
 
 @formula(MLAWindow)
 def mla_window(a: MLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA whose query i sees the prefix, and the `window` newest positions of the text; x (T, d), prefix (S, d)."""
+    """MLA over the prefix and the `window` newest text positions; x (T, d), prefix (S, d)."""
     c, kp = latents(a, x, prefix, turn)
     return read_latents(a, x, prefix, turn, c, kp, window(a, x, prefix))
 
@@ -251,7 +251,7 @@ def merged(a: MTLA, c: list[Tensor]) -> list[Tensor]:
 
 @formula(MTLAWindow)
 def mtla_window(a: MTLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA over first positions, means of old chunks, and other positions as they are; x (T, d), prefix (S, d)."""
+    """MLA over first positions, means of old chunks, and other positions unmerged; x (T, d), prefix (S, d)."""
     s, begin = a.stride, a.first
     c, kp = latents(a, x, prefix, turn)
     every, rotary = list(c), list(kp)
@@ -388,7 +388,7 @@ def relative(a: RelativeMultiLinear, x: Tensor, prefix: Tensor | None = None) ->
 
 @formula(AbsoluteMultiLinear)
 def absolute(a: AbsoluteMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """Slices A_i.. over the places of the window, read out, times N / (i + 1); x (T, d), prefix (S, d)."""
+    """Slices A_i.. over the positions of the window, read out, times N / (i + 1); x (T, d), prefix (S, d)."""
     q, k, v = _factors(a, x)
     rows = []
     for i in range(len(x)):
@@ -419,7 +419,7 @@ def summed(a: SummedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Ten
 
 @formula(TiedMultiLinear)
 def tied(a: TiedMultiLinear, x: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """A mean over the prefix's pairs and the text's up to the query; x (T, d), prefix (S, d)."""
+    """Mean over the pairs of the prefix, and of the text up to the query; x (T, d), prefix (S, d)."""
     joint = x if prefix is None else torch.cat((prefix, x))
     q, k, v = _factors(a, joint)
     rows = []
@@ -434,7 +434,7 @@ def _factors(a: MultiLinear, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cores(a: MultiLinear) -> list[Tensor]:
-    """One a read-out: g, or exp(g_r) / sum_s exp(g_s)."""
+    """Core of each read-out: g, or exp(g_r) / sum_s exp(g_s)."""
     cores = [torch.exp(g) / torch.exp(g).sum() if a.core == "softmax" else g for g in a.cores]
     return [torch.stack(cores).mean(0)] if a.num_readouts == 1 else cores
 

@@ -1,4 +1,4 @@
-"""The pattern of merged attention, forward and backward: a causal text with a stride, and pasts that all of it sees.
+"""Forward and backward of merged attention: a causal text with a stride, after pasts that every query sees.
 
 Shapes: q (B, T, H, D). Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
@@ -10,18 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import Backend
 from .sdpa import Kernel, Random, dot, merge, wide
 
 
 class Past(NamedTuple):
-    """Packed keys and values (B', K, H, Dv + D) that every query sees; `mask` (B', K) bool: which exist (None: all).
-
-    B' divides B where rows share a prefix.
+    """Keys and values that every query sees. B' divides B if rows share a prefix.
 
     Args:
         packed: [value | key] of each position, (B', K, H, Dv + D).
-        mask: (B', K) bool, true where a position exists; None: everywhere.
+        mask: (B', K) bool, true where a position exists; None: all exist.
     """
 
     packed: Tensor
@@ -29,13 +26,13 @@ class Past(NamedTuple):
 
 
 class SavedForBackward(NamedTuple):
-    """What backward needs beside inputs and output: log-sum-exp (B, T, H), diagonal logits (B, T/s, s - 1, H), dropout.
+    """Values that backward needs besides inputs and output.
 
     Args:
         lse: log-sum-exp of each query's logits, (B, T, H).
-        diagonal: logits of the keys that only one query reads, (B, T/s, s - 1, H); None where s = 1.
-        mask: dropout factors of these keys, of the same shape; None without dropout.
-        randoms: the state of each kernel's dropout, in the order of the calls.
+        diagonal: logits of the keys that only one query reads, (B, T/s, s - 1, H); None if s = 1.
+        mask: dropout factors of these keys, (B, T/s, s - 1, H); None without dropout.
+        randoms: dropout state of each kernel call, in the order of the calls.
     """
 
     lse: Tensor
@@ -53,12 +50,11 @@ class SavedForBackward(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["SavedForBackward"]) -> "SavedForBackward":
-        """Of groups of heads, each with the same calls; more than one where there is no dropout alone."""
+        """Join groups of heads, which had the same kernel calls. With dropout there is only one group."""
         if len(parts) == 1:
             return parts[0]
-        diagonal = (
-            None if parts[0].diagonal is None else torch.cat([p.diagonal for p in parts if p.diagonal is not None], -1)
-        )
+        diagonals = [part.diagonal for part in parts if part.diagonal is not None]
+        diagonal = torch.cat(diagonals, -1) if diagonals else None
         return cls(torch.cat([part.lse for part in parts], -1), diagonal, None, parts[0].randoms)
 
     def heads(self, heads: slice) -> "SavedForBackward":
@@ -67,30 +63,23 @@ class SavedForBackward(NamedTuple):
 
 
 class MergedPattern(NamedTuple):
-    """The pattern, forward and backward, over packed keys and values that exist.
+    """Forward and backward over packed keys and values.
 
-    With a stride s, the s queries from the last one of a chunk on see the same slots: shifted by s - 1 positions, query
-    i sees the slots j <= i // s. A key that one query alone sees is merged afterwards.
+    With a stride s, s consecutive queries, beginning with the last one of a chunk, see the same slots: shifted by s - 1
+    positions, query i sees the slots j <= i // s. Keys that only one query sees are merged afterwards.
     """
 
-    value_dim: int
-    scale: float
-    stride: int
-    dropout: float
-    backend: Backend
-
-    def _kernel(self) -> Kernel:
-        return Kernel(self.value_dim, self.scale, self.dropout, self.backend)
+    kernel: Kernel
+    stride: int = 1
 
     def forward(self, q: Tensor, packed: Tensor, past: Iterable[Past]) -> tuple[Tensor, SavedForBackward]:
-        """Output (B, T, H, Dv), and what backward needs."""
-        out = q.new_empty(*q.shape[:3], self.value_dim)
+        """Output (B, T, H, Dv), and the values that backward needs."""
+        out = q.new_empty(*q.shape[:3], self.kernel.value_dim)
         return out, self.fill(q, packed, past, out)
 
     def fill(self, q: Tensor, packed: Tensor, past: Iterable[Past], out: Tensor) -> SavedForBackward:
-        """The same, into an output that exists."""
-        kernel = self._kernel()
-        s, lse = self.stride, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
+        """As :meth:`forward`, written into `out`."""
+        (kernel, s), lse = self, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         diagonal = mask = None
         if s == 1:
             randoms = kernel.causal(q, packed, out, lse)
@@ -98,13 +87,10 @@ class MergedPattern(NamedTuple):
             randoms = kernel.causal(
                 _shifted(q, s - 1, q.shape[-1]), packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s
             )
-            (queries, rows), rows_lse, (value, key) = (
-                self._diagonals(q, out),
-                self._places(lse),
-                self._diagonal_packed(packed),
-            )
-            diagonal = dot(queries, key) * self.scale
-            mask = F.dropout(torch.ones_like(diagonal), self.dropout) if self.dropout else None
+            queries, rows, rows_lse = (self._places(t) for t in (q, out, lse))
+            value, key = self._diagonal_packed(packed)
+            diagonal = dot(queries, key) * kernel.scale
+            mask = F.dropout(torch.ones_like(diagonal), kernel.dropout) if kernel.dropout else None
             read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
             rows[:, 0], rows_lse[:, 0] = read[:, 0], diagonal[:, 0]
             merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], diagonal[:, 1:])
@@ -125,9 +111,8 @@ class MergedPattern(NamedTuple):
         saved: SavedForBackward,
         dq: Tensor,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Fill dq, the gradient of q; return those of packed and of each past."""
-        kernel = self._kernel()
-        s, width, randoms = self.stride, q.shape[-1], iter(saved.randoms)
+        """Fill dq, the gradient of q, and return the gradients of `packed` and of each past."""
+        (kernel, s), width, randoms = self, q.shape[-1], iter(saved.randoms)
         dpacked = q.new_empty(packed.shape)
         if s == 1:
             wide_grad, wide_out = (kernel.wide_enough(t, width) for t in (grad, out))
@@ -154,33 +139,30 @@ class MergedPattern(NamedTuple):
     def _diagonal_backward(
         self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, saved: SavedForBackward, dq: Tensor, dpacked: Tensor
     ) -> None:
-        """Of the keys that one query alone sees: fill dpacked there, add to dq."""
+        """Gradients of the keys that only one query sees: fill these positions of dpacked, and add to dq."""
         assert saved.diagonal is not None
-        (queries, g, o, d_queries), lse = self._diagonals(q, grad, out, dq), self._places(saved.lse)
+        queries, g, o, d_queries, lse = (self._places(t) for t in (q, grad, out, dq, saved.lse))
         (value, key), (d_value, d_key) = self._diagonal_packed(packed), self._diagonal_packed(dpacked)
         p = torch.exp(saved.diagonal - lse)
         scores, weight = value - o, p
         if saved.mask is not None:
             scores, weight = value * saved.mask.unsqueeze(-1).to(value.dtype) - o, p * saved.mask
-        ds = (dot(g, scores) * p * self.scale).to(q.dtype).unsqueeze(-1)
+        ds = (dot(g, scores) * p * self.kernel.scale).to(q.dtype).unsqueeze(-1)
         _multiply_into(d_value, g, weight.to(q.dtype).unsqueeze(-1))
         _multiply_into(d_key, queries, ds)
         d_queries.addcmul_(key, ds)
 
     def _places(self, x: Tensor) -> Tensor:
-        """(B, T, ...) -> (B, T/s, s - 1, ...): the positions whose keys one query alone sees."""
+        """(B, T, ...) -> (B, T/s, s - 1, ...): the positions whose keys only one query sees."""
         return x.unflatten(1, (-1, self.stride))[:, :, :-1]
-
-    def _diagonals(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self._places(x) for x in tensors)
 
     def _diagonal_packed(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Values and keys at these positions."""
-        return self._places(packed).split([self.value_dim, packed.shape[-1] - self.value_dim], -1)
+        return self._places(packed).tensor_split([self.kernel.value_dim], -1)
 
 
 def _shifted(x: Tensor, by: int, width: int) -> Tensor:
-    """(B, T, ..., w) -> (B, T, ..., width): the positions from `by` on, then zeros; zeros beyond column w."""
+    """(B, T, ..., w) -> (B, T, ..., width): shifted by `by` positions to the left, padded with zeros."""
     size, columns = x.shape[1] - by, x.shape[-1]
     if torch.compiler.is_compiling():
         return F.pad(x[:, by:], (0, width - columns, *[0, 0] * (x.dim() - 3), 0, by))
@@ -192,7 +174,7 @@ def _shifted(x: Tensor, by: int, width: int) -> Tensor:
 
 
 def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out = a * b without a temporary tensor; torch.compile refuses `out=` of a slice, and needs none."""
+    """out = a * b without a temporary tensor. torch.compile refuses `out=` of a slice, and fuses the copy."""
     if torch.compiler.is_compiling():
         out.copy_(a * b)
     else:
@@ -200,7 +182,7 @@ def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _fold(x: Tensor, beam: int) -> Tensor:
-    """(N * beam, T, ...) -> (N, beam * T, ...): the rows of a prefix query it together."""
+    """(N * beam, T, ...) -> (N, beam * T, ...): rows that share a prefix query it together."""
     return x if beam == 1 else x.unflatten(0, (-1, beam)).flatten(1, 2)
 
 

@@ -1,9 +1,9 @@
-"""Rotary position embedding, in one convention for the package: half-split pairs with Llama's sign.
+"""Rotary position embedding with half-split pairs and Llama's sign, the only convention in this package.
 
-Component m of the first half turns with component m of the second half by position * theta^(-2m/D):
+Component m of the first half is rotated with component m of the second half by position * theta^(-2m/D):
     (u, v) -> (u cos - v sin, v cos + u sin).
-The MTLA code pairs neighbours (2m, 2m+1) instead: with its rotated components permuted by `adjacent_to_half_split` it
-is this model. T6 turns in the opposite direction: swapping the two halves gives that.
+The MTLA code pairs adjacent components (2m, 2m+1): permuting its rotated components by `adjacent_to_half_split` gives
+this form. T6 rotates in the opposite direction, which is the same as swapping the two halves.
 """
 
 import math
@@ -17,7 +17,7 @@ from .tables import memoized
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Rotary frequencies of Llama 3.1, stretched for texts longer than those of pretraining.
+    """Frequency scaling of Llama 3.1, for texts longer than those of pretraining.
 
     With w the wavelength of a frequency f and L = `original_max_position_embeddings`: f stays where w < L /
     `high_freq_factor`, becomes f / `factor` where w > L / `low_freq_factor`, and is interpolated linearly in L / w
@@ -25,9 +25,9 @@ class Llama3Scaling:
 
     Args:
         factor: divisor of low frequencies, at least 1.
-        low_freq_factor: number of turns within L positions below which a frequency is low.
-        high_freq_factor: number of turns above which a frequency stays; more than `low_freq_factor`.
-        original_max_position_embeddings: L, positions in pretraining.
+        low_freq_factor: number of rotations within L positions below which a frequency is divided by `factor`.
+        high_freq_factor: number above which a frequency is unchanged; more than `low_freq_factor`.
+        original_max_position_embeddings: length L of texts in pretraining.
 
     ValueError: a value is out of these bounds.
     """
@@ -56,7 +56,7 @@ class Llama3Scaling:
         return torch.lerp(frequencies / self.factor, frequencies, share.clamp(0, 1))
 
 
-@memoized(64)
+@memoized
 def _table(
     dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device, scaling: Llama3Scaling | None
 ) -> tuple[Tensor, Tensor]:
@@ -75,24 +75,21 @@ def rotary_table(
     device: torch.device,
     scaling: Llama3Scaling | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0 ... length-1, each (length, dim/2), in float32 or wider. ValueError: `dim` is odd.
+    """cos and sin of positions 0 ... length-1, each (length, dim/2), in `dtype`, or float32 if that is wider.
 
-    Args:
-        dim: components that are rotated, even.
-        dtype: of the text; the tables are in it, or in float32 if that is wider.
+    ValueError: `dim`, the number of rotated components, is odd.
     """
     if dim % 2:
-        raise ValueError(f"rotary embedding turns pairs: the width must be even, not {dim}")
-    rounded = 1 << max(length - 1, 1).bit_length()  # few distinct sizes to keep
+        raise ValueError(f"rotary embedding rotates pairs: the width must be even, not {dim}")
+    rounded = 1 << max(length - 1, 1).bit_length()  # few distinct sizes to memoize
     cos, sin = _table(dim, theta, rounded, torch.promote_types(dtype, torch.float32), device, scaling)
     return cos[:length], sin[:length]
 
 
 def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions 0 ... length-1 for these frequencies, each (length, pairs), in float32 or wider.
+    """cos and sin of positions 0 ... length-1, each (length, pairs), in float32 or wider.
 
-    Args:
-        frequencies: of each pair in radians per position, (pairs,); the tables are on their device.
+    frequencies (pairs,): radians per position.
     """
     wide = torch.promote_types(dtype, torch.float32)
     positions = torch.arange(length, dtype=torch.float64, device=frequencies.device)
@@ -101,7 +98,7 @@ def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (..., D) turned by cos, sin (..., D/2), which broadcast; computed in the tables' precision."""
+    """Rotate x (..., D) by cos, sin (..., D/2), which broadcast, in their precision."""
     u, v = x.chunk(2, dim=-1)
     return torch.cat((u * cos - v * sin, v * cos + u * sin), dim=-1).to(x.dtype)
 
@@ -110,12 +107,9 @@ Turn = tuple[Tensor, Tensor]  # cos (..., D/2), and [-sin, sin] (..., 2, D/2), o
 
 
 def turn(x: Tensor, angles: Turn, out: Tensor) -> None:
-    """`rotate` of x (..., 2, D/2), its halves apart, into `out` of the same shape and dtype.
+    """`rotate` for x (..., 2, D/2) with separate halves, written into `out` of its shape and dtype.
 
-    Args:
-        x: what is rotated.
-        angles: of its positions, which broadcast, in the dtype of x.
-        out: may be a part of a larger tensor, but not of x.
+    `angles` broadcast and have the dtype of x. `out` may be a view of a larger tensor, but must not overlap x.
     """
     cos, signed = angles
     torch.mul(x, cos, out=out)
@@ -123,5 +117,5 @@ def turn(x: Tensor, angles: Turn, out: Tensor) -> None:
 
 
 def adjacent_to_half_split(dim: int) -> Tensor:
-    """(dim,) permutation p: x[..., p] in half-split order is x in adjacent-pair order (0, 1), (2, 3), ..."""
+    """(dim,) permutation p from adjacent pairs (0, 1), (2, 3), ... to half-split pairs: x[..., p]."""
     return torch.cat((torch.arange(0, dim, 2), torch.arange(1, dim, 2)))

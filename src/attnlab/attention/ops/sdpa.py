@@ -1,11 +1,11 @@
-"""The stock fused kernels of CPU and CUDA in one shape, and the arithmetic that merges what they return.
+"""One interface to torch's fused attention kernels for CPU and CUDA, and the merging of their partial softmaxes.
 
 Shapes: q (B, T, H, D), packed [value | key] (B, K, H, Dv + D), out (B, T, H, Dv), log-sum-exp (B, T, H).
-The flash kernels of CPU and CUDA need values as wide as keys; packed, the first D columns serve: what they make of the
-columns beyond Dv (which belong to the key) is never read, and their gradient is zero.
-The flash kernel of CUDA has no mask, a mask of cuDNN's differs between its versions, and cuDNN has no attention over a
-single key: such a part goes through the memory-efficient kernel, whatever computes the others. Their log-sum-exps are
-all natural logarithms.
+The flash kernels of CPU and CUDA need values as wide as keys. They read the first D packed columns as the value: their
+output in the columns beyond Dv, which belong to the key, is never read, and its gradient is zero.
+The flash kernel of CUDA has no mask, cuDNN's mask differs between its versions, and cuDNN has no attention over a
+single key. The memory-efficient kernel computes such a part, whichever kernel computes the others. All kernels return
+natural log-sum-exps.
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,15 @@ from torch.nn import functional as F
 
 from .backends import Backend
 
-PADDED = (Backend.FUSED_CPU, Backend.FLASH_CUDA)  # kernels whose values are as wide as their keys
-
-BLOCK = 256  # a causal triangle of so many queries is one call of the CPU kernel
+BLOCK = 256  # queries of a causal triangle that the CPU kernel computes in one call
 
 
 class Random(NamedTuple):
-    """Where a CUDA kernel's dropout was, for its backward.
+    """Random state of a CUDA kernel's dropout, which its backward needs.
 
     Args:
-        seed: of the generator, or its full state, a tensor that the kernel returns; None: no dropout.
-        offset: of the generator; None: no dropout.
+        seed: seed of the generator, or its full state, as the kernel returns it; None: no dropout.
+        offset: offset of the generator; None: no dropout.
     """
 
     seed: Tensor | None = None
@@ -36,38 +34,28 @@ class Random(NamedTuple):
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of softmax statistics."""
+    """Dtype of softmax statistics: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner products along the last axis, summed in float32 or wider.
-
-    Args:
-        a: (..., D).
-        b: (..., D).
-    """
+    """Inner products of a (..., D) and b (..., D) along the last axis, summed in float32 or wider."""
     return (a * b).sum(-1, dtype=wide(a.dtype))
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Merge a second normalised output into a first one, by their log-sum-exps, in place.
+    """Merge the outputs of the same queries over two sets of keys, in place: out, other (..., Dv).
 
-    Args:
-        out: one output, (..., Dv).
-        lse: log-sum-exp of its logits, (...).
-        other: of the same queries over other keys.
-        other_lse: log-sum-exp of its logits.
+    `lse`, `other_lse`: log-sum-exps of their logits, (...).
     """
     out.lerp_(other, (other_lse - lse).sigmoid().to(out.dtype).unsqueeze(-1))
     lse.copy_(torch.logaddexp(lse, other_lse))
 
 
 def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """(B', K) bool -> (B', 1, 1, K): finite, so that a row that sees nothing here has a weight of zero, not NaN.
+    """mask (B', K) bool, true where a key exists -> additive mask (B', 1, 1, K); None -> None.
 
-    Args:
-        mask: (B', K) bool, true where a key exists; None: no mask is needed, and None is returned.
+    Its values are finite, so that a row that sees no key of a part gives it a weight of zero, not NaN.
     """
     if mask is None:
         return None
@@ -76,7 +64,7 @@ def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 class Kernel(NamedTuple):
-    """One part of a softmax: all queries and keys, or the causal triangle of equally many; forward and backward.
+    """Forward and backward of one part of a softmax: a rectangle of queries and keys, or a causal triangle.
 
     Args:
         backend: FUSED_CPU, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA.
@@ -88,17 +76,17 @@ class Kernel(NamedTuple):
     backend: Backend
 
     def causal(self, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, group: int = 1) -> list[Random]:
-        """Fill out and lse: query i sees the keys j <= i // group.
+        """Fill out and lse. Query i sees the keys j <= i // group.
 
-        On a CPU the queries are divided into blocks of `group` times at most BLOCK: the triangles on the diagonal are
-        the rows of one call for each place in a group, and the rectangles below them are halved, and halved again.
+        On a CPU the queries are divided into blocks of at most `group` * BLOCK. The triangles on the diagonal are the
+        rows of one call per place in a group; the region below them is divided into rectangles recursively.
 
         Args:
-            q: (B, group K, H, D); rows beyond those of `out` are padding.
+            q: (B, group * K, H, D); rows beyond those of `out` are padding.
             packed: [value | key], (B, K, H, Dv + D).
-            out: (B, at most group K, H, Dv), to be filled.
-            lse: (B, the same, H), to be filled.
-            group: queries that see the same keys.
+            out: (B, at most group * K, H, Dv).
+            lse: (B, as many, H).
+            group: number of consecutive queries that see the same keys.
         """
         randoms = []
         bounds = self._bounds(packed)
@@ -127,13 +115,11 @@ class Kernel(NamedTuple):
         """Fill dq and dpacked.
 
         Args:
-            grad: of the output, (B, group K, H, Dv), as wide as `value_width` says; zero in rows of padding.
-            q, packed: as in :meth:`causal`.
-            out: of the full softmax, as wide as `grad`, with the same rows.
-            lse: of the full softmax, with the same rows.
-            dq: (B, at most group K, H, D), to be filled.
-            dpacked: (B, K, H, Dv + D), to be filled.
-            group: queries that see the same keys.
+            grad: gradient of the output, (B, group * K, H, `value_width`), zero in rows of padding.
+            q, packed, group: as in :meth:`causal`.
+            out, lse: output, as wide as `grad`, and log-sum-exp of the full softmax, with as many rows.
+            dq: (B, at most group * K, H, D).
+            dpacked: (B, K, H, Dv + D).
         """
         bounds = self._bounds(packed)
         for place in range(group):
@@ -161,75 +147,83 @@ class Kernel(NamedTuple):
             else:
                 part.add_(more)
 
-    def _by(self, mask: Tensor | None, packed: Tensor | None = None) -> Backend:
-        """What computes a part with this mask and these keys: cuDNN has no attention over a single one."""
-        unmasked = self.backend in (Backend.FLASH_CUDA, Backend.CUDNN_CUDA)
-        single = self.backend is Backend.CUDNN_CUDA and packed is not None and packed.shape[1] == 1
-        return Backend.FUSED_CUDA if unmasked and mask is not None or single else self.backend
-
     def value_width(self, width: int, mask: Tensor | None = None) -> int:
-        """How wide the kernel of a part has values: D or Dv.
-
-        Args:
-            mask: of the part.
-        """
-        return width if self._by(mask) in PADDED else self.value_dim
+        """Width of values in the kernel of a part with this mask: `width` (D) in flash kernels, else Dv."""
+        flash = self.backend is Backend.FUSED_CPU or self.backend is Backend.FLASH_CUDA and mask is None
+        return width if flash else self.value_dim
 
     def wide_enough(self, x: Tensor, width: int, mask: Tensor | None = None) -> Tensor:
-        """An output or its gradient, (B, T, H, Dv), as wide as the kernel of a part has values.
-
-        Args:
-            x: the output or the gradient.
-            mask: of the part.
-        """
+        """Pad an output or its gradient, x (B, T, H, Dv), to the `value_width` of a part with this mask."""
         extra = self.value_width(width, mask) - x.shape[-1]
         return F.pad(x, (0, extra)) if extra else x
 
     def forward(self, q: Tensor, packed: Tensor, mask: Tensor | None, *, causal: bool) -> tuple[Tensor, Tensor, Random]:
-        """Output (B, T, H, Dv), log-sum-exp (B, T, H), and where the dropout was, of one part.
+        """Output (B, T, H, Dv), log-sum-exp (B, T, H) and dropout state of one part.
 
         Args:
             q: (B, T, H, D).
             packed: [value | key], (B, K, H, Dv + D).
-            mask: (B, K) bool, true where a key exists; None: everywhere.
-            causal: T = K, and query i sees the keys j <= i; then without a mask.
+            mask: (B, K) bool, true where a key exists; None: all keys exist. It excludes `causal`.
+            causal: T = K, and query i sees the keys j <= i.
         """
-        by, (q, k, v) = self._by(mask, packed), self._inputs(q, packed, mask)
-        bias, random = additive(mask, q.dtype), Random()
-        if by is Backend.FUSED_CPU:
+        (q, k, v), random = self._inputs(q, packed, mask), Random()
+        if self.backend is Backend.FUSED_CPU:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, causal, attn_mask=bias, scale=self.scale
+                q, k, v, 0.0, causal, attn_mask=additive(mask, q.dtype), scale=self.scale
             )
-        elif by is Backend.FLASH_CUDA:
+        else:
+            out, lse, random = self._forward_cuda(q, k, v, mask, causal)
+        return out.transpose(1, 2)[..., : self.value_dim], lse.transpose(1, 2), random
+
+    def _backend_of(self, mask: Tensor | None, keys: int) -> Backend:
+        """The CUDA backend that computes a part with this mask and number of keys."""
+        unmasked = self.backend in (Backend.FLASH_CUDA, Backend.CUDNN_CUDA)
+        single = self.backend is Backend.CUDNN_CUDA and keys == 1
+        return Backend.FUSED_CUDA if unmasked and mask is not None or single else self.backend
+
+    def _forward_cuda(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+    ) -> tuple[Tensor, Tensor, Random]:
+        """As :meth:`forward`, with heads before positions."""
+        by = self._backend_of(mask, k.shape[2])
+        if by is Backend.FLASH_CUDA:
             out, lse, _, _, _, _, *state, _ = torch.ops.aten._scaled_dot_product_flash_attention(
                 q, k, v, self.dropout, causal, scale=self.scale
             )
-            random = Random(*state)
         elif by is Backend.CUDNN_CUDA:
             out, lse, _, _, _, _, *state, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
                 q, k, v, None, True, self.dropout, causal, scale=self.scale
             )
-            lse, random = lse.squeeze(-1), Random(*state)
+            lse = lse.squeeze(-1)
         else:
             out, lse, *state = torch.ops.aten._scaled_dot_product_efficient_attention(
-                q, k, v, _cuda_bias(bias, q), True, self.dropout, causal, scale=self.scale
+                q, k, v, _cuda_bias(mask, q), True, self.dropout, causal, scale=self.scale
             )
-            lse, random = lse[..., : q.shape[2]], Random(*state)
-        return out.transpose(1, 2)[..., : self.value_dim], lse.transpose(1, 2), random
+            lse = lse[..., : q.shape[2]]
+        return out, lse, Random(*state)
 
     def backward(
         self, grad: Tensor, q: Tensor, packed: Tensor, mask: Tensor | None,
         out: Tensor, lse: Tensor, causal: bool, random: Random,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Gradients of q, keys and values; `grad` and `out` come from :meth:`wide_enough`."""
-        by, (q, k, v) = self._by(mask, packed), self._inputs(q, packed, mask)
+        q, k, v = self._inputs(q, packed, mask)
         grad, out, lse = (t.transpose(1, 2) for t in (grad, out, lse))
-        bias, sizes = additive(mask, q.dtype), (q.shape[2], k.shape[2])
-        if by is Backend.FUSED_CPU:
+        if self.backend is Backend.FUSED_CPU:
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, q, k, v, out, lse, 0.0, causal, attn_mask=bias, scale=self.scale
+                grad, q, k, v, out, lse, 0.0, causal, attn_mask=additive(mask, q.dtype), scale=self.scale
             )
-        elif by is Backend.FLASH_CUDA:
+        else:
+            dq, dk, dv = self._backward_cuda(grad, q, k, v, mask, out, lse, causal, random)
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)[..., : self.value_dim]
+
+    def _backward_cuda(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        out: Tensor, lse: Tensor, causal: bool, random: Random,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """As :meth:`backward`, with heads before positions."""
+        by, sizes = self._backend_of(mask, k.shape[2]), (q.shape[2], k.shape[2])
+        if by is Backend.FLASH_CUDA:
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
                 grad, q, k, v, out, lse.contiguous(), None, None, *sizes, self.dropout, causal, *random,
                 scale=self.scale,
@@ -242,29 +236,28 @@ class Kernel(NamedTuple):
         else:
             lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads full tiles of 32 rows
             dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-                grad, q, k, v, _cuda_bias(bias, q), out, lse, random.seed, random.offset, self.dropout,
+                grad, q, k, v, _cuda_bias(mask, q), out, lse, random.seed, random.offset, self.dropout,
                 [True, True, True, False], causal, scale=self.scale,
             )  # fmt: skip
-        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)[..., : self.value_dim]
+        return dq, dk, dv
 
     def _inputs(self, q: Tensor, packed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as a kernel has them, (B, H, ., .)."""
+        """Queries, keys and values with heads before positions, (B, H, ., .), as kernels take them."""
         width = self.value_width(packed.shape[-1] - self.value_dim, mask)
         key, value = packed[..., self.value_dim :], packed[..., :width]
         return q.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _bounds(self, packed: Tensor) -> list[int]:
-        """The keys at which blocks begin, and their number: 2^n blocks of at most BLOCK keys; on CUDA one block."""
+        """Boundaries of blocks of keys: 2^n blocks of at most BLOCK keys on a CPU, one block on CUDA."""
         size = packed.shape[1]
         count = 1 << max(-(-size // BLOCK) - 1, 0).bit_length() if self.backend is Backend.FUSED_CPU else 1
         return [size * i // count for i in range(count + 1)]
 
 
 def _triangles(bounds: list[int], rows: Tensor) -> Iterator[tuple[slice, int]]:
-    """Keys of the triangles on the diagonal, and how many triangles these are: all, if they are of one size.
+    """Keys of the triangles on the diagonal, and the number of triangles: all at once if they have one size.
 
-    Args:
-        rows: the queries' results, (B, at most as many as keys, ...); triangles without any are left out.
+    rows: results of the queries, (B, at most as many as keys, ...). Triangles without queries are skipped.
     """
     size, count = bounds[-1], len(bounds) - 1
     spans = [(0, size, count)] if size % count == 0 else [(a, b, 1) for a, b in pairwise(bounds)]
@@ -274,7 +267,7 @@ def _triangles(bounds: list[int], rows: Tensor) -> Iterator[tuple[slice, int]]:
 
 
 def _rectangles(bounds: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(a, b, c): the queries of keys b ... c - 1 see all of the keys a ... b - 1; every pair of blocks once."""
+    """(a, b, c): queries b ... c - 1 see all keys a ... b - 1. Each pair of blocks occurs once."""
     count, step = len(bounds) - 1, 1
     while step < count:
         for i in range(0, count, 2 * step):
@@ -283,17 +276,18 @@ def _rectangles(bounds: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _folded(x: Tensor, count: int) -> Tensor:
-    """(B, count n, ...) -> (B count, n, ...)."""
+    """(B, count * n, ...) -> (B * count, n, ...)."""
     return x if count == 1 else x.unflatten(1, (count, -1)).flatten(0, 1)
 
 
 def _unfolded(x: Tensor, count: int) -> Tensor:
-    """(B count, n, ...) -> (B, count n, ...)."""
+    """(B * count, n, ...) -> (B, count * n, ...)."""
     return x if count == 1 else x.unflatten(0, (-1, count)).flatten(1, 2)
 
 
-def _cuda_bias(bias: Tensor | None, q: Tensor) -> Tensor | None:
-    """The mask for every head and query, its rows starting at the 16-byte boundaries that the kernel loads from."""
+def _cuda_bias(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """The additive mask for every head and query, with rows aligned to the 16 bytes that the kernel loads."""
+    bias = additive(mask, q.dtype)
     if bias is None:
         return None
     size = bias.shape[-1]

@@ -1,4 +1,4 @@
-"""Tensor product attention: queries, keys and values as short sums of head factor (x) token factor."""
+"""Tensor product attention: queries, keys and values are sums of a few outer products."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,24 +22,25 @@ class TPA(PositionalAttention):
     """Tensor product attention (TPA paper, section 3, eq. 3.1 to 3.7).
 
     Q_t = 1/R_Q sum_r a_r (x) T_t b_r,  K_t = 1/R_K sum_r a_r (x) T_t b_r,  V_t = 1/R_V sum_r a_r (x) b_r,  each (h, D),
-    of head factors a_r = f(W x_t) in R^h and token factors b_r = W x_t in R^D, T_t the rotation of position t;
+    with head factors a_r = f(W x_t) in R^h, token factors b_r = W x_t in R^D, and the rotation T_t of position t;
     then softmax(Q K^T / sqrt(D)) V per head. No biases. Cache: the factors, (R_K + R_V)(h + D) elements per token.
 
-    In parallel, queries, keys and values are built from the factors, and in backward once more. A step works on the
-    factors, unless building keys and values takes fewer multiply-adds (long chunks, many hypotheses on one prefix).
+    The parallel form builds queries, keys and values from the factors, and backward builds them again. A step computes
+    with the factors, unless building keys and values takes fewer multiply-adds: for long chunks, and for many
+    hypotheses that share a prefix.
 
     Args:
-        num_heads: heads h.
+        num_heads: number of heads h.
         head_dim: width D of a head; None: d / h.
         rank: R_K = R_V, 1 to min(h, D).
         q_rank: R_Q, 1 to min(h, D).
-        third_dim: d_c of third-order token factors b_r = vec(b'_r (x) c_r), c_r in R^{d_c}, of which b'_r alone is
+        third_dim: d_c of third-order token factors b_r = vec(b'_r (x) c_r), c_r in R^{d_c}, of which only b'_r is
             rotated (appendix C of the seventh version); it divides D. None: token factors are vectors.
-        nonlinearity: f, of head factors (section 3.5): "none", "sigmoid", or "softmax" over the heads.
+        nonlinearity: f, applied to head factors (section 3.5): "none", "sigmoid", or "softmax" over the heads.
         output_norm: RMS norm of each head's output, with one weight vector for all heads.
-        init: spread of the initial factor projections: the paper's for the merged matrix or for each rank's (section
-            3.1 writes both), or that of the released code.
-        rope_theta: base of the rotary frequencies; None: the frequencies are a buffer among the weights.
+        init: initial spread of factor projections: the paper's for the merged matrix or for the matrix of each rank
+            (section 3.1 states both), or that of the released code.
+        rope_theta: base of the rotary frequencies; None: frequencies are a buffer, saved with the weights.
 
     ValueError: `num_heads` does not divide `d_model` and `head_dim` is None, a rank or `third_dim` is out of its
     bounds, or an odd number of components would be rotated.
@@ -47,7 +48,7 @@ class TPA(PositionalAttention):
 
     cache_type = FactorCache
     factorised_queries = True
-    has_kernel = True  # whether `ops.kernels.factor` reads what is cached; variants that it cannot read say False
+    has_kernel = True  # whether `ops.kernels.factor` supports the cache
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class TPA(PositionalAttention):
             raise ValueError(f"third_dim={third_dim}: expected a divisor of head_dim={head_dim}")
         self.turned = head_dim // (third_dim or 1)  # components of a token factor that are rotated
         if self.turned % 2:
-            raise ValueError(f"rotary embedding turns pairs: a token factor cannot have {self.turned} components")
+            raise ValueError(f"rotary embedding rotates pairs: a token factor cannot have {self.turned} components")
         self.d_model, self.num_heads, self.head_dim, self.third_dim = d_model, num_heads, head_dim, third_dim
         self.rank, self.q_rank, self.ranks = rank, q_rank, q_rank + 2 * rank
         self.token_dim = self.turned + (third_dim or 0)
@@ -93,7 +94,7 @@ class TPA(PositionalAttention):
             nn.init.uniform_(part, -bound, bound)
         self._learn(init)
 
-    # Where the factors come from and what is cached. Variants override these.
+    # Sources of the factors, and cache entries. Variants override these.
 
     def _blocks(self) -> list[Block]:
         """Parts of the factor projection: head factors of queries, keys and values, token factors, third factors."""
@@ -110,16 +111,16 @@ class TPA(PositionalAttention):
         """Create the factors that do not depend on the input."""
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What queries, keys and values of x (B, T, d) are built of; first a (B, T, .) that depends on x."""
+        """Project x (B, T, d) to the tensors that queries, keys and values are built from; the first is (B, T, .)."""
         return (self.factors(x),)
 
     def _split(self, y: Tensor, *more: Tensor) -> Factors:
-        """Linear head factors, and unrotated token factors."""
+        """Head factors before the nonlinearity, and token factors before rotation."""
         head, token = y.tensor_split([self.ranks * self.num_heads], -1)
         return Factors(head.unflatten(-1, (self.ranks, -1)), self._tokens(token))
 
     def _tokens(self, token: Tensor) -> Tensor:
-        """(., ranks w) as projected -> (., ranks, w)."""
+        """Projected token factors (., ranks * w) -> (., ranks, w)."""
         ranks = token.shape[-1] // self.token_dim
         if self.third_dim is None:
             return token.unflatten(-1, (ranks, -1))
@@ -135,7 +136,7 @@ class TPA(PositionalAttention):
         return segment.buffers["key_head"], segment.buffers["key_token"]
 
     def _values(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
-        """The same of values, nothing rotated; token factors may be (1, R, 1, w)."""
+        """As :meth:`_keys` for values, which are not rotated; token factors may be (1, R, 1, w)."""
         return segment.buffers["value_head"], segment.buffers["value_token"]
 
     # From factors to queries, keys and values.
@@ -157,7 +158,7 @@ class TPA(PositionalAttention):
         return head
 
     def _rotate(self, token: Tensor, angles: Angles, ranks: int) -> Tensor:
-        """(B, T, ranks, w): the first so many ranks turned, of a third-order factor b' alone."""
+        """Rotate the first `ranks` ranks of token factors (B, T, ., w); of third-order factors, only b'."""
         cos, sin = (t.unsqueeze(-2) for t in angles)
         turned, rest = rotate(token[..., :ranks, : self.turned], cos, sin), token[..., ranks:, :]
         if self.third_dim is not None:
@@ -165,21 +166,21 @@ class TPA(PositionalAttention):
         return torch.cat((turned, rest.expand(*turned.shape[:-2], -1, -1)), -2) if rest.shape[-2] else turned
 
     def _vectors(self, token: Tensor) -> Tensor:
-        """(., w) -> (., D): vec(b' (x) c), column by column, of third-order factors."""
+        """(., w) -> (., D): vec(b' (x) c), column by column, for third-order factors."""
         if self.third_dim is None:
             return token
         second, third = token.split([self.turned, self.third_dim], -1)
         return (third.unsqueeze(-1) * second.unsqueeze(-2)).flatten(-2)
 
     def _shared(self, angles: Angles, *compact: Tensor) -> tuple[Tensor, ...]:
-        """The fields of `Factors` that are there."""
+        """The fields of `Factors` that are not None."""
         return tuple(t for t in self.rotated_factors(angles, *compact) if t is not None)
 
     def _build(self, heads: slice, *shared: Tensor) -> tuple[Tensor, Tensor]:
         return self.dense(Factors(*shared), heads)
 
     def dense(self, f: Factors, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Of some heads: q (B, T, H, D) and [value | key] (B, T, H, 2 D)."""
+        """q (B, T, H, D) and [value | key] (B, T, H, 2 D) of the given heads."""
         head, token = f.head[..., heads].split(self._counts, -2), self._vectors(f.token).split(self._counts, -2)
         query = head[0].mT @ token[0] if f.query is None else f.query[..., heads, :]
         return query, self._pack(head[1], token[1], head[2], token[2])
@@ -190,7 +191,7 @@ class TPA(PositionalAttention):
         head = torch.cat((value_head / self.rank, key_head), -2)
         value_token = value_token.expand_as(key_token)
         token = torch.cat((F.pad(value_token, (0, width)), F.pad(key_token, (width, 0))), -2)
-        return head.mT @ token  # one product with a block diagonal, for keys and values beside each other
+        return head.mT @ token  # one product with a block-diagonal matrix for keys and values
 
     @property
     def _counts(self) -> list[int]:
@@ -215,13 +216,13 @@ class TPA(PositionalAttention):
         )  # fmt: skip
         return self._finish(out)
 
-    # The cache, and what reads it.
+    # Cached steps.
 
     def _entries(self, x: Tensor, angles: Angles) -> Buffers:
         return self._cached(self.rotated_factors(angles, *self.project(x)))
 
     def _cached(self, f: Factors) -> Buffers:
-        """Factors of keys and values as the cache keeps them."""
+        """Factors of keys and values in the layout of the cache."""
         head, token = f.head.split(self._counts, -2), f.token.split(self._counts, -2)
         every = {"key_head": head[1], "key_token": token[1], "value_head": head[2], "value_token": token[2]}
         return {
@@ -246,12 +247,12 @@ class TPA(PositionalAttention):
         return self._finish(tiled_attention(q, packed, self.head_dim, self.scale, past))
 
     def step_backend(self, new: int, like: Tensor) -> Backend:
-        """What computes the next positions of each row: TRITON, the kernel `ops.kernels.factor`, or PLAIN.
+        """Backend of the next `new` positions: TRITON, the kernel `ops.kernels.factor`, or PLAIN.
 
-        The kernel has one position, up to 8 ranks and heads up to 256 wide. It serves TPA, TPA of keys and values
-        alone, factors of third order, and learned head factors. It does not serve learned token factors, whose keys are
-        rotated as they are read and whose values are the same of all positions, and token factors that keys and values
-        share, which are cached unrotated: these are computed by matrix products on every device.
+        The kernel supports one position, up to 8 ranks and heads up to 256 wide, in TPA, TPA of keys and values only,
+        third-order factors, and learned head factors. It does not support learned token factors, whose keys are rotated
+        when they are read and whose values are shared by all positions, and token factors that keys and values share,
+        which are cached unrotated. PLAIN computes these by matrix products on every device.
 
         Args:
             like: a buffer of the cache, for its dtype and device.
@@ -262,28 +263,27 @@ class TPA(PositionalAttention):
         return Backend.PLAIN
 
     def in_factor_space(self, new: int, beam: int, text: int, prefix: int) -> bool:
-        """Whether `new` positions of each of `beam` rows take fewer multiply-adds on factors than on keys and values.
+        """Whether `new` positions of `beam` rows take fewer multiply-adds with factors than with keys and values.
 
         Keys and values must be built first, for `text` positions of each row and for the `prefix` that the rows share.
         Factor space has no fused kernel: chunks of more than 2 D positions, whose logits are larger than the keys and
-        values, are computed on keys and values.
+        values, are computed with keys and values.
         """
-        dense = 2 * self.num_heads * self.head_dim  # of a query and a position whose key and value exist
+        dense = 2 * self.num_heads * self.head_dim  # multiply-adds of a query with one key and value
         pairs, positions = beam * new * (text + prefix), beam * text + prefix
         return new <= 2 * self.head_dim and pairs * sum(self._step_costs()) <= (positions * self.rank + pairs) * dense
 
     def _step_costs(self) -> tuple[int, int]:
-        """Multiply-adds of a query and a cached position: for the logits of all heads, and for reading the value."""
+        """Multiply-adds of a query with a cached position: for the logits of all heads, and for reading the value."""
         h, width = self.num_heads, self.head_dim
         key = self.q_rank * (width + h) if self._on_query_factors else h * width
         return self.rank * key, self.rank * h * width
 
     @property
     def _on_query_factors(self) -> bool:
-        """Whether a step multiplies the keys' factors by those of the queries, or by the queries."""
-        return (
-            self.factorised_queries and self.q_rank * (self.head_dim + self.num_heads) <= self.num_heads * self.head_dim
-        )
+        """Whether a step multiplies the factors of keys by the factors of queries, rather than by queries."""
+        h, width = self.num_heads, self.head_dim
+        return self.factorised_queries and self.q_rank * (width + h) <= h * width
 
     def _rebuild(self, tile: FactorSegment, like: Tensor) -> Past:
         """Keys and values of cached positions."""
@@ -293,7 +293,7 @@ class TPA(PositionalAttention):
         return Past(self._pack(*factors), tile.mask)
 
     def read_by_kernel(self, f: Factors, batch: int, cache: FactorCache) -> Tensor:
-        """Outputs (B, 1, h, D) of each row's newest position, which the cache holds already."""
+        """Output (B, 1, h, D) of each row's newest position, which is already in the cache."""
         from ..ops.kernels.factor import FactorPart, factor_decode
 
         text = FactorSegment(cache.text, cache.capacity, cache.angles)
@@ -311,7 +311,7 @@ class TPA(PositionalAttention):
         return read.unsqueeze(1).to(f.head.dtype)
 
     def read_factors(self, f: Factors, batch: int, segments: list[FactorSegment]) -> Tensor:
-        """Outputs (B, n, h, D) of each row's newest n positions, which are the last of the last segment."""
+        """Output (B, n, h, D) of each row's newest n positions, which are the last of the last segment."""
         dtype = segments[-1].like.dtype
         head, token = f.head[..., : self.q_rank, :].to(dtype), self._vectors(f.token[..., : self.q_rank, :].to(dtype))
         query: tuple[Tensor, ...] = (head.mT * self.scale, token)
@@ -335,7 +335,7 @@ class TPA(PositionalAttention):
         return (out / self.rank).to(f.head.dtype)
 
     def _logits(self, query: tuple[Tensor, ...], batch: int, tile: FactorSegment) -> Tensor:
-        """(B, n, h, size): head factors (B or 1, n, h, R_Q) and token factors (B or 1, n, R_Q, D), or (B, n, h, D)."""
+        """Logits (B, n, h, size) of queries (B, n, h, D), or of factors (B or 1, n, h, R_Q) and (B or 1, n, R_Q, D)."""
         head, token = self._keys(tile)
         parts = [_fold(t, batch, tile.beam) for t in query]
         count = parts[-1].shape[1]
@@ -351,30 +351,28 @@ class TPA(PositionalAttention):
         return _unfold(logits, tile.beam)
 
     def _read(self, p: Tensor, tile: FactorSegment) -> Tensor:
-        """Weights (B, n, h, size) -> (B, n, h, D), R_V times the output."""
+        """Softmax weights (B, n, h, size) -> (B, n, h, D), R_V times the output."""
         head, token = self._values(tile)
         p = _fold(p, len(p), tile.beam)
         weights = p.unsqueeze(1) * head.unsqueeze(2)  # (N, R, beam n, h, size)
-        if token.shape[2] < tile.size:  # the same of all positions
+        if token.shape[2] < tile.size:  # all positions share it
             weights = weights.sum(-1, keepdim=True)
         out = (weights.flatten(2, 3) @ self._vectors(token)).sum(1).unflatten(1, p.shape[1:3])
         return _unfold(out, tile.beam)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        built = (
-            0 if self._on_query_factors or not self.factorised_queries else self.num_heads * self.q_rank * self.head_dim
-        )
+        built = self.num_heads * self.q_rank * self.head_dim if self.factorised_queries else 0  # of the query
         matrices = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        return matrices + built + context * sum(self._step_costs())
+        return matrices + (0 if self._on_query_factors else built) + context * sum(self._step_costs())
 
 
 def _tiles(segment: FactorSegment) -> Iterator[FactorSegment]:
-    """Parts whose products stay in the processor's caches; compiled code takes one part, to compile once."""
+    """Parts whose products fit into the processor's caches; one part in compiled code, to compile only once."""
     return iter([segment]) if torch.compiler.is_compiling() else segment.tiles(TILE)
 
 
 def _fold(x: Tensor, batch: int, beam: int) -> Tensor:
-    """(B or 1, n, ...) -> (N, beam n, ...): the rows that share a prefix query it together."""
+    """(B or 1, n, ...) -> (N, beam * n, ...): rows that share a prefix query it together."""
     return x if beam == 1 else x.expand(batch, *x.shape[1:]).unflatten(0, (-1, beam)).flatten(1, 2)
 
 

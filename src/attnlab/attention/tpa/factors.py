@@ -1,4 +1,4 @@
-"""Factors of tensor products: how they are laid out and initialised, and the cache of those of keys and values."""
+"""Factors of tensor products: layout, initialisation, and the cache of the factors of keys and values."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,15 +14,15 @@ from ..positional import Angles, PositionalCache
 
 Init = Literal["paper_merged", "paper_per_rank", "released"]
 Nonlinearity = Literal["none", "sigmoid", "softmax"]
-TILE = 2048  # cached positions at a time: of their products with a query, or of their keys and values, built again
+TILE = 2048  # cached positions that are read at a time
 ALIGNED = 16  # positions
 
-Span = Callable[[int, int], Angles]  # those of the positions first ... last - 1
+Span = Callable[[int, int], Angles]  # (first, last) -> angles of positions first ... last - 1
 Buffers = dict[str, Tensor]  # key_head, value_head (B, R, h, positions), key_token, value_token (B, R, positions, w)
 
 
 class FactorOptions(TypedDict, total=False):
-    """Keyword arguments of all tensor product attention; `TPA` has their meaning and defaults."""
+    """Keyword arguments of all tensor product attention; `TPA` documents them and has their defaults."""
 
     nonlinearity: Nonlinearity
     output_norm: bool
@@ -32,12 +32,12 @@ class FactorOptions(TypedDict, total=False):
 
 
 class Factors(NamedTuple):
-    """Of T positions, B and T 1 where all share them; ranks of queries, then of keys, then of values.
+    """Factors of T positions, with ranks of queries, keys and values in this order. Learned factors have B = T = 1.
 
     Args:
         head: head factors, (B, T, ranks, h).
         token: token factors, (B, T, ranks, w); those of queries and keys are rotated.
-        query: queries that are not factorised and have no ranks, (B, T, h, D); None: queries have factors.
+        query: queries, (B, T, h, D), if they are not factorised; None: queries have factors.
     """
 
     head: Tensor
@@ -46,10 +46,10 @@ class Factors(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A part of the factor projection: `ranks` factors of a width, all of queries, of keys or of values.
+    """A part of the factor projection: the head or token factors of queries, of keys, or of values.
 
     Args:
-        width: components of each: h of head factors, D or a divisor of D of token factors.
+        width: components of a factor: h for head factors, D or a divisor of D for token factors.
     """
 
     kind: Literal["head", "token"]
@@ -57,10 +57,10 @@ class Block(NamedTuple):
     width: int
 
     def bound(self, d_model: int, init: Init) -> float:
-        """Of the uniform distribution that its weights are drawn from.
+        """Bound of the uniform distribution of its initial weights.
 
-        The paper: Xavier, of one rank's matrix or of all ranks' merged (section 3.1 writes both). The released code:
-        Xavier of a view with three axes, of which torch takes the last for a receptive field.
+        The paper: Xavier, for the matrix of one rank or of all ranks merged (section 3.1 states both). The released
+        code: Xavier for a view with three axes, of which torch treats the last as a receptive field.
         """
         if init == "released":
             inner, outer = (self.ranks, self.width) if self.kind == "head" else (self.width, self.ranks)
@@ -69,10 +69,10 @@ class Block(NamedTuple):
 
 
 def learned_factors(blocks: list[Block], d_model: int, init: Init) -> nn.Parameter:
-    """(ranks, width) factors with the spread that projected ones have where x has variance one.
+    """Learned factors (ranks, width), with the initial spread of projected factors of an x of variance one.
 
     Args:
-        blocks: the parts of the parameter, in their order; all have the same width.
+        blocks: parts of the parameter, in order, with the same width.
     """
     factors = nn.Parameter(torch.empty(sum(block.ranks for block in blocks), blocks[0].width))
     for part, block in zip(factors.detach().split([block.ranks for block in blocks]), blocks, strict=True):
@@ -82,26 +82,26 @@ def learned_factors(blocks: list[Block], d_model: int, init: Init) -> nn.Paramet
 
 
 class FactorCache(PositionalCache):
-    """Factors of keys and values, where they differ from position to position.
+    """Factors of keys and values that depend on the position.
 
-    Positions lie as a step reads them: along the rows of its matrix products. A static cache has room for a multiple of
-    `ALIGNED` positions, of which it uses `capacity`: only then does the kernel read rows of head factors in full
-    loads (see `ops.kernels.factor`).
+    Positions are stored along the rows of a step's matrix products. A static cache allocates a multiple of `ALIGNED`
+    positions, of which it uses `capacity`, so that the kernel reads head factors in full loads (see
+    `ops.kernels.factor`).
     """
 
     def make_static(self) -> None:
         super().make_static()
         self.text, self.prefix = self._aligned(self.text), self._aligned(self.prefix)
-        missing = self.prefix_capacity + self._slots - len(self.cos)  # angles of positions that do not exist
+        missing = self.prefix_capacity + self._slots - len(self.cos)  # angles of padding
         self.cos, self.sin = (F.pad(table, (0, 0, 0, missing)) for table in (self.cos, self.sin))
 
     @property
     def _slots(self) -> int:
-        """Text positions that the buffers hold."""
+        """Number of allocated text positions."""
         return self.capacity + (-self.capacity % ALIGNED if self.is_static else 0)
 
     def _aligned(self, buffers: "Buffers") -> "Buffers":
-        """Copies with zeros behind the last position, up to a multiple of `ALIGNED`."""
+        """Copies that are padded with zeros to a multiple of `ALIGNED` positions."""
         aligned = {}
         for name, buffer in buffers.items():
             missing, axis = -buffer.shape[self.axes[name]] % ALIGNED, self.axes[name]
@@ -109,7 +109,7 @@ class FactorCache(PositionalCache):
         return aligned
 
     def text_segment(self, size: int | Tensor) -> "FactorSegment":
-        """The first positions of each row's text; where the device alone knows how many, (1,), as many with a mask."""
+        """The first `size` positions of each row's text; masked if `size` is on the device, (1,)."""
         if isinstance(size, Tensor):
             most, _ = self.reads(size)
             exists = torch.arange(most, device=size.device) < size
@@ -117,19 +117,19 @@ class FactorCache(PositionalCache):
         return FactorSegment(span(self.text, 0, size), size, self.angles)
 
     def prefix_segment(self) -> "FactorSegment":
-        """The prefixes, each of which the rows of its beam share."""
+        """The prefixes, each shared by `beam` rows."""
         size = self.prefix_size if self.prefix_reads is None else self.prefix_reads.shape[0]
         return FactorSegment(span(self.prefix, 0, size), size, self.prefix_angles, self.prefix_mask, self.beam)
 
 
 class FactorSegment(NamedTuple):
-    """Cached positions that rows read: a row's text, or a prefix that several rows share.
+    """Cached positions: the text of a row, or a prefix that several rows share.
 
     Args:
-        buffers: by name, cut to these positions.
-        angles: a function (first, last) -> cos and sin of these positions, counted from the segment's first.
-        mask: (N or 1, size) bool, true where a position exists; None: everywhere.
-        beam: rows that read each of them.
+        buffers: factors of these positions, by name.
+        angles: called with (first, last), counted from the start of the segment, returns cos and sin.
+        mask: (N or 1, size) bool, true where a position exists; None: all exist.
+        beam: number of rows that share the segment.
     """
 
     buffers: Buffers
@@ -140,7 +140,7 @@ class FactorSegment(NamedTuple):
 
     @property
     def like(self) -> Tensor:
-        """One of the buffers, for its rows and dtype."""
+        """One of the buffers, for its number of rows and dtype."""
         return next(iter(self.buffers.values()))
 
     def tiles(self, size: int) -> Iterator["FactorSegment"]:
@@ -156,11 +156,7 @@ class FactorSegment(NamedTuple):
 
 
 def span(buffers: Buffers, first: int, last: int) -> Buffers:
-    """The positions first ... last - 1.
-
-    Args:
-        buffers: by name; positions are the last axis of head factors, the third of token factors.
-    """
+    """Slice buffers to positions first ... last - 1: the last axis of head factors, the third of token factors."""
     return {
         name: factor[..., first:last] if name.endswith("head") else factor[:, :, first:last]
         for name, factor in buffers.items()

@@ -12,10 +12,10 @@ from .factors import Block, Buffers, FactorOptions, Factors, FactorSegment, Init
 
 
 class TPAKVOnly(TPA):
-    """TPA of keys and values alone (TPA paper, section 3.5): queries have no factors and are not divided by a rank.
+    """TPA of keys and values only (TPA paper, section 3.5): queries have no factors and are not divided by a rank.
 
     Args:
-        bias: whether the factors have biases, with which they contain factors that do not depend on the input.
+        bias: whether the factor projections have a bias, the part of factors that does not depend on the input.
         Others are those of `TPA`, without `q_rank`.
     """
 
@@ -68,7 +68,7 @@ class TPANonContextualA(TPA):
         return {name: shape for name, shape in super().layout().items() if name.endswith("token")}
 
     def _heads_of(self, rank: int, like: Tensor) -> Tensor:
-        """R head factors from number `rank` on, (1, R, h, 1)."""
+        """R learned head factors from index `rank` on, (1, R, h, 1)."""
         return self._activate(self.head_factors[rank : rank + self.rank]).to(like.dtype)[None, :, :, None]
 
     def _keys(self, segment: FactorSegment) -> tuple[Tensor, Tensor]:
@@ -131,9 +131,9 @@ class TPANonContextualB(TPA):
 
 
 class TPASharedB(TPA):
-    """TPA whose keys and values share their token factors, which are rotated for keys alone (TPA paper, section 3.5).
+    """TPA whose keys and values share token factors, which are rotated only for keys (TPA paper, section 3.5).
 
-    Cache: (R_K + R_V) h + R D elements per token: the unrotated factor, which a step rotates as it reads it.
+    Cache: (R_K + R_V) h + R D elements per token: unrotated factors, which a step rotates when it reads them.
     Arguments are those of `TPA`.
     """
 
@@ -141,7 +141,7 @@ class TPASharedB(TPA):
 
     def _token_blocks(self) -> list[Block]:
         blocks = super()._token_blocks()
-        return [block for i, block in enumerate(blocks) if i % 3 < 2]  # of queries and of keys
+        return [block for i, block in enumerate(blocks) if i % 3 < 2]  # queries and keys
 
     def _split(self, y: Tensor, *more: Tensor) -> Factors:
         head, token = super()._split(y)[:2]

@@ -1,12 +1,12 @@
-"""The algorithms of released systems, rewritten: the baselines of mode=bench.
+"""Algorithms of released systems, reimplemented as baselines of mode=bench.
 
-MTLA's system: MHA, MLA, MTLA. T6's: tensor product attention. The Tensorized Transformer's: multi-linear attention,
-with the causal mask that it lacks.
+They are MHA, MLA and MTLA of the MTLA system, tensor product attention of T6, and multi-linear attention of the
+Tensorized Transformer, with a causal mask added.
 
-`of(attention)` gives the published algorithm of a module of attnlab, with the same weights and the same interface.
-Where a release does unclear amounts of work beyond its algorithm, the baseline does less, so that ratios do not
-flatter attnlab. Two things differ from the releases: rotary pairs are half-split (a permutation, see
-`attention/ops/rope.py`), and the step counter is an integer (in the activations' dtype it sticks at 256 in bfloat16).
+`of(attention)` returns the published algorithm of a module of attnlab, with the same weights and the same interface.
+The baselines omit work of a release that does not belong to its algorithm, so that ratios do not favour attnlab. They
+differ from the releases in two points: rotary pairs are half-split, which is a permutation (see
+`attention/ops/rope.py`), and the step counter is an integer, because it would not exceed 256 in bfloat16.
 
 Shapes: B rows, N queries, S prefix positions, K = S + N keys, H heads.
 """
@@ -28,7 +28,7 @@ FORMS: dict[type[Attention], type[Published]] = {
 
 
 def of(attention: Attention) -> Published:
-    """The published algorithm with `attention`'s weights. LookupError: there is none."""
+    """The published algorithm with the weights of `attention`. LookupError: there is none."""
     if type(attention) in FORMS:
         return FORMS[type(attention)](attention)
     raise LookupError(f"there is no published algorithm of {type(attention).__name__}")

@@ -1,6 +1,7 @@
-"""Shared by the published algorithms: a growing cache, one token per step, masks and tables computed at each call."""
+"""Base classes of the published algorithms: a growing cache, one token per step, masks and tables at each call."""
 
 from abc import abstractmethod
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from attnlab.attention.ops.tables import memoized
 
 
 class PublishedCache(Cache):
-    """Tensors that grow by concatenation; every row has a copy of the prefix.
+    """Tensors that grow by concatenation. Every row has a copy of the prefix.
 
     Args:
-        like: an empty tensor of the cache's dtype and device.
+        like: empty tensor with the dtype and device of the cache.
     """
 
     def __init__(
@@ -22,8 +23,8 @@ class PublishedCache(Cache):
     ) -> None:
         self.batch, self.beam, self.capacity, self.prefix_capacity = batch, beam, capacity, prefix_capacity
         self.tensors: dict[str, Tensor] = {}
-        self.prefix: Tensor | None = None  # until the first step has turned it into keys
-        self.steps: Tensor | None = None  # (B,) positions read, prefix included
+        self.prefix: Tensor | None = None  # until the first step has computed its keys
+        self.steps: Tensor | None = None  # (B,) positions read, including the prefix
 
     def buffers(self) -> list[Tensor]:
         return list(self.tensors.values())
@@ -51,10 +52,10 @@ class PublishedCache(Cache):
 
 
 class Published(Attention):
-    """A published algorithm: a step takes one token, and its cache holds prefix and text together.
+    """A published algorithm: a step takes one token, and its cache stores prefix and text together.
 
     Args:
-        original: attnlab's module, whose weights are used.
+        original: module of attnlab, whose weights are used.
     """
 
     cache_type = PublishedCache
@@ -65,10 +66,10 @@ class Published(Attention):
 
     @abstractmethod
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
-        """One query x (B, 1, d); `new` (B, n, d) are the positions whose keys the cache lacks, x's the last."""
+        """One query x (B, 1, d). `new` (B, n, d) are the positions that are not in the cache, ending with x."""
 
     def _store_prefix(self, prefix: Tensor, prefix_lengths: Tensor | None, cache: Cache) -> None:
-        """Copy the prefix to every row; the first step makes its keys."""
+        """Copy the prefix to every row. The first step computes its keys."""
         assert isinstance(cache, PublishedCache)
         equally_long(prefix_lengths, prefix)
         cache.prefix = prefix.repeat_interleave(cache.beam, 0)
@@ -91,20 +92,20 @@ class Published(Attention):
     def cache_elements(
         self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
     ) -> int:
-        """What the cache has grown to after `capacity` tokens: prefix and text together, once per row."""
+        """Elements of the cache after `capacity` tokens: prefix and text, once per row."""
         return int(self.original.cache_elements(batch, prefix_capacity + capacity))
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         return int(self.original.multiply_adds(context, prefix))
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
-        """About what the N x K tensors of a training step take: probabilities of each layer, two more in passing."""
+        """Approximate bytes of the N x K tensors of a training step: probabilities per layer, and two temporaries."""
         scores = batch * self.original.num_heads * text * (prefix + text)
         return int((layers + 2) * scores * self.original.out.weight.itemsize)
 
 
 class PublishedJoint(Published):
-    """Algorithms whose queries read keys of prefix and text in one row."""
+    """Base of algorithms whose queries read prefix and text as one sequence."""
 
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
@@ -117,11 +118,11 @@ class PublishedJoint(Published):
 
     @abstractmethod
     def attend(self, x: Tensor, joint: Tensor) -> Tensor:
-        """Queries of x (B, N, d), the last N positions of joint (B, K, d), in parallel."""
+        """Attention of x (B, N, d), the last N positions of joint (B, K, d), in parallel."""
 
 
 def equally_long(lengths: Tensor | None, x: Tensor) -> None:
-    """ValueError: `lengths` (B,) says that rows of `x` (B, T, d) have padding."""
+    """Raise ValueError if rows of `x` (B, T, d) with these `lengths` (B,) have padding."""
     if lengths is not None and bool((lengths != x.shape[1]).any()):
         raise ValueError("the published algorithms have no padding: expected rows of equal length")
 
@@ -132,7 +133,7 @@ def heads(x: Tensor, heads: int) -> Tensor:
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis of `scores`, in float32 or wider, returned in their dtype."""
+    """Softmax over the last axis of `scores`, computed in float32 or wider, in their dtype."""
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
@@ -142,7 +143,7 @@ def frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.devi
 
 
 def turn(x: Tensor, first: int, theta: float) -> Tensor:
-    """Rotary embedding of x (..., n, D) at positions first ... first+n-1; its table is made at each call."""
+    """Rotary embedding of x (..., n, D) at positions first ... first+n-1. The table is computed at each call."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     positions = torch.arange(first, first + x.shape[-2], dtype=dtype, device=x.device)
     angles = positions[:, None] * frequencies(x.shape[-1], theta, dtype, x.device)
@@ -151,7 +152,7 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
 
 
-@memoized(1)  # the release's decoder keeps this one
+@partial(memoized, size=1)  # the released decoder caches one mask
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Additive mask of the last N positions over K = S + N keys, (N, K): 0 where a key is seen."""
     return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)

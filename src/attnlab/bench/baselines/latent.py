@@ -1,4 +1,4 @@
-"""The algorithms of MTLA's released system: multi-head, latent and temporal latent attention."""
+"""Algorithms of MTLA's released system: multi-head, latent and temporal latent attention."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from attnlab.bench.baselines.base import PublishedCache, PublishedJoint, causal,
 
 
 class PublishedMHA(PublishedJoint):
-    """Plain matrix products; key and value heads are copied until there are as many as query heads."""
+    """Plain matrix products. Key and value heads are copied to the number of query heads."""
 
     def _keys(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:
         a = self.original
@@ -35,7 +35,7 @@ class PublishedMHA(PublishedJoint):
 
 
 class PublishedMLA(PublishedJoint):
-    """Absorbed in training as in decoding: queries of width r + d_r read latents of width r."""
+    """Absorbed in training and in decoding: queries of width r + d_r read latents of width r."""
 
     def _latents(self, new: Tensor, first: int) -> tuple[Tensor, Tensor]:
         a = self.original
@@ -43,7 +43,7 @@ class PublishedMLA(PublishedJoint):
         return a.norm(latent), turn(rotary, first, a.rope_theta)
 
     def _read(self, x: Tensor, latent: Tensor, rotary: Tensor, first: int, mask: Tensor | None) -> Tensor:
-        """latent (B, K, r), rotary (B, K, d_r); x's first position is number `first`."""
+        """latent (B, K, r), rotary (B, K, d_r); `first` is the index of x's first position."""
         a = self.original
         q = a.query(x).unflatten(-1, (a.num_heads, -1))
         content, turned = q[..., : a.head_dim], q[..., a.head_dim :]
@@ -69,10 +69,10 @@ class PublishedMLA(PublishedJoint):
 
 
 class PublishedMTLA(PublishedMLA):
-    """A gate for every pair of positions, K x K masks computed again at each call, scores of all K columns."""
+    """Gates for every pair of positions, K x K masks at each call, and scores of all K columns."""
 
     def _slot_gates(self, slots: int, like: Tensor, first: int = 0) -> Tensor:
-        """fc_c of the sinusoid of slots first ... first+slots-1, (slots, g): made on the CPU at each call."""
+        """fc_c of the sinusoid of slots first ... first+slots-1, (slots, g), computed on the CPU at each call."""
         width = self.original.latent_dim
         dtype = torch.promote_types(like.dtype, torch.float32)
         angles = torch.arange(first, first + slots, dtype=dtype)[:, None] * frequencies(width, 10000.0, dtype)
@@ -80,7 +80,7 @@ class PublishedMTLA(PublishedMLA):
         return self.original.gate_slot(sinusoid.to(like.device, like.dtype))
 
     def _gates(self, slots: Tensor, latent: Tensor) -> Tensor:
-        """Every slot row against every latent: (., g), (B, K, r) -> (B, ., K)."""
+        """Gates of every slot row for every latent: (., g), (B, K, r) -> (B, ., K)."""
         return torch.sigmoid(slots @ self.original.gate_latent(latent).mT)
 
     def attend(self, x: Tensor, joint: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class PublishedMTLA(PublishedMLA):
     def step(self, x: Tensor, new: Tensor, cache: PublishedCache) -> Tensor:
         assert cache.steps is not None
         s, size = self.original.stride, new.shape[1]
-        total = int(cache.steps[0])  # row 0 speaks for all; waits for the device
+        total = int(cache.steps[0])  # the same for all rows; synchronises
         latent, rotary = self._latents(new, total - size)
         slots = -(-total // s)
         if not cache.tensors and size > 1:
@@ -107,25 +107,25 @@ class PublishedMTLA(PublishedMLA):
             if not cache.tensors or total % s == 1:
                 cache.grow("latent", gated, 1)
                 cache.grow("rotary", rotary, 1)
-            else:  # with stride 1 always, as published: every token falls into one slot
+            else:  # with stride 1 always, as published: all tokens share one slot
                 cache.tensors["latent"][:, -1:] += gated
                 cache.tensors["rotary"][:, -1:] = rotary
         return self._read(x, cache.tensors["latent"], cache.tensors["rotary"], total - 1, None)
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
-        """Also the gates of all pairs, before and after sigmoid and mask, and the masks."""
+        """Includes the gates of all pairs, before and after sigmoid and mask, and the masks."""
         pairs = (prefix + text) ** 2 * self.original.out.weight.itemsize
         gates = (layers * (2 * batch + 1) + batch + 2) * pairs
         return super().quadratic_bytes(batch, text, prefix, layers) + gates
 
 
 def _chunk_mask(size: int, stride: int) -> Tensor:
-    """(K, K): 1 where b is in a's chunk, at or before a."""
+    """(K, K): 1 where b is in the chunk of a, at or before a."""
     a, b = torch.arange(size)[:, None], torch.arange(size)[None]
     return ((a // stride == b // stride) & (a % stride >= b % stride)).float()
 
 
 def _stride_mask(size: int, stride: int) -> Tensor:
-    """(K, K), additive: query i sees the ends of chunks up to i, and itself."""
+    """Additive mask (K, K): query i sees the ends of chunks up to i, and itself."""
     i, j = torch.arange(size)[:, None], torch.arange(size)[None]
     return torch.full((size, size), -1e9).masked_fill_(((j <= i) & ((j + 1) % stride == 0)) | (i == j), 0.0)

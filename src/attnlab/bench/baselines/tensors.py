@@ -1,4 +1,4 @@
-"""The algorithms of T6's released system and the Tensorized Transformer's: tensor product and multi-linear."""
+"""Algorithms of the released systems of T6 and the Tensorized Transformer: tensor products and multi-linear forms."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ from attnlab.bench.baselines.base import (
 
 
 class FactorBuffers(PublishedCache):
-    """Factors as the released functions of several ranks take them, (B, M, h, R) and (B, M, D, R), in full size.
+    """Factors in the layout of the released functions for several ranks, (B, M, h, R) and (B, M, D, R).
 
-    M = capacity + prefix_capacity. No model was released that fills a cache step by step: nothing is charged for
-    growing it. Arguments are those of `PublishedCache`.
+    M = capacity + prefix_capacity. No released model fills a cache step by step, so that the baseline does not grow it.
+    Arguments are those of `PublishedCache`.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class FactorBuffers(PublishedCache):
 
 
 class PublishedTPA(PublishedJoint):
-    """Training: queries, keys and values of all heads in memory, six projections, a fused kernel for the softmax.
+    """Training materialises queries, keys and values, with six projections and a fused kernel for the softmax.
 
-    Step: the torch reference of FlashTPA's release, five einsums over the cached factors.
+    A step is the torch reference of FlashTPA's release, five einsums over the cached factors.
     """
 
     cache_type = FactorBuffers
@@ -71,7 +71,7 @@ class PublishedTPA(PublishedJoint):
             raise LookupError("there is no published algorithm of TPA with nonlinear or third-order factors or norm")
 
     def _factor(self, x: Tensor, source: str, first: int) -> tuple[Tensor, Tensor]:
-        """(B, n, R, h) and (B, n, R, D), rotated if they are to be."""
+        """Head factors (B, n, R, h) and token factors (B, n, R, D), rotated for queries and keys."""
         a = self.original
         counts = {"q": a.q_rank, "k": a.rank, "v": a.rank}
         rows = [counts[s] * width for width in (a.num_heads, a.head_dim) for s in "qkv"]
@@ -119,17 +119,17 @@ class PublishedTPA(PublishedJoint):
         return a.out(out.flatten(2))
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
-        """None without a prefix; with one, the mask."""
+        """The mask, if there is a prefix."""
         return text * (prefix + text) * self.original.out.weight.itemsize if prefix else 0
 
 
 class PublishedMultiLinear(Published):
-    """The full N x N x N tensor, once per core, then averaged; no cache, so that a step computes its text again.
+    """The full N x N x N tensor of each core, then their mean. There is no cache: a step computes its text again.
 
-    Split and concatenated as published (section 3.2, eq. 8): the slice A_i.. of a query, row by row, times W_O. The
-    causal mask j, m <= i is added. So are the row scale N / (i + 1) of the absolute form, whose row i sums (i + 1)^2
-    terms, and the choice of lags of the relative form. The position key is left out: the release computes a second
-    tensor of that size per core. A prefix, which the release lacks, is read as in `MultiLinear`.
+    As published (section 3.2, eq. 8), the slice A_i.. of a query is multiplied by W_O. Added are the causal mask
+    j, m <= i, the row scale N / (i + 1) of the absolute form, whose row i sums (i + 1)^2 terms, and the selection of
+    lags of the relative form. The position key is omitted, for which the release computes a second tensor of that size
+    per core. A prefix, which the release lacks, is read as in `MultiLinear`.
     """
 
     def _forward(
@@ -155,7 +155,7 @@ class PublishedMultiLinear(Published):
         return out + a.prefix_out(torch.einsum("cr,bir,bsr,bsm->bicm", cores, q, k, v).flatten(2) / prefix.shape[1])
 
     def _slices(self, tensor: Tensor, steps: int) -> Tensor:
-        """(B, T, T, T) -> what the read-out sees of it, (B, T, slots)."""
+        """(B, T, T, T) -> inputs of the read-out, (B, T, slots)."""
         place = torch.arange(steps, device=tensor.device)
         seen = place <= place[:, None]
         tensor = tensor * (seen[:, :, None] & seen[:, None])
@@ -184,5 +184,5 @@ class PublishedMultiLinear(Published):
         return batch * (capacity + prefix_capacity) * self.d_model
 
     def quadratic_bytes(self, batch: int, text: int, prefix: int = 0, layers: int = 1) -> int:
-        """The tensor of each core, their mean, the masked one, and two gradients."""
+        """Bytes of the tensor of each core, their mean, the masked one, and two gradients."""
         return int((layers * (self.original.num_cores + 2) + 2) * batch * text**3 * self.original.out.weight.itemsize)

@@ -1,4 +1,4 @@
-"""What mode=bench measures: the interface of a workload, and the class behind each value of `bench.what`."""
+"""Interface of a workload of mode=bench, and the class of each value of `bench.what`."""
 
 import pkgutil
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from attnlab.bench.variants import AttentionVariant, converts, lineup
 
 
 class Variant(Protocol):
-    """One of the things measured side by side: a frozen dataclass that a new process can build again."""
+    """One of the compared variants: a frozen dataclass that a new process can build again."""
 
     @property
     def name(self) -> str: ...
@@ -26,15 +26,15 @@ class Variant(Protocol):
 
 
 class Workload(ABC):
-    """One measured run of one variant: `prepare`, which is timed separately, then `run`.
+    """A measured run of a variant: `prepare`, which is timed separately, then `run`.
 
-    Everything is built by the constructor, which raises LookupError where a variant cannot do the work.
+    The constructor builds everything, and raises LookupError if the variant does not support the workload.
 
     Attributes:
-        about: one sentence for the record's protocol.
-        keys: the fields of its shapes that a row has, by the row's keys; `batch` is in every row.
-        checked: the errors of `check` that invalidate a time of this workload if they are too large.
-        section: the section of the record that the last row fills, if any.
+        about: sentence for the record's protocol.
+        keys: fields of the shape that a row contains, by the keys of the row; every row contains `batch`.
+        checked: errors of `check` that invalidate a time of this workload if they are too large.
+        section: section of the record for the last row, if any.
         reads_prefix: whether a prefix of at least one position is needed.
         steps: whether it takes decoding steps, which can be compiled.
     """
@@ -54,51 +54,51 @@ class Workload(ABC):
     @classmethod
     @abstractmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Any]:
-        """The variants: the one of the run first, then those it is compared with."""
+        """The variants, first the configured one."""
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        """The rows of the table; by default one for each `text`."""
+        """Rows of the table; by default one for each `text`."""
         prefix = settings.prefix if "prefix" in cls.keys else 0
         return [Shape(cls.what, settings.batch, 1, prefix, text) for text in settings.texts]
 
     @classmethod
     @abstractmethod
     def check(cls, variant: Any, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """Relative errors against a reference and their `tolerance`; empty where there is nothing to compare with.
+        """Relative errors against a reference and their `tolerance`; empty without a reference.
 
         Raises:
-            LookupError: a reference is needed and none is known.
+            LookupError: the workload requires a reference, and there is none.
         """
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Further keys of a row, which need no measurement."""
+        """Further values of a row, which are not measured."""
         return {}
 
     def prepare(self) -> None:  # noqa: B027
-        """What comes before a run and is not part of its time."""
+        """Prepare a run. This is not part of its time."""
 
     @abstractmethod
     def run(self) -> None: ...
 
     def cache_bytes(self) -> dict[str, int] | None:
-        """Bytes `measured` after a run and `predicted` from the shape; None where nothing is cached."""
+        """Bytes `measured` after a run and `predicted` from the shape; None without a cache."""
         return None
 
     def rates(self, seconds: float) -> dict[str, Any]:
-        """Further numbers of a result, from the median of its seconds."""
+        """Further results, computed from the median of the seconds."""
         return {}
 
     def quadratic_bytes(self) -> int | None:
-        """Bytes of the T x T tensors that a run forms; None where fused kernels form none."""
+        """Bytes of the T x T tensors of a run; None: fused kernels avoid them."""
         return None
 
 
 class AttentionWorkload(Workload):
-    """Mechanisms side by side, each checked against its published algorithm.
+    """Base of workloads of mechanisms, each of which is checked against its published algorithm.
 
-    Mechanisms without one, and those of a converted model, are checked against their formula.
+    Mechanisms without one, and those of a converted model, are checked against their naive form.
     """
 
     attentions: list[Attention]
@@ -130,13 +130,13 @@ class AttentionWorkload(Workload):
 
 
 def random_inputs(attention: Attention, *shape: int) -> Tensor:
-    """Inputs of an attention layer, the same for every variant: (*shape, d_model)."""
+    """Inputs of an attention layer, (*shape, d_model), the same for every variant."""
     weight = next(attention.parameters())
     generator = torch.Generator().manual_seed(0)
     return torch.randn(*shape, attention.d_model, generator=generator).to(weight)
 
 
-WORKLOADS = {  # imported when it is measured: some need timm or transformers
+WORKLOADS = {  # imported on demand, because some need timm or transformers
     "training": "training:Training",
     "model": "training:ModelTraining",
     "decoding": "decoding:Decoding",

@@ -1,4 +1,4 @@
-"""A language model with random weights, dense and compressed: a layer's projections, all of it, and decompositions."""
+"""A dense and a compressed language model with random weights: projections, full model, and decompositions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.pretrained import ATTENTION, Layer, Projection, family_of
 
-STD = 0.02  # of random weights: of the size of trained ones
+STD = 0.02  # standard deviation of random weights, similar to trained ones
 EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
-SAME = 1e-3  # how far HOOI's relative error may lie above TensorLy's: it ends in local minima
+SAME = 1e-3  # tolerated excess of HOOI's relative error over TensorLy's, due to local minima
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The task's model as it is, or with the modules of the method of `compress=`; weights follow from the seed."""
+    """The task's model, dense or with the modules of `compress=`, with weights from the seed."""
 
     name: Literal["compressed", "dense"]
     cfg: DictConfig
 
     def outline(self) -> tuple[nn.Module, list[Layer]]:
-        """The model on the meta device, and its layers as they are before compression."""
+        """The model on the meta device, and its layers before compression."""
         with torch.device("meta"):
             model: nn.Module = instantiate(self.cfg.task.model, path="task.model").create()
             layers = family_of(model).layers(model)
@@ -55,7 +55,7 @@ class Compared:
         raise ConfigError(f"compress={self.cfg.choices.compress} puts no module in place of an attention projection")
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """The model on the meta device, but for that layer's attention module, which has random weights."""
+        """The model on the meta device, except for the attention module of `layer`, which has random weights."""
         model, layer = self.outline()[0], self.layer()
         assert layer.attention is not None
         module = model.get_submodule(layer.attention).to_empty(device=device)
@@ -66,9 +66,9 @@ class Compared:
         return model
 
     def filled(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        """The model with random weights. LookupError: it and the one it is compared with do not fit in memory."""
+        """The model with random weights. LookupError: dense and compressed model do not fit in memory together."""
         count = sum(parameter.numel() for parameter in Compared("dense", self.cfg).outline()[0].parameters())
-        needed, free = 2 * count * max(4, dtype.itemsize), free_bytes(device)  # it is made in float32
+        needed, free = 2 * count * max(4, dtype.itemsize), free_bytes(device)  # created in float32
         if needed > 0.9 * free:
             size, room = (f"{count / 2**30:.1f} GiB" for count in (needed, free))
             kind = str(dtype).removeprefix("torch.")
@@ -81,7 +81,7 @@ class Compared:
         for module in model.modules():
             if isinstance(module, Replacement):
                 for parameter in module.parameters():
-                    nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)  # so that logits depend on each factor
+                    nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)  # each factor affects the logits
         return model.to(dtype).eval()
 
 
@@ -94,7 +94,7 @@ def method_of(cfg: DictConfig) -> Method:
 
 
 def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Projection]]:
-    """The modules of a layer's attention projections, each once, with the first projection that it computes."""
+    """The distinct modules of a layer's attention projections, each with the first projection that it computes."""
     seen = set()
     for name in ATTENTION:
         projection = layer.projections[name]
@@ -104,14 +104,14 @@ def projections(model: nn.Module, layer: Layer) -> Iterator[tuple[nn.Module, Pro
 
 
 class ComparedWorkload(Workload):
-    """The compressed model beside the dense one, on `batch` texts of `text` tokens."""
+    """Base of workloads that compare compressed and dense model on `batch` texts of `text` tokens."""
 
     checked = ("output",)
     keys = {"tokens": "text"}
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
-        """ConfigError: `compress` names no method."""
+        """ConfigError: `compress` is none."""
         method_of(cfg)
         return [Compared("compressed", cfg), Compared("dense", cfg)]
 
@@ -124,11 +124,11 @@ class ComparedWorkload(Workload):
     @classmethod
     @abstractmethod
     def error(cls, variant: Compared, device: torch.device) -> float:
-        """Relative error of the compressed modules against the matrices that they stand for, in float64."""
+        """Relative error of the compressed modules against their dense matrices, in float64."""
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """The compression rate, and the percentage of a token's multiply-adds that is left in the matrices."""
+        """Compression rate, and remaining percentage of a token's multiply-adds in matrices."""
         cfg = variants[0].cfg
         counts = rate(Compared("dense", cfg).outline()[0], Compared("compressed", cfg).outline()[0])
         left = 100 * counts["multiply_adds_factorised"] / counts["multiply_adds_dense"]
@@ -136,7 +136,7 @@ class ComparedWorkload(Workload):
 
 
 class Projections(ComparedWorkload):
-    """q, k and v of the same input, and o of another one."""
+    """Projections q, k and v of one input, and o of another."""
 
     what = "projections"
     about = "q, k, v and o of the first compressed layer, without attention between them, no gradients, random weights"
@@ -152,7 +152,7 @@ class Projections(ComparedWorkload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
-        """ConfigError: `compress` names no method that puts modules in place of attention projections."""
+        """ConfigError: `compress` does not replace attention projections."""
         variants = super().lineup(cfg, settings)
         variants[0].layer()
         return variants
@@ -166,11 +166,11 @@ class Projections(ComparedWorkload):
                 matrix, bias = module.dense()[0][""]
                 want = F.linear(x, matrix, bias)
                 errors.append((module(x) - want).norm() / want.norm())
-        return float(torch.stack(errors).max())  # NaN if one is NaN
+        return float(torch.stack(errors).max())  # propagates NaN
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Also the path of the layer."""
+        """Includes the path of the layer."""
         return {"layer": variants[0].layer().path, **super().facts(variants, shape, checks)}
 
     @torch.inference_mode()
@@ -207,7 +207,7 @@ class CompressedModel(ComparedWorkload):
 
 @dataclass(frozen=True)
 class Solver:
-    """`hooi`: attnlab's; `tensorly`: `partial_tucker` of TensorLy, with the settings of TensorLLM's released code."""
+    """`hooi` of attnlab, or `partial_tucker` of `tensorly` with the settings of TensorLLM's released code."""
 
     name: Literal["hooi", "tensorly"]
     cfg: DictConfig
@@ -221,9 +221,9 @@ class Solver:
 
 
 class Decomposition(Workload):
-    """One decomposition of noise of one layer's size; `text` and `batch` have no meaning.
+    """Decomposition of random tensors with the sizes of one layer; `text` and `batch` are ignored.
 
-    LookupError: TensorLy is not installed, or has no common factors for heads of different numbers.
+    LookupError: TensorLy is not installed, or does not support common factors for different numbers of heads.
     """
 
     what = "decomposition"
@@ -254,7 +254,7 @@ class Decomposition(Workload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
-        """`hooi`, and TensorLy's if `bench.references` has `tensorly`, which takes minutes for a large layer."""
+        """`hooi`, and `tensorly` if `bench.references` contains it, which takes minutes for a large layer."""
         hooi = Solver("hooi", cfg)
         hooi.method()
         return [hooi, *([Solver("tensorly", cfg)] if "tensorly" in settings.references else [])]
@@ -265,7 +265,7 @@ class Decomposition(Workload):
 
     @classmethod
     def check(cls, variant: Solver, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """How far the relative error of `hooi` lies above TensorLy's, after one decomposition each; 0: not above."""
+        """Excess of the relative error of `hooi` over TensorLy's, after one decomposition each; at least 0."""
         if variant.name == "tensorly" or "tensorly" not in settings.references:
             return {}
         (shape,) = cls.shapes(variant.cfg, settings)
@@ -274,7 +274,7 @@ class Decomposition(Workload):
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """The size of the tensor and the ranks."""
+        """Sizes of the tensors, and ranks."""
         _, sizes = variants[0].method()
         tensors = [[sizes.dim, sizes.width, len(stack.names), stack.heads] for stack in sizes.stacks]
         return {"tensors": tensors, "ranks": [*sizes.ranks, *{stack.rank for stack in sizes.stacks}]}

@@ -1,4 +1,4 @@
-"""Decoding with caches: steps of one layer and of a language model, reading a prompt, beam search."""
+"""Decoding with caches: steps of a layer and of a language model, prefill, and beam search."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from torch.autograd.profiler_legacy import profile  # torch.profiler writes lines to the terminal at each start and stop
+from torch.autograd.profiler_legacy import profile  # torch.profiler writes to the terminal at each start and stop
 
 from attnlab.attention import Cache
 from attnlab.bench.settings import Settings, Shape, rounded
@@ -30,12 +30,12 @@ PRODUCTS = frozenset(
 
 
 class Decoding(AttentionWorkload):
-    """Cached steps of an attention layer, after the prefix, the context and the first steps, which `prepare` takes.
+    """Cached steps of an attention layer. `prepare` reads the prefix, sets the context, and takes the first steps.
 
-    The context is random numbers in the cache: a step's time does not depend on the values.
+    The context consists of random numbers in the cache, because the time of a step does not depend on values.
 
     Raises:
-        LookupError: there is a context, but the cache has no buffers that could be filled with it.
+        LookupError: there is a context, but the cache has no preallocated buffers.
     """
 
     what = "decoding"
@@ -48,7 +48,7 @@ class Decoding(AttentionWorkload):
     steps = True
     keys = {"prefix": "prefix", "steps": "text", "context": "context", "reorder": "reorder"}
     model: Stepping
-    inputs: Tensor  # of all steps, (B, first + text, ...)
+    inputs: Tensor  # inputs of all steps, (B, first + text, ...)
     step: Callable[[Tensor], Tensor]
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
@@ -82,7 +82,7 @@ class Decoding(AttentionWorkload):
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        self.caches = []  # released before the next ones are made
+        self.caches = []  # frees memory for the next ones
         self.caches = self._start()
         if self.shape.context:
             for cache in self.caches:
@@ -106,10 +106,10 @@ class Decoding(AttentionWorkload):
             self.step(self.inputs[:, t : t + 1])
 
     def rates(self, seconds: float) -> dict[str, Any]:
-        """On a CPU: seconds of matrix products, and the share of the time outside of them.
+        """On a CPU: seconds of matrix products, and the share of time outside them.
 
-        Three more runs with the profiler and three without take turns. The share is negative where other work slows
-        the runs without the profiler down.
+        Measured in three runs with the profiler that alternate with three without. The share is negative if the
+        profiler slows down a run more than the work between products takes.
         """
         if self.rows.device.type != "cpu":
             return {}
@@ -120,7 +120,7 @@ class Decoding(AttentionWorkload):
             self.run()
             runs.append(time.perf_counter() - began)
             self.prepare()
-            with profile() as events:  # slows down what is between the products
+            with profile() as events:  # slows down the work between products
                 self.run()
             microseconds = sum(event.self_cpu_time_total for event in events.key_averages() if event.key in PRODUCTS)
             products.append(microseconds / 1e6)
@@ -133,10 +133,10 @@ class Decoding(AttentionWorkload):
 
 
 class Generation(Decoding):
-    """Cached steps of the task's language model: every layer and the logits, one token a call.
+    """Cached steps of the task's language model, from token to logits.
 
     Raises:
-        LookupError: the model is no language model or has no such positions, or its caches cannot be filled.
+        LookupError: the model is not a language model or has too few positions, or its caches grow step by step.
     """
 
     what = "generation"
@@ -156,10 +156,10 @@ class Generation(Decoding):
 
 
 class Prefill(AttentionWorkload):
-    """`text` positions read into empty caches in one call: every layer, and the logits of every position.
+    """Prefill of `text` positions into empty caches in one call, including the logits of every position.
 
     Raises:
-        LookupError: the model is no language model or has no such positions.
+        LookupError: the model is not a language model or has too few positions.
     """
 
     what = "prefill"
@@ -175,7 +175,7 @@ class Prefill(AttentionWorkload):
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        self.caches = []  # released before the next ones are made
+        self.caches = []  # frees memory for the next ones
         self.caches = self.model.start(self.shape.batch, self.shape.text)
 
     @torch.inference_mode()
@@ -184,7 +184,7 @@ class Prefill(AttentionWorkload):
 
 
 class Beam(AttentionWorkload):
-    """The prefix is read, then every hypothesis is continued by `steps` tokens and ended."""
+    """Beam search: reads the prefix, and continues every hypothesis by `steps` tokens and </s>."""
 
     what = "beam"
     about = "the task's decoder: the prefix is read, then every hypothesis is continued by `steps` tokens and </s>"
@@ -209,7 +209,7 @@ class Beam(AttentionWorkload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
-        """After the chosen mechanism, the same with the prefix stored once per hypothesis."""
+        """Adds, after the configured mechanism, the same with the prefix stored once per hypothesis."""
         chosen, *others = super().lineup(cfg, settings)
         return [chosen, replace(chosen, name=f"{chosen.name}_copied", copied=True), *others]
 
@@ -221,7 +221,7 @@ class Beam(AttentionWorkload):
         self.spy.caches = []
 
     def run(self) -> None:
-        # Special pieces as everywhere: 0 <s>, 1 <pad>, 2 </s>.
+        # Ids of special tokens: 0 <s>, 1 <pad>, 2 </s>.
         self.search(self.spy, self.prefix, self.lengths, bos=2, eos=2, pad=1, compiled=self.compiled)
 
     def cache_bytes(self) -> dict[str, int]:
@@ -229,11 +229,11 @@ class Beam(AttentionWorkload):
 
 
 class Spy:
-    """A decoder whose caches can be looked at; `copied`: the prefix is stored once per hypothesis."""
+    """A decoder whose caches are accessible. `copied`: the prefix is stored once per hypothesis."""
 
     def __init__(self, decoder: PrefixDecoder, copied: bool) -> None:
         self.decoder, self.copied = decoder, copied
-        self.step = decoder.step  # the method itself, which is compiled once
+        self.step = decoder.step  # the method of the decoder, which is compiled once
         self.caches: list[Cache] = []
 
     def start(
@@ -246,14 +246,14 @@ class Spy:
 
 
 def first_steps(device: torch.device) -> int:
-    """Steps before the measured ones: one, on CUDA those after which the next one is replayed (`Steps`)."""
+    """Number of steps before the measured ones: one, or on CUDA those before `Steps` replays a graph."""
     return WARM_UP + 2 if device.type == "cuda" else 1
 
 
 def language_model(
     variant: AttentionVariant, positions: int, dtype: torch.dtype, device: torch.device
 ) -> LanguageModel:
-    """The task's model with random weights. LookupError: no language model, or one that learned fewer positions."""
+    """The task's model with random weights. LookupError: it is not a language model, or learned fewer positions."""
     learned = variant.cfg.task.model.get("positions") or positions
     if learned < positions:
         raise LookupError(f"the model has learned {learned} positions, not {positions}")
@@ -264,6 +264,6 @@ def language_model(
 
 
 def random_tokens(variant: AttentionVariant, rows: int, positions: int, device: torch.device) -> Tensor:
-    """(rows, positions), the same for every variant."""
+    """Tokens (rows, positions), the same for every variant."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(variant.cfg.task.data.vocab_size, (rows, positions), generator=generator).to(device)

@@ -1,4 +1,4 @@
-"""One step's reading of a layer's cache, by each backend that can compute it, and the bytes that it reads a second."""
+"""Attention of one step to a layer's cache, by each backend that supports it, and its bytes per second."""
 
 import copy
 from collections.abc import Callable
@@ -28,19 +28,19 @@ CHECKED = {"cpu": (2, 5, 20), "cuda": (4, 130, 1000)}  # rows, prefix and contex
 
 @dataclass(frozen=True)
 class Reading(AttentionVariant):
-    """A mechanism whose step is read by a kernel, or as torch alone does it."""
+    """A mechanism whose step is computed by a Triton kernel or by torch."""
 
     by: Literal["triton", "torch"] = "torch"
 
     def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA | TPA:
-        """The mechanism of a layer. LookupError: no kernel of a step serves it, or the layers have several."""
+        """The mechanism of a layer. LookupError: no kernel supports it, or the layers have several."""
         attention = super().attention(dtype, device)
         if not (isinstance(attention, MHA | MLA) or isinstance(attention, TPA) and attention.has_kernel):
             raise LookupError(f"no kernel reads the cache of {type(attention).__name__} in a step")
         return attention
 
     def backend(self, attention: Attention, prefix: int, device: torch.device) -> Backend:
-        """The kernel, or the fastest of torch. LookupError: no kernel runs on the device."""
+        """TRITON, or the fastest backend of torch. LookupError: no kernel runs on the device."""
         if self.by == "torch":
             return Backend.SDPA if isinstance(attention, MHA) and not prefix else Backend.PLAIN
         if not usable(device):
@@ -51,7 +51,7 @@ class Reading(AttentionVariant):
 
 
 class LayerRead:
-    """A step's queries and a cache that holds random numbers, of the shape's rows, prefix and context."""
+    """Queries of a step, and a cache of random numbers with the rows, prefix and context of the shape."""
 
     def __init__(self, attention: MHA | MLA, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         cache = attention.new_cache(shape.batch, max(1, shape.context), shape.prefix, dtype=dtype, device=device)
@@ -70,7 +70,7 @@ class LayerRead:
         self.cache: Cache = cache
 
     def read(self, backend: Backend) -> Tensor:
-        """(B, H, 1, Dv), by this backend."""
+        """Output (B, H, 1, Dv), computed by this backend."""
         with prefer(backend):
             return attend_cached(
                 self.q, self.key, self.value, self.scale, self.prefix_key, self.prefix_value,
@@ -87,7 +87,7 @@ class LayerRead:
 
 
 class FactorRead:
-    """A step's query factors and a cache that holds random numbers; the newest position is the last of the context."""
+    """Query factors of a step, and a cache of random numbers, whose last position is that of the query."""
 
     @torch.no_grad()
     def __init__(self, attention: TPA, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
@@ -104,7 +104,7 @@ class FactorRead:
 
     @torch.no_grad()
     def read(self, backend: Backend) -> Tensor:
-        """(B, 1, h, D), by this backend."""
+        """Output (B, 1, h, D), computed by this backend."""
         text, prefix = self.cache.text_segment(self.cache.length + 1), self.cache.prefix_segment()
         with prefer(backend):
             if self.attention.step_backend(1, text.like) is Backend.TRITON:
@@ -126,24 +126,24 @@ class FactorRead:
 def step_of(
     attention: MHA | MLA | TPA, shape: Shape, dtype: torch.dtype, device: torch.device
 ) -> LayerRead | FactorRead:
-    """The step of a mechanism that a kernel serves."""
+    """The step of a mechanism that a kernel supports."""
     if isinstance(attention, TPA):
         return FactorRead(attention, shape, dtype, device)
     return LayerRead(attention, shape, dtype, device)
 
 
 def _keys_and_values(buffers: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Keys and values (B, G, K, .); None: they are the first columns of the keys."""
+    """Keys and values (B, G, K, .); values of None are the first columns of the keys."""
     return (buffers["slots"].unsqueeze(1), None) if "slots" in buffers else (buffers["key"], buffers["value"])
 
 
 class Kernels(Workload):
-    """One step's reading of a cache of `context` positions after a prefix of each row; projections are left out.
+    """Attention of one step to a cache of `context` positions after a prefix of each row, without projections.
 
     On CUDA it is captured in a graph.
 
     Raises:
-        LookupError: no kernel serves the mechanism, or a kernel would run in Triton's interpreter.
+        LookupError: no kernel supports the mechanism, or a kernel would run in Triton's interpreter.
     """
 
     what = "kernels"
@@ -168,7 +168,7 @@ class Kernels(Workload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Reading]:
-        """The run's mechanism by the kernel and by torch, then each reference that is not a published algorithm."""
+        """The configured mechanism by kernel and by torch, then each reference that is not a published algorithm."""
         backends: tuple[Literal["triton", "torch"], ...] = ("triton", "torch")
         return [
             Reading(**vars(variant) | {"name": f"{variant.name} {by}"}, by=by)
@@ -183,7 +183,7 @@ class Kernels(Workload):
 
     @classmethod
     def check(cls, variant: Reading, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-        """The error of a step against the same in float64 by matrix products."""
+        """Error of a step against matrix products in float64."""
         batch, prefix, context = CHECKED[device.type]
         attention = variant.attention(dtype, device)
         prefix = prefix if settings.prefix else 0
@@ -203,7 +203,7 @@ class Kernels(Workload):
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph, after two of it in another stream, which compile what is compiled."""
+    """Capture a call in a CUDA graph, after two calls on a side stream, which compile kernels."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""Training steps without optimizer: of one attention layer, and of the task's model."""
+"""Training steps of an attention layer and of the task's model, without optimizer."""
 
 import torch
 from omegaconf import OmegaConf
@@ -49,7 +49,7 @@ class Training(AttentionWorkload):
 
 
 class ModelTraining(Training):
-    """Loss and backward of the task's model. Its encoder, if it has one, gives `prefix` positions."""
+    """Loss and backward of the task's model. Its encoder, if any, has an output of `prefix` positions."""
 
     what = "model"
     about = "the task's model: inputs to loss and back; no dropout, no optimizer; an encoder gives `prefix` positions"

@@ -1,4 +1,4 @@
-"""One compressed attention layer of a vision transformer: against the dense one, and against a loop over its heads."""
+"""A compressed attention layer of a vision transformer, compared with the dense layer and with a loop over heads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
 
 @dataclass(frozen=True)
 class LayerVariant:
-    """One form of the first attention layer of the task's model, with random weights that follow from the seed.
+    """A form of the first attention layer of the task's model, with random weights from the seed.
 
     Args:
-        name: compressed; dense: as it was; loop: compressed, and computed head after head.
+        name: compressed; dense: uncompressed; loop: compressed, computed head by head.
     """
 
     name: Literal["compressed", "dense", "loop"]
@@ -42,7 +42,7 @@ class LayerVariant:
             return model.get_submodule(layer.attention or "").to(device, dtype).eval()
         with torch.no_grad():
             for parameter in compressed.parameters():
-                parameter.normal_(std=0.02)  # of the size of trained ones
+                parameter.normal_(std=0.02)  # similar to trained weights
         compressed = compressed.to(device, dtype).eval()
         if self.name == "loop":
             assert isinstance(compressed, FactoredAttention)
@@ -67,7 +67,7 @@ class VisionLayer(Workload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[LayerVariant]:
-        """ConfigError: `compress` names no method that compresses attention."""
+        """ConfigError: `compress` does not compress attention."""
         with without_memory():
             factored = isinstance(outlined(cfg)[2], FactoredAttention)
         loop = [LayerVariant("loop", cfg)] if factored else []
@@ -85,7 +85,7 @@ class VisionLayer(Workload):
     def check(
         cls, variant: LayerVariant, settings: Settings, dtype: torch.dtype, device: torch.device
     ) -> dict[str, Any]:
-        """The loop against the layer, in float64. Compressed and dense layer are different functions."""
+        """Error of the loop against the layer, in float64. Compressed and dense layer are different functions."""
         if variant.name != "loop":
             return {}
         loop = cls(variant, cls.shapes(variant.cfg, settings)[0], torch.float64, device)
@@ -95,7 +95,7 @@ class VisionLayer(Workload):
 
     @classmethod
     def facts(cls, variants: Sequence[Any], shape: Shape, checks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-        """Ranks, and the percentage of the dense layer's multiply-adds that is left."""
+        """Ranks, and the remaining percentage of the dense layer's multiply-adds."""
         cfg = variants[0].cfg
         with without_memory():
             _, layer, compressed = outlined(cfg)
@@ -112,7 +112,7 @@ class VisionLayer(Workload):
 
 
 class PerHead(nn.Module):
-    """The same function, head after head: projections, product and softmax of each. A fusion mixes in between."""
+    """The same function head by head: projections, product and softmax. A fusion mixes logits of heads."""
 
     def __init__(self, layer: FactoredAttention) -> None:
         super().__init__()
@@ -134,11 +134,11 @@ class PerHead(nn.Module):
 
 
 def outlined(cfg: DictConfig) -> tuple[nn.Module, Layer, CompressedAttention]:
-    """The task's model with a head of any size, its first layer that has attention, and the compressed form of that.
+    """The task's model with any number of classes, its first layer with attention, and the compressed attention.
 
-    Where heads share a total rank, their ranks fall evenly from five thirds of their mean to a third.
+    If heads share a total rank, their ranks decrease linearly from five thirds of their mean to a third.
 
-    ConfigError: `compress` names no method that compresses attention.
+    ConfigError: `compress` does not compress attention.
     """
     method = instantiate(cfg.compress, path="compress") if cfg.choices.compress != "none" else None
     if not isinstance(method, QueryKeyMethod):
@@ -158,7 +158,7 @@ def outlined(cfg: DictConfig) -> tuple[nn.Module, Layer, CompressedAttention]:
 
 
 def uneven(total: int, heads: int) -> list[int]:
-    """Falling ranks of `heads` heads with the sum `total`, from about five thirds of their mean to a third."""
+    """Decreasing ranks of `heads` heads with the sum `total`, from about five thirds of their mean to a third."""
     shares = [5 - 4 * h / max(1, heads - 1) for h in range(heads)]
     ranks = [1 + int((total - heads) * share / sum(shares)) for share in shares]
     for i in range(total - sum(ranks)):

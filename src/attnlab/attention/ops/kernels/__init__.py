@@ -1,7 +1,7 @@
-"""Triton kernels. This file needs torch alone; the others import triton and are imported where a kernel runs.
+"""Triton kernels. This file needs only torch; the others import triton and are imported when a kernel runs.
 
-A kernel runs on CUDA devices from compute capability 8.0 on (tensor cores for bfloat16), and, where the environment has
-TRITON_INTERPRET=1 before triton is imported, in Triton's interpreter on the CPU, which tests use: it is slow.
+Kernels run on CUDA devices of compute capability 8.0 or later, which have tensor cores for bfloat16. With
+TRITON_INTERPRET=1 set before triton is imported, they run in Triton's slow interpreter on the CPU, for tests.
 """
 
 import os
@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FACTOR_RANKS, FACTOR_WIDTH = 8, 256  # of `factor`: most ranks of keys and of values, which it unrolls, and widest head
+FACTOR_RANKS, FACTOR_WIDTH = 8, 256  # limits of `factor`: ranks of keys and values, which it unrolls, and head width
 
 
 def interpreted() -> bool:
@@ -19,7 +19,7 @@ def interpreted() -> bool:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether kernels can run on tensors of a device: on CUDA, or on the CPU in the interpreter."""
+    """Whether kernels run on a device: CUDA, or the CPU in the interpreter."""
     if device.type == "cuda":
         return _importable() and not interpreted() and _capable(device.index)
     return device.type == "cpu" and interpreted() and _importable()
@@ -36,5 +36,5 @@ def _importable() -> bool:
 
 @cache
 def _capable(index: int | None) -> bool:
-    major: int = torch.cuda.get_device_properties(index).major  # torch.compile knows this one as a constant
+    major: int = torch.cuda.get_device_properties(index).major  # torch.compile treats this as a constant
     return major >= 8

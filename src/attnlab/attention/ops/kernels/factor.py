@@ -1,18 +1,19 @@
-"""Factor decode: one new position's queries against cached factors of keys and values (the order of FlashTPA).
+"""Factor decode: attention of one new position to cached factors of keys and values, in the order of FlashTPA.
 
-Keys and values are never built. With head factors A (h) and token factors B (D) of each rank, and c = D^-1/2 / (R_Q R):
+Keys and values are not materialised. With head factors A (h) and token factors B (D) of each rank, and
+c = D^-1/2 / (R_Q R):
 
-    P[r, q, k] = B_Q[q] . B_K[r, k]                                 of all heads at once
+    P[r, q, k] = B_Q[q] . B_K[r, k]                                 for all heads at once
     logits[h, k] = c sum_r A_K[r, h, k] sum_q A_Q[q, h] P[r, q, k]
     O[h] = 1/R sum_r sum_k (p[h, k] A_V[r, h, k]) B_V[r, k]
 
 The sums over q, and over k in the last line, are matrix products over a block of positions; all ranks add into one
-accumulator (h, D). Where queries have no factors (h, D), and where several rows share the positions, Q . B_K[r, k]
-stands for the sum over q. Split along the context: `split`.
+accumulator (h, D). If queries have no factors (h, D), or several rows share the positions, Q . B_K[r, k] replaces the
+sum over q. The context is split as in `split`.
 
-Layout. A step reads 2 R (h + D) numbers of a position, each once. Token factors (.., K, D) are read in rows of D. Head
-factors lie with positions last, (.., h, K): a block of 64 positions is h rows of 128 bytes in bfloat16, full sectors of
-memory, in loads of 16 bytes whatever h is. Other capacities K than multiples of 16 are read number by number.
+Layout: a step reads 2 R (h + D) elements of a position, each once. Token factors (.., K, D) are read in rows of D. Head
+factors are stored with positions last, (.., h, K): a block of 64 positions is h rows of 128 bytes in bfloat16, which
+are full memory sectors, in loads of 16 bytes for any h. If K is not a multiple of 16, elements are loaded one by one.
 """
 
 from collections.abc import Sequence
@@ -27,15 +28,15 @@ from .split import LOG2_E, Blocks, device_of, num_splits, numbers, precision, re
 
 
 class FactorPart(NamedTuple):
-    """A part of the context: factors of K positions of N rows; rows n B/N ... (n + 1) B/N - 1 of queries read row n.
+    """A part of the context: factors of K positions of N rows. Query rows n B/N ... (n + 1) B/N - 1 read row n.
 
     Args:
-        key_head: (N, R, h, K); or (1, R, h, 1): the same of all rows and positions.
+        key_head: (N, R, h, K), or (1, R, h, 1) if all rows and positions share them.
         key_token: (N, R, K, w), rotated; w is D, or d_c + D/d_c for factors of third order.
-        value_head: of the shape of `key_head`.
-        value_token: of the shape of `key_token`.
-        used: positions that exist, the first ones: an int, or int32 or int64 on the device, (N,) or one element; None:
-            K. At most K.
+        value_head: as `key_head`.
+        value_token: as `key_token`.
+        used: number of positions that exist, at most K: an int, or int32 or int64 on the device, (N,) or one element;
+            None: K.
     """
 
     key_head: Tensor
@@ -46,40 +47,36 @@ class FactorPart(NamedTuple):
 
     @property
     def fixed(self) -> bool:
-        """Whether head factors are the same of all rows and positions."""
+        """Whether all rows and positions share the head factors."""
         return self.key_head.shape[0] == self.key_head.shape[3] == 1
 
 
 def padded(size: int) -> int:
-    """The power of two that holds a size, at least 16."""
+    """The next power of two, at least 16."""
     return max(16, triton.next_power_of_2(size))
 
 
 def shared_memory(blocks: Blocks, part: FactorPart, width: int) -> int:
-    """Bytes that one program takes, estimated: blocks in flight, the queries, and two tiles of logits.
-
-    Args:
-        width: D.
-    """
+    """Estimated shared memory of one program in bytes: blocks in flight, the queries, and two tiles of logits."""
     head = 0 if part.fixed else blocks.lines
     flight = (blocks.stages - 1) * 2 * part.key_token.shape[1] * blocks.slots * (padded(width) + head)
     return part.key_token.element_size() * (flight + blocks.lines * (2 * blocks.slots + padded(width)))
 
 
 def _registers(blocks: Blocks, part: FactorPart, width: int) -> int:
-    """Numbers that a thread holds: accumulator, tiles of logits; products in float32 hold their operands as well."""
-    numbers_held = blocks.lines * (padded(width) + 3 * blocks.slots) * (part.key_token.element_size() // 2)
-    return numbers_held // (32 * blocks.warps)
+    """Estimated registers per thread: accumulator and tiles of logits, and in float32 the operands of products."""
+    elements = blocks.lines * (padded(width) + 3 * blocks.slots) * (part.key_token.element_size() // 2)
+    return elements // (32 * blocks.warps)
 
 
 def choose_blocks(lines: int, part: FactorPart, width: int) -> Blocks:
-    """Block sizes without a search: all lines up to 64, then the longest block of which two programs fit.
+    """Block sizes by a heuristic: all lines up to 64, then the longest block of which two programs fit.
 
-    Two programs on a multiprocessor read while each other computes. Four warps, or eight where four would spill.
+    Of two programs on a multiprocessor, one reads while the other computes. Four warps, or eight if four would spill.
 
     Args:
-        lines: pairs of a row and a head that read the same positions.
-        width: D.
+        lines: number of pairs of a row and a head that read the same positions.
+        width: head width D.
     """
     lines, memory = min(64, padded(lines)), device_of(part.key_token.device).shared_memory
     for room in (memory // 2, memory):
@@ -100,13 +97,14 @@ def factor_decode(
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """softmax(Q K^T scale) V over all parts, of one new position, K = sum_r A_r B_r, V = 1/R sum_r A_r B_r: (B, h, D).
+    """softmax(Q K^T scale) V of one new position over all parts, K = sum_r A_r B_r, V = 1/R sum_r A_r B_r: (B, h, D).
 
-    Products are accumulated and softmaxes computed in float32; the products P are rounded to the dtype where queries
-    have factors. A row for which no position exists gets zeros. The result has the dtype of the queries.
+    Products are accumulated and softmaxes computed in float32; the products P are rounded to the dtype if queries have
+    factors. A row without positions gets zeros. The result has the dtype of the queries.
 
     Args:
-        query: (B, h, D); or token factors of queries, (B, R_Q, D), rotated. float32, bfloat16 or float16, as all else.
+        query: (B, h, D); or rotated token factors of queries, (B, R_Q, D). All inputs have its dtype: float32, bfloat16
+            or float16.
         parts: at least one; R 1 to 8, D 1 to 256.
         scale: factor of the logits, D^-1/2 / (R_Q R) for token factors.
         query_head: head factors of the queries, (B, R_Q, h); None: `query` has no factors.
@@ -137,15 +135,15 @@ def factor_decode(
 
 
 class _Plan(NamedTuple):
-    """How one part is computed."""
+    """Launch parameters of one part."""
 
     blocks: Blocks
     beam: int
-    tiles: int  # of lines
+    tiles: int  # tiles of lines
     splits: int
 
     def on_factors(self, query_ranks: int, width: int) -> bool:
-        """Whether products with the queries' factors, as padded, are fewer than with the queries."""
+        """Whether multiplying by the factors of queries, as padded, is cheaper than by the queries."""
         ranks, width, lines = padded(query_ranks), padded(width), self.blocks.lines
         return self.beam == 1 and ranks * (width + lines) < lines * width
 
@@ -195,7 +193,7 @@ def _launch(
 
 
 def _check(query: Tensor, query_head: Tensor | None, parts: Sequence[FactorPart], third_dim: int | None) -> int:
-    """h. ValueError: something does not fit."""
+    """Check the arguments of `factor_decode`, and return h. ValueError: they do not fit."""
     if query.dtype not in DTYPES:
         raise ValueError(f"queries of {query.dtype}: expected {', '.join(str(dtype) for dtype in DTYPES)}")
     batch, count, width = query.shape

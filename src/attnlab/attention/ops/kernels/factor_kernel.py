@@ -1,13 +1,13 @@
-"""The kernel of `factor`: one program computes the softmax of one split, for a tile of lines (a row's heads)."""
+"""Kernel of `factor`: one program computes the softmax of one split for a tile of lines (heads of a row)."""
 
 from .split import number, span, tl, triton
 
 
 @triton.jit
 def _tokens(base, at, column, there, WIDTH: tl.constexpr, THIRD: tl.constexpr, WIDE: tl.constexpr):
-    """Token factors (positions, D) of one rank from `base`, at the rows `at`; of third order: vec(b' (x) c).
+    """Token factors (positions, D) of one rank, at rows `at` from `base`; of third order: vec(b' (x) c).
 
-    `column`: 0 to D - 1; `there`: which numbers exist; `WIDTH`, `THIRD`, `WIDE`: as in `attend`.
+    `column`: 0 to D - 1; `there`: mask of the load; `WIDTH`, `THIRD`, `WIDE`: as in `attend`.
     """
     if THIRD == 0:
         factors = tl.load(base + at[:, None] + column[None, :], mask=there, other=0.0)
@@ -23,9 +23,9 @@ def _tokens(base, at, column, there, WIDTH: tl.constexpr, THIRD: tl.constexpr, W
 
 @triton.jit
 def _heads(base, at, position, room, asked, there, FIXED: tl.constexpr):
-    """Head factors (lines, positions) of one rank, float32, 0 where none exists.
+    """Head factors (lines, positions) of one rank, float32, 0 at positions that do not exist.
 
-    The mask of the load is that of the buffer, which is a multiple of 16 positions long: loads of 16 bytes.
+    The load is masked by the size of the buffer, a multiple of 16 positions, to allow loads of 16 bytes.
     """
     if FIXED:
         factors = tl.load(base + at, mask=asked, other=0.0).to(tl.float32)[:, None]
@@ -51,15 +51,15 @@ def attend(
         query: (B, R_Q, D), or (B, h, D).
         key_head, value_head: (N, R, h, K), or (R, h) where FIXED.
         key_token, value_token: (N, R, K, w).
-        counts, count_step, count: as `split.number` takes them.
-        partial, sums: of all parts, (B, h, all_splits, D) and (B, h, all_splits).
+        counts, count_step, count: arguments of `split.number`.
+        partial, sums: results of all parts, (B, h, all_splits, D) and (B, h, all_splits).
         scale: factor of the logits, times log2(e).
-        room: K. A multiple of 16 gives loads of 16 bytes.
-        beam: rows of the queries that read a row of the part, B / N; 1 where QUERY_RANKS is not 0.
+        room: K. A multiple of 16 allows loads of 16 bytes.
+        beam: number of query rows that read a row of the part, B / N; 1 if QUERY_RANKS is not 0.
         QUERY_RANKS: R_Q; 0: queries have no factors.
         THIRD: d_c; 0: token factors are vectors.
-        FIXED: whether head factors are the same of all rows and positions.
-        WIDE: multiply in float32, for the interpreter, which has no products of bfloat16; those of float32 are exact.
+        FIXED: whether all rows and positions share the head factors.
+        WIDE: multiply in float32, for the interpreter, which has no products of bfloat16.
     """
     split = tl.program_id(1)
     tiles = tl.cdiv(beam * HEADS, LINES)

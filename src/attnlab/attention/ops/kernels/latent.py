@@ -1,12 +1,12 @@
-"""Latent decode: one new position's queries against caches, split along the context.
+"""Latent decode: attention of one new position to caches, split along the context.
 
-The queries of all heads read one shared slot whose first columns are also its value (MLA, MTLA); with a value tensor
-and G key heads the same kernel computes MQA, GQA and MHA. A segment is a part of the context with separate rows, room
-and count: a prefix that the beams of a sentence share, merged slots, a window of recent positions. The partial
-outputs of all segments enter one reduction (`split.reduce`).
+All heads read shared slots whose first columns are also the value (MLA, MTLA); with a value tensor and G key heads the
+same kernel computes MQA, GQA and MHA. A segment is a part of the context with separate rows, capacity and count: a
+prefix that the hypotheses of a sentence share, merged slots, a window of recent positions. One reduction merges the
+partial outputs of all segments (`split.reduce`).
 
-Counts lie on the device, and the grid follows from shapes alone: buffers are passed uncut, nothing waits for the host,
-and a step can be captured in a CUDA graph and replayed with other counts.
+Counts are on the device, and the grid depends only on shapes: buffers are passed in full, without synchronisation, and
+a step can be captured in a CUDA graph and replayed with other counts.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from .split import LOG2_E, Blocks, device_of, num_splits, numbers, precision, re
 
 
 class Widths(NamedTuple):
-    """Columns of a key, [content | rest], and of a value.
+    """Numbers of columns of a key, [content | rest], and of a value.
 
     Args:
-        content: columns of a key that are its value too, or all of them.
-        rest: columns of a key after these.
+        content: columns of a key that are also its value; all columns if there is a value tensor.
+        rest: further columns of a key.
     """
 
     content: int
@@ -35,16 +35,15 @@ class Widths(NamedTuple):
 
     @property
     def padded(self) -> tuple[int, int, int]:
-        """The powers of two that hold content, rest and value."""
+        """Content, rest and value, rounded up to powers of two from 16; a rest of 0 stays 0."""
         content, rest, value = (max(16, triton.next_power_of_2(width)) for width in self[:3])
         return content, rest if self.rest else 0, value
 
 
 def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int, memory: int) -> bool:
-    """Whether the accumulator fits the registers, and the blocks in flight shared memory.
+    """Whether the accumulator fits into registers, and the blocks in flight into shared memory.
 
-    Args:
-        padded: columns of a key's content, of the rest of it, and of a value, as padded.
+    `padded`: see `Widths`.
     """
     return shared_memory(blocks, padded, shared, itemsize) <= memory and blocks.lines * padded[2] <= 128 * (
         32 * blocks.warps
@@ -52,19 +51,19 @@ def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: i
 
 
 def shared_memory(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int) -> int:
-    """Bytes that one program is expected to take."""
+    """Estimated shared memory of one program in bytes."""
     content, rest, value = padded
     slot = content + rest + (0 if shared else value)
-    in_flight = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # the former for Hopper's products
+    in_flight = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # Hopper's products need all stages
     return 1024 + itemsize * (in_flight * blocks.slots * slot + blocks.lines * (content + rest + blocks.slots))
 
 
 def choose_blocks(
     lines: int, padded: tuple[int, int, int], shared: bool, dtype: torch.dtype, device: torch.device
 ) -> Blocks:
-    """Block sizes without a search: as many lines as there are and registers hold, then as many slots as fit.
+    """Block sizes by a heuristic: as many lines as registers allow, then as many slots as fit.
 
-    The bounds are where Triton 3.9 compiles for compute capability 8.0 and 9.0 without spilling registers.
+    Within these bounds Triton 3.9 compiles for compute capability 8.0 and 9.0 without spilling registers.
     """
     most = (8192 if dtype == torch.float32 else 16384) // padded[2]
     lines = min(64, max(16, min(most, triton.next_power_of_2(lines))))
@@ -78,14 +77,14 @@ def choose_blocks(
 
 
 class CacheSegment(NamedTuple):
-    """A part of the context: N rows of K slots; rows n B/N ... (n + 1) B/N - 1 of the queries read row n.
+    """A part of the context: N rows of K slots. Query rows n B/N ... (n + 1) B/N - 1 read row n.
 
     Args:
         key: (N, G, K, D), the last axis dense.
-        value: (N, G, K, Dv), the last axis dense; None: the first columns of `key`, as many as `value_dim`.
-        end: the first slot that does not exist: an int, or int32 or int64 on the device, (N,) or one element; None:
-            K. What exceeds K is not read.
-        mask: (N or 1, M) bool, true where a key exists; slots beyond its M columns exist. What does not is not read.
+        value: (N, G, K, Dv), the last axis dense; None: the first `value_dim` columns of `key`.
+        end: number of slots that exist: an int, or int32 or int64 on the device, (N,) or one element; None: K. Larger
+            numbers mean K.
+        mask: (N or 1, M) bool, true where a key exists; slots beyond its M columns exist. The others are not read.
     """
 
     key: Tensor
@@ -103,14 +102,14 @@ def latent_decode(
     blocks: Blocks | None = None,
     splits: int | None = None,
 ) -> Tensor:
-    """softmax(q k^T scale) v over all segments, of one new position: (B, H, D) -> (B, H, Dv) of the cache's dtype.
+    """softmax(q k^T scale) v of one new position over all segments: (B, H, D) -> (B, H, Dv) in the dtype of the cache.
 
-    Products are accumulated and softmaxes computed in float32. A row for which no slot exists gets zeros.
+    Products are accumulated and softmaxes computed in float32. A row without slots gets zeros.
 
     Args:
-        q: (B, H, D), the last axis dense; float32, bfloat16 or float16, as all keys and values are.
+        q: (B, H, D), the last axis dense; float32, bfloat16 or float16, like keys and values.
         segments: at least one. All have the same G, which divides H, and the same D and Dv.
-        value_dim: Dv where the value is the first columns of the key.
+        value_dim: Dv, if values are the first columns of keys.
 
     ValueError: shapes, dtypes or devices do not fit each other.
     """
@@ -132,7 +131,7 @@ def latent_decode(
 
 
 class _Plan(NamedTuple):
-    """How one segment is computed."""
+    """Launch parameters of one segment."""
 
     blocks: Blocks
     widths: Widths
@@ -181,7 +180,7 @@ def _launch(
 
 
 def _check(q: Tensor, segments: Sequence[CacheSegment], value_dim: int | None) -> int:
-    """Dv. ValueError: something does not fit."""
+    """Check the arguments of `latent_decode`, and return Dv. ValueError: they do not fit."""
     batch, heads, width = q.shape
     if q.dtype not in DTYPES:
         raise ValueError(f"queries of {q.dtype}: expected {', '.join(str(dtype) for dtype in DTYPES)}")

@@ -1,4 +1,4 @@
-"""The kernel of `latent`: a softmax of each split of the context by itself."""
+"""Kernel of `latent`: one program computes the softmax of one split of the context."""
 
 from .split import number, span, tl, triton
 
@@ -11,21 +11,21 @@ def attend(
     VALUE: tl.constexpr, CONTENT_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     LINES: tl.constexpr, SLOTS: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Split `program_id(1)` of some lines: its output, and the base-2 logarithm of its sum of exponentials.
+    """Output of split `program_id(1)` for a tile of lines, and the base-2 logarithm of its sum of exponentials.
 
     Args:
         q: (B, H, D).
         key, value: (N, G, K, .).
-        counts: slots that exist in each row, if `COUNTED`.
+        counts: number of slots that exist in each row, if `COUNTED`.
         mask: bytes, (N or 1, M), if `MASKED`.
         partial: outputs, (B, H, all splits, Dv) float32, written.
-        sums: (B, H, all splits) float32, written; -inf where no key exists, and `partial` is not written there.
+        sums: (B, H, all splits) float32, written; -inf without keys, where `partial` is not written.
         scale: factor of the logits, times log2(e).
-        count: in place of `counts`.
+        count: the number of slots, if not `COUNTED`.
         capacity: K; mask_width: M.
-        beam: rows of queries for a row of keys, B / N; group: H / G; groups: G.
-        CONTENT, REST, VALUE: columns, see `Widths`; their `_BLOCK`s hold them, powers of two from 16, 0 for no rest.
-        LINES, SLOTS: sizes of the program, see `Blocks`.
+        beam: query rows per row of keys, B / N; group: H / G; groups: G.
+        CONTENT, REST, VALUE: columns, see `Widths`; `_BLOCK`: rounded up to powers of two from 16, 0 for no rest.
+        LINES, SLOTS: block sizes, see `Blocks`.
         WIDE: multiply in float32.
     """
     split = tl.program_id(1)
@@ -66,7 +66,7 @@ def attend(
     for position in range(begin, end, SLOTS):
         slot = position + tl.arange(0, SLOTS)
         there = slot < end
-        if MASKED:  # first: what does not exist may hold anything, and is not read
+        if MASKED:  # slots that do not exist may contain NaN, and must not be loaded
             there = there & (tl.load(mask + slot, mask=there & (slot < mask_width), other=1) != 0)
         at = slot.to(tl.int64) * key_slot
         k = tl.load(key + at[:, None] + column[None, :], mask=there[:, None] & (column < CONTENT)[None, :], other=0.0)

@@ -1,8 +1,7 @@
-"""A decoding step's merge into each row's open slot (MTLA paper, section 4).
+"""Kernel that merges the position of a decoding step into the open slot of each row (MTLA paper, section 4).
 
-It is a separate launch before the attention: every program of the attention that has some of a row's heads reads the
-open slot, so that a merge inside of them would be done several times, or read half done. What it reads and writes is
-one slot of each row; it takes the place of a dozen small operations, and where to write is read on the device.
+It is launched before the attention, in which several programs read the open slot of a row. It replaces a dozen small
+operations, and reads on the device where to write.
 """
 
 import torch
@@ -21,22 +20,22 @@ def merge_slot(
     stride: int,
     first: int | Tensor = 0,
 ) -> Tensor:
-    """Add the gated latent of a position to its row's slot, or begin the slot with it; its rotary key is the slot's.
+    """Add the gated latent of a position to the slot of its row, in place, and replace the slot's rotary key.
 
-    The gate is sigmoid(hidden . gates[first + floor(at / stride)]), in float32. Written in place.
+    The gate is sigmoid(hidden . gates[first + floor(at / stride)]), in float32.
 
     Args:
         slots: (B, K, r + d_r), the last axis dense.
-        latent: of the new position, (B, r).
-        rotary: its rotary key, (B, d_r).
+        latent: latent of the new position, (B, r).
+        rotary: rotary key of the new position, (B, d_r).
         hidden: fc_p(latent), (B, g).
         gates: fc_c(pe(k)) of every slot k, (A, g).
-        at: the position, counted from where slot 0 begins: an int, or int32 or int64 on the device, (B,) or of one
-            element. Its slot is floor(at / stride); the slot begins anew where `stride` divides it.
+        at: position, counted from the start of slot 0: an int, or int32 or int64 on the device, (B,) or one element.
+            Its slot is floor(at / stride), which is overwritten if `stride` divides `at`.
         first: number of slot 0, in the same form.
 
     Returns:
-        How many slots of each row hold something then, (B,) int32, for `latent.CacheSegment`.
+        Number of slots in use in each row, (B,) int32, for `latent.CacheSegment`.
 
     ValueError: shapes do not fit each other.
     """
@@ -71,9 +70,9 @@ def merge_kernel(
     NUMBERED: tl.constexpr, STRIDE: tl.constexpr, LATENT: tl.constexpr, ROTARY: tl.constexpr, GATES: tl.constexpr,
     LATENT_BLOCK: tl.constexpr, ROTARY_BLOCK: tl.constexpr, GATES_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The arguments of `merge_slot` (`latent`, `rotary`, `hidden`, `gates`) and strides; writes `slots` and `counts`.
+    """Write `slots` and `counts`. `latent`, `rotary`, `hidden` and `gates` are arguments of `merge_slot`.
 
-    `places`, `firsts`: as `split.numbers` prepares `at` and `first`.
+    `places`, `firsts`: `at` and `first`, as returned by `split.numbers`.
     """
     row = tl.program_id(0).to(tl.int64)
     position = number(places, row, place_step, at, PLACED)
@@ -89,7 +88,7 @@ def merge_kernel(
     weight = tl.sigmoid(tl.sum(of_latent * of_slot, 0))
     new = weight * tl.load(latent + row * latent_row + column, mask=column < LATENT, other=0.0).to(tl.float32)
     here = slots + row * slots_row + slot.to(tl.int64) * slots_slot
-    stored = tl.where(position % STRIDE == 0, 0, LATENT)  # a slot that begins is empty
+    stored = tl.where(position % STRIDE == 0, 0, LATENT)  # the first position of a slot overwrites it
     new += tl.load(here + column, mask=column < stored, other=0.0).to(tl.float32)
     tl.store(here + column, new.to(slots.dtype.element_ty), mask=column < LATENT)
     if ROTARY > 0:

@@ -1,8 +1,8 @@
-"""What kernels share that are split along the context: how many splits there are, the span of each, the reduction.
+"""Shared code of kernels that are split along the context: number of splits, span of a split, reduction.
 
-Stage 1 computes a softmax of each part of the context by itself: for each line (a row's query head) and split, the
-normalised output in float32 and the base-2 logarithm of the sum of exponentials, -inf where no key exists. Stage 2 is
-`reduce`, which weighs the splits by their sums (Flash-Decoding, Dao et al. 2023).
+Stage 1 computes a softmax per split: for each line (a query head of a row), the normalised output in float32 and the
+base-2 logarithm of the sum of exponentials, -inf if the split has no key. Stage 2 is `reduce`, which weights the splits
+by their sums (Flash-Decoding, Dao et al. 2023).
 """
 
 import math
@@ -14,25 +14,25 @@ from torch import Tensor
 
 from . import interpreted
 
-try:  # in a try, so that loaders of an exported folder do not ask for it where no kernel is used
+try:  # in a try, so that loaders of exported folders do not list it as a requirement
     import triton
     import triton.language as tl
 except ImportError as error:
     raise ImportError("this kernel needs triton: pip install 'attnlab[gpu]'") from error
 
-__all__ = ["tl", "triton"]  # the one import of triton
+__all__ = ["tl", "triton"]  # triton is imported only here
 LOG2_E = math.log2(math.e)
-MOST = 128  # splits of one segment
-BUSY = 0.9  # share of the best choice's busy multiprocessors with which fewer splits are taken
+MOST = 128  # splits of one segment, at most
+BUSY = 0.9  # fewer splits are preferred if they keep this share of the best occupancy
 
 
 class Blocks(NamedTuple):
-    """Sizes of one program.
+    """Block sizes of one program.
 
     Args:
         lines: pairs of a row and a head that read the same slots, at least 16 for a matrix product.
-        slots: slots (positions) of one step of its loop, at least 16.
-        stages: of the pipeline: blocks of slots in flight, the one that is used included.
+        slots: slots (positions) per iteration of its loop, at least 16.
+        stages: pipeline stages: blocks of slots in flight, including the current one.
     """
 
     lines: int
@@ -42,11 +42,7 @@ class Blocks(NamedTuple):
 
 
 class Device:
-    """What the choice of block sizes and splits needs to know of a device.
-
-    Args:
-        device: CUDA, or the CPU for the interpreter, which is taken for a small device.
-    """
+    """Properties of a device that determine block sizes and splits. The interpreter's CPU counts as a small device."""
 
     def __init__(self, device: torch.device) -> None:
         self.processors, self.shared_memory = 3, 100 * 1024
@@ -58,18 +54,17 @@ class Device:
 
 @cache
 def device_of(device: torch.device) -> Device:
-    """The device's properties, read once."""
+    """Properties of a device, memoized."""
     return Device(device)
 
 
 def num_splits(programs: int, blocks: int, processors: int) -> int:
-    """Splits of a context, from shapes alone: a captured graph keeps its grid while counts change.
+    """Number of splits of a context. It depends only on shapes, because a captured graph has a fixed grid.
 
-    With few programs, as many splits as fill the multiprocessors; with many, those that leave few of them idle in the
-    last wave. The fewest are taken that keep `BUSY` of what the best number does.
+    The smallest number whose occupancy of the multiprocessors, over all waves, is at least `BUSY` times the best.
 
     Args:
-        blocks: blocks of slots that the context has room for: no more splits than these.
+        blocks: capacity of the context in blocks of slots, an upper bound of the result.
     """
     return _num_splits(max(1, programs), max(1, min(MOST, blocks)), processors)
 
@@ -86,9 +81,9 @@ def _num_splits(programs: int, limit: int, processors: int) -> int:
 
 @triton.jit
 def span(high, split, splits, BLOCK: tl.constexpr):
-    """First and end of the slots that a split reads; all splits share what exists, in full blocks.
+    """First and end of the slots that a split reads. Existing slots are divided evenly, in full blocks.
 
-    `high`: slots that exist; `split`: of `splits`; `BLOCK`: slots of one block.
+    `high`: number of slots that exist; `split`: index of the split; `BLOCK`: slots per block.
     """
     size = tl.cdiv(tl.cdiv(tl.maximum(high, 0), splits), BLOCK) * BLOCK
     first = split * size
@@ -96,12 +91,12 @@ def span(high, split, splits, BLOCK: tl.constexpr):
 
 
 def numbers(value: int | Tensor | None, rows: int, otherwise: int, name: str, like: Tensor) -> tuple[Tensor, int, int]:
-    """A number of each row, as kernels take it: a tensor to read, the step from row to row, and the number otherwise.
+    """Kernel arguments for a number per row: a tensor, its step from row to row, and the number if it is on the host.
 
-    The step is -1 where the number is the same for all rows and known on the host: nothing is read then.
+    A step of -1 means that the tensor is not read.
 
     Args:
-        value: an int; int32 or int64 on the device, (rows,) or of one element; None: `otherwise`.
+        value: an int; int32 or int64 on the device, (rows,) or one element; None: `otherwise`.
         like: a tensor on the device.
 
     ValueError: a tensor of another shape, dtype or device.
@@ -119,20 +114,17 @@ def numbers(value: int | Tensor | None, rows: int, otherwise: int, name: str, li
 
 @triton.jit
 def number(pointer, row, step, otherwise, READ: tl.constexpr):
-    """The number of a `row`, as `numbers` prepares it; int32.
-
-    `pointer`: to read from; `step`: from row to row; `otherwise`: the number if not `READ`.
-    """
+    """The int32 number of a `row`, from the results of `numbers`: `pointer`, `step`, and `otherwise` if not `READ`."""
     return tl.load(pointer + row * step).to(tl.int32) if READ else otherwise
 
 
 def reduce(partial: Tensor, sums: Tensor, out: Tensor) -> Tensor:
-    """Stage 2: (..., S, Dv) of S splits -> (..., Dv), zeros where no key exists in any split.
+    """Stage 2: merge S splits, (..., S, Dv) -> (..., Dv), which is zero if no split has a key.
 
     Args:
         partial: outputs of the splits, (..., S, Dv) float32, contiguous; not read where the sum is -inf.
         sums: base-2 logarithms of their sums of exponentials, (..., S) float32, contiguous.
-        out: (..., Dv), contiguous; written, and returned.
+        out: (..., Dv), contiguous; written and returned.
     """
     splits, width = partial.shape[-2:]
     lines, block = sums.numel() // splits, 64
@@ -145,7 +137,7 @@ def reduce(partial: Tensor, sums: Tensor, out: Tensor) -> Tensor:
 
 @triton.jit
 def reduce_kernel(partial, sums, out, splits, width, SPLITS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr):
-    """The arguments of `reduce`: `partial`, `sums`, `out`; SPLITS, PART: powers of two, splits at a time."""
+    """Kernel of `reduce`: `partial`, `sums`, `out`; SPLITS, PART: powers of two, all splits and splits at a time."""
     line = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     every = tl.arange(0, SPLITS)
@@ -165,11 +157,11 @@ def reduce_kernel(partial, sums, out, splits, width, SPLITS: tl.constexpr, PART:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How tl.dot multiplies: exactly, unless torch may take TensorFloat-32 for float32."""
+    """Precision of tl.dot: ieee, unless torch allows TensorFloat-32 for float32."""
     relaxed = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest" and not interpreted()
     return "tf32" if relaxed else "ieee"
 
 
 def widened(dtype: torch.dtype) -> bool:
-    """Whether operands of tl.dot become float32 first: the interpreter multiplies bits of bfloat16 as integers."""
+    """Whether to convert operands of tl.dot to float32: the interpreter multiplies bits of bfloat16 as integers."""
     return interpreted() and dtype == torch.bfloat16
