@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.pretrained import Family, Layer, Projection
-from tests.compression.models import fill
+from tests.pretrained.tiny import fill
 
 SIZES = {"dim": 24, "heads": 6, "kv_heads": 2, "width": 8, "hidden": 40, "depth": 2, "words": 11}
 

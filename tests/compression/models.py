@@ -8,6 +8,8 @@ import timm
 import torch
 from torch import nn
 
+from tests.pretrained.tiny import fill
+
 OPTIONS: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
 OPTIONS["num_classes"] = 5
 NAMES = ["vit_tiny_patch16_224", "deit_small_patch16_224", "deit3_small_patch16_224"]
@@ -16,15 +18,6 @@ NAMES = ["vit_tiny_patch16_224", "deit_small_patch16_224", "deit3_small_patch16_
 def vit(name: str = NAMES[0], **options: Any) -> nn.Module:
     """Three heads of width 8, with all parameters random."""
     return fill(timm.create_model(name, **{**OPTIONS, **options}), 0.15)
-
-
-@torch.no_grad()
-def fill(model: nn.Module, scale: float = 0.2) -> nn.Module:
-    """Set all parameters at random, so that each of them counts."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() < 2 else scale))
-    return model.eval()
 
 
 def images(count: int = 2) -> torch.Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.pretrained import huggingface
-from tests.compression.models import fill
 
 WORDS = 61
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "vocab_size": WORDS}
@@ -34,6 +33,15 @@ OPTIONS["qwen2"].pop("head_dim")
 
 def tiny(kind: str) -> nn.Module:
     return fill(huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]}))
+
+
+@torch.no_grad()
+def fill(model: nn.Module, scale: float = 0.2) -> nn.Module:
+    """Set all parameters at random, so that each of them counts."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() < 2 else scale))
+    return model.eval()
 
 
 def ids(count: int = 2) -> Tensor:
