@@ -1,4 +1,4 @@
-"""A tiny decoder as Llama has them, and its family: separate projections, grouped keys and values, rotary positions."""
+"""A tiny Llama and its family: separate projections, grouped keys and values, rotary positions."""
 
 from typing import Any
 
@@ -7,16 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.pretrained import Family, Layer, Projection
+from tests.pretrained.tiny import fill
 
-SIZES = {
-    "dim": 24,
-    "heads": 6,
-    "kv_heads": 2,
-    "width": 8,
-    "hidden": 40,
-    "depth": 2,
-    "words": 11,
-}  # width is not dim / heads
+SIZES = {"dim": 24, "heads": 6, "kv_heads": 2, "width": 8, "hidden": 40, "depth": 2, "words": 11}
 
 
 class LlamaAttention(nn.Module):
@@ -102,7 +95,7 @@ class LlamaFamily(Family):
                 linear = getattr(module.mlp, f"{name}_proj")
                 shape = (linear.out_features, linear.in_features)
                 projections[name] = Projection(f"{path}.mlp.{name}_proj", shape)
-            rotary = {"products": f"{place}: rotary positions stand between projections and products"}
+            rotary = {"products": f"{place}: rotary positions after the projections"}
             result.append(Layer(path, place, f"{path}.mlp", projections, width**-0.5, refusals=rotary))
         return result
 
@@ -111,13 +104,8 @@ class LlamaFamily(Family):
 
 
 def llama(**sizes: int) -> nn.Module:
-    """Every parameter at random, so that none can be forgotten unseen; sizes: those that differ from SIZES."""
-    model = Llama(**(SIZES | sizes))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() < 2 else 0.2))
-    return model.eval()
+    """A model of SIZES, except for these sizes, with all parameters random."""
+    return fill(Llama(**(SIZES | sizes)))
 
 
 def words(count: int = 2) -> Tensor:

@@ -8,25 +8,16 @@ import timm
 import torch
 from torch import nn
 
-OPTIONS: dict[str, Any] = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 24,
-    "depth": 2,
-    "num_heads": 3,
-    "num_classes": 5,
-}
+from tests.pretrained.tiny import fill
+
+OPTIONS: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+OPTIONS["num_classes"] = 5
 NAMES = ["vit_tiny_patch16_224", "deit_small_patch16_224", "deit3_small_patch16_224"]
 
 
 def vit(name: str = NAMES[0], **options: Any) -> nn.Module:
-    """Three heads of width 8; every parameter at random, so that none can be forgotten unseen."""
-    model: nn.Module = timm.create_model(name, **{**OPTIONS, **options})
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() < 2 else 0.15))
-    return model.eval()
+    """Three heads of width 8, with all parameters random."""
+    return fill(timm.create_model(name, **{**OPTIONS, **options}), 0.15)
 
 
 def images(count: int = 2) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Activations of calibration data: what is collected, and what a weighted method does with it."""
+"""Gram matrices of calibration data, and weighted methods."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_padding_does_not_count() -> None:
         changing.add(name, x)
     with pytest.raises(ConfigError, match="k and q share their input in some batches"):
         changing.add("k", k)
-    with pytest.raises(ConfigError, match="has seen no input; the calibration data is empty"):
+    with pytest.raises(ConfigError, match="received no input; the calibration data is empty"):
         Grams().of(path)
 
 

@@ -59,8 +59,8 @@ def test_the_papers_formulas() -> None:
     assert before - after == blocks * (8 * n * f * f - 10 * n * f * 7)
 
 
-def test_against_torchs_own_counter() -> None:
-    """Where nothing is filled up: its products of matrices, which leave norms out."""
+def test_against_torchs_counter() -> None:
+    """Without padding: torch's counter counts products of matrices, without norms."""
     model = vit()
     compress(model, TruncAtt(4, 4, 9))
     counter = FlopCounterMode(display=False)

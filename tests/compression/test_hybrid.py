@@ -1,4 +1,4 @@
-"""Several methods on one model: the same as one after the other, from the command line, and what is refused."""
+"""Several methods on one model: equal to one after the other, from the command line, refusals."""
 
 from typing import Any
 
@@ -35,25 +35,16 @@ def test_the_same_as_one_method_after_the_other() -> None:
 
 
 def test_from_the_command_line() -> None:
-    cfg = compose(
-        "task=imagenet",
-        "compress=laser_tensorllm",
-        "rank=5",
-        "compress.layers=[0]",
-        "compress.steps.laser.rate=6",
-        "compress.steps.tensorllm.stack_rank=3",
-    )
+    words = ("task=imagenet", "compress=laser_tensorllm", "rank=5", "compress.layers=[0]")
+    cfg = compose(*words, "compress.steps.laser.rate=6", "compress.steps.tensorllm.stack_rank=3")
     method = instantiate(cfg.compress, path="compress")
     assert isinstance(method, Hybrid) and cfg.rank == 5
     laser, tensorllm = method.steps.values()
     assert isinstance(laser, LASER) and laser.rate == 6 and laser.rank is None and laser.matrices == ["mlp"]
     assert isinstance(tensorllm, TensorLLM) and (tensorllm.rank, tensorllm.stack_rank) == (5, 3)
     assert laser.layers == tensorllm.layers == [0]
-    other = compose("task=imagenet", "compress=laser_tensorllm", "rank=5", "compress.layers=[0]")
-    assert recipe(cfg, {}) != recipe(other, {})
-    with pytest.raises(
-        ConfigError, match=r"^compress.steps.laser.rats: no such key; nearest: compress.steps.laser.rat"
-    ):
+    assert recipe(cfg, {}) != recipe(compose(*words), {})
+    with pytest.raises(ConfigError, match=r"^compress.steps.laser.rats: no such key; nearest: compress.steps.laser.r"):
         compose("task=imagenet", "compress=laser_tensorllm", "compress.steps.laser.rats=6")
 
 

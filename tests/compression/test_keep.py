@@ -28,7 +28,7 @@ from attnlab.pretrained import family_of
 from tests.compression.llama import llama
 from tests.compression.models import vit
 
-METHODS: dict[str, tuple[Method, str]] = {  # and whether attention or the MLPs are compressed
+METHODS: dict[str, tuple[Method, str]] = {  # and the compressed part
     "truncatt": (TruncAtt(keep=0.6), "attn"),
     "global_svd": (GlobalSVD(keep=0.6), "attn"),
     "cp_slimatt": (CPSlimAtt(keep=0.6, sweeps=3), "attn"),
@@ -89,7 +89,7 @@ def test_a_method_keeps_at_most_its_share(name: str) -> None:
 
 @pytest.mark.parametrize("method", [TruncAtt, TensorLLM, MLPSVD, LASER])
 def test_parameters_go_where_they_lower_the_error(method: Any) -> None:
-    """A first layer of rank one needs fewer than a second one that is noise."""
+    """A first layer of rank one needs fewer parameters than a random second one."""
     model = vit()
     with torch.no_grad():
         for layer in family_of(model).layers(model)[:1]:
@@ -104,8 +104,8 @@ def test_parameters_go_where_they_lower_the_error(method: Any) -> None:
     assert sizes[0] < 0.8 * sizes[1] and len(reports) >= 1
 
 
-def test_what_the_hull_leaves_is_spent() -> None:
-    """Where errors fall ever faster, as with ranks of both sides at once, the hull has the two ends alone."""
+def test_the_rest_of_the_budget_is_spent() -> None:
+    """If errors fall faster and faster, as with two ranks at once, the hull has both ends alone."""
     concave = [Ladder(name, 12, [Step(rank, 1 - (rank / 10) ** 2, rank) for rank in range(1, 11)]) for name in "ab"]
     assert len(hull([*concave[0].steps, Step(12, 0.0, None)])) == 2
     assert allocate(concave[:1], 0.5) == {"a": 6}
@@ -132,8 +132,7 @@ def multiply_adds_of(method: Any) -> Method:
     ("make", "message"),
     [
         (lambda: allocate(ladders(0), 0.1), "compress.keep=0.1: .* 0.2000 to 1"),
-        (lambda: TruncAtt(4, keep=0.5), "compress.keep chooses the ranks"),
-        (lambda: TensorLLM(3, keep=0.5), "compress.keep chooses the ranks"),
+        (lambda: CPSlimAtt(9, fusion="constrained", fusion_penalty=0.1), "constrained and compress.fusion_penalty=0.1"),
         (lambda: TensorLLM(ranks=[3, 3], keep=0.5), "compress.keep chooses the ranks"),
         (lambda: TruncAtt(4, keep=0.5, keep_of="multiply_adds"), "compress.keep chooses the ranks; give it, or rank=$"),
         (lambda: TruncAtt(4, keep_of="multiply_adds"), "compress.keep_of=multiply_adds"),

@@ -1,4 +1,4 @@
-"""What every method promises, found by its file in conf/compress."""
+"""Promises of every method, by discovery of its file in conf/compress."""
 
 import copy
 from pathlib import Path
@@ -25,7 +25,7 @@ def method(request: pytest.FixtureRequest) -> Method:
 
 
 def test_a_method(method: Method, tmp_path: Path) -> None:
-    """Plans on meta, keeps what it does not compress, has the sizes of its outline, is stored, saved and densified."""
+    """Plans on meta, leaves other weights unchanged, has the sizes of its outline, is stored, saved and densified."""
     model, plain = vit(), vit()
     units = method.units(vit().to("meta"), family_of(plain).layers(plain))
     reports = compress(model, method, tmp_path / "store")

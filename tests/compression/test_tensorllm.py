@@ -94,7 +94,7 @@ PAIRS = [(case, method) for case in CASES for method in METHODS if runs(case, me
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 @torch.no_grad()
 def test_the_factors_compute_what_their_matrices_do(name: str, method: str) -> None:
-    """Whichever form is cheapest; biases and layers that are not chosen stay; the error is that of the matrices."""
+    """In every form; biases and other layers stay; the error is that of the matrices."""
     case = CASES[name]
     dense, model = case.make().double(), case.make().double()
     reports = compress(model, TensorLLM(**METHODS[method]))
@@ -129,7 +129,7 @@ def _parameters(model: nn.Module) -> int:
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_ranks_cut_the_matrices_as_the_paper_says(name: str) -> None:
-    """One column space of all heads of U1's rank, and of the heads' widths one of U2's; full ranks change nothing."""
+    """All heads have a common column space of rank R1 and a common row space of rank R2; full ranks are exact."""
     case = CASES[name]
     model, full = case.make().double(), case.make().double()
     expected = full(inputs(case, full))
@@ -259,7 +259,7 @@ def test_stored_saved_and_trained(name: str, method: str, tmp_path: Path) -> Non
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_model() -> None:
-    """As one graph, although products are kept between calls otherwise."""
+    """As one graph, although eager calls cache products."""
     for options in ({"kv_heads": 2}, {"kv_heads": 6}):
         model = llama(**options)
         compress(model, TensorLLM(ranks=[6, 2] if options["kv_heads"] == 2 else [6, 2, 1]))
@@ -298,23 +298,14 @@ def test_a_model_of_several_types_keeps_them(tmp_path: Path) -> None:
         ({"ranks": [25, 4]}, r"compress.ranks=\[25, 4\]: layers.0.self_attn takes R1 1 to 24"),
         ({"ranks": [10, 9]}, r"R2 1 to 8 \(head width\)"),
         ({"rank": 9}, r"rank=9: layers.0.self_attn takes"),
-        (
-            {"ranks": [10, 5, 3]},
-            r"heads of different numbers \(q 6, k 2, v 2, o 6\); leave it out, or give compress.cou",
-        ),
-        (
-            {"ranks": [10, 5, 3], "coupled": True},
-            r"the stack rank 3: layers.0.self_attn takes 1 to 2 \(matrices q, o\)",
-        ),
-        (
-            {"ranks": [10, 5], "layout": "released"},
-            r"compress.layout=released: layers.0.self_attn has a projection of 48",
-        ),
+        ({"ranks": [10, 5, 3]}, r"heads of different numbers \(q 6, k 2, v 2, o 6\); leave it out, or give compress.c"),
+        ({"ranks": [10, 5, 3], "coupled": True}, r"the stack rank 3: .*self_attn takes 1 to 2 \(matrices q, o\)"),
+        ({"ranks": [10, 5], "layout": "released"}, r"compress.layout=released: .*self_attn has a projection of 48"),
         ({"ranks": [10, 5], "layers": [2]}, r"compress.layers: 2: expected 0 to 1, or -1 for the last to -2"),
         ({"ranks": [10, 5], "layers": []}, r"compress.layers=\[\]: expected at least one layer"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_weight_is_read(options: dict[str, Any], message: str) -> None:
+def test_invalid_ranks_are_refused_before_a_weight_is_read(options: dict[str, Any], message: str) -> None:
     model = llama()
     for plain in (model, llama().to("meta")):
         with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,4 @@
-"""Whole models: exact at full rank, refused where the algebra does not hold, resumed where they were left."""
+"""Complete models: exact at full rank, refused if the algebra does not apply, resumed after an interruption."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TRAWL: what each mode stacks, both decompositions on planted tensors, and what is refused."""
+"""TRAWL: the stacks of each mode, both decompositions on planted tensors, refusals."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.pretrained.tiny import ids, logits, tiny
 @pytest.mark.parametrize(
     ("mode", "counts"), [(1, [40]), (2, [4] * 10), (3, [16, 12, 12]), (4, [20]), (5, [2] * 10), (6, [8, 6, 6])]
 )
-def test_what_the_modes_stack(mode: int, counts: list[int]) -> None:
+def test_the_stacks_of_the_modes(mode: int, counts: list[int]) -> None:
     with torch.device("meta"):
         model = vit(depth=10)
     result = TRAWL(mode=mode).stacks(model, family_of(model).layers(model))
@@ -57,7 +57,7 @@ def test_a_planted_tensor_is_found(method: str) -> None:
 
 
 def test_a_stack_rank_squeezes() -> None:
-    """The released rank 2 on a mode of 3 loses what a full one keeps."""
+    """The released rank 2 on a mode of 3 loses information, the full rank does not."""
     reports = []
     for stack_rank in (None, 3, 2):
         model = llama().double()
@@ -101,7 +101,7 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_square_mlp_is_stacked_by_the_names_of_its_matrices() -> None:
-    """fc_out leads back to the model's width: its transpose is stacked, whatever the sizes."""
+    """The transpose of fc_out is stacked, also at equal sizes."""
     from attnlab.pretrained import huggingface
 
     sizes = {"model_type": "gptj", "n_embd": 32, "n_inner": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}

@@ -1,4 +1,4 @@
-"""What conversions of full rank differ by from transformers: families of decoders x targets, in float64 throughout.
+"""Differences of full-rank conversions from transformers: families of decoders x targets, in float64 throughout.
 
 python -m tests.conversion.exactness experiments/convert
 """
@@ -41,7 +41,7 @@ NAMES = {
 
 
 class Wide(TorchFunctionMode):
-    """Computes in float64 what transformers computes in float32: norms, rotary tables, softmax."""
+    """Replaces float32 by float64 in transformers: norms, rotary tables, softmax."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -88,12 +88,7 @@ TARGETS: dict[str, Callable[[MHA], Conversion]] = {
 
 @torch.no_grad()
 def logits(name: str, ids: Tensor) -> tuple[Tensor, Decoder]:
-    """Those of transformers, and attnlab's decoder with the same weights.
-
-    Args:
-        name: of FAMILIES.
-        ids: (B, T).
-    """
+    """The logits of transformers for ids (B, T), and attnlab's decoder with the same weights."""
     model: Any = reference(name, torch.float64)
     decoder = decoder_of(model)
     rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
@@ -105,12 +100,7 @@ def logits(name: str, ids: Tensor) -> tuple[Tensor, Decoder]:
 
 
 def row(name: str, targets: Mapping[str, Callable[[MHA], Conversion]] = TARGETS) -> list[float | str]:
-    """Relative errors of the logits of a family: as it is, then of each target; a text where it is refused.
-
-    Args:
-        name: of FAMILIES.
-        targets: by name.
-    """
+    """Relative errors of the logits of a family: unconverted, then of each target, or the reason of its refusal."""
     ids = tokens(2, 24)
     want, decoder = logits(name, ids)
     values: list[float | str] = [error(decoder(ids), want)]
@@ -128,11 +118,7 @@ def row(name: str, targets: Mapping[str, Callable[[MHA], Conversion]] = TARGETS)
 
 
 def table(names: Sequence[str] = tuple(FAMILIES)) -> Grid:
-    """The matrix.
-
-    Args:
-        names: of FAMILIES.
-    """
+    """The matrix of these families."""
     grid = Grid("Exactness of conversions at full rank", ["Family", "As it is", *TARGETS])
     reasons: list[str] = []
     for name in names:

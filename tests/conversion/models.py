@@ -1,57 +1,34 @@
-"""Tiny decoders of transformers with random weights, and the same as attnlab's own."""
+"""Tiny decoders of transformers with random weights, and the same models as attnlab's decoders."""
 
 from functools import cache
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
-from attnlab.config.build import instantiate
+from attnlab.conversion.base import attention_of
 from attnlab.models import Decoder
 from attnlab.pretrained import decoder, huggingface
 
 VOCABULARY = 96
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+IDS = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = IDS | HEADS | {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64,
+}  # fmt: skip
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
-}
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-GPT2 = {
-    "model_type": "gpt2",
-    "vocab_size": VOCABULARY,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "attn_pdrop": 0.0,
+GPT2 = IDS | {
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.0,
     "resid_pdrop": 0.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+}  # fmt: skip
 SMOLLM = {
-    "hidden_size": 36,
-    "head_dim": 12,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "tie_word_embeddings": True,
-}
+    "hidden_size": 36, "head_dim": 12, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SIZES},
     "llama3": {"model_type": "llama", **SIZES, "rope_parameters": LLAMA3},
@@ -81,18 +58,10 @@ def reference(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def decoder_of(model: nn.Module) -> Decoder:
-    """The same as attnlab's decoder."""
-    return read(model, huggingface.options_of(model))
-
-
-def read(model: nn.Module, options: dict[str, Any]) -> Decoder:
-    node, layers = decoder.nodes_of(options, "tiny")
-    arguments = {key: value for key, value in node.items() if key != "_target_"}
-    result = Decoder(
-        vocab_size=VOCABULARY,
-        attention=lambda i: instantiate(OmegaConf.create(layers[i]), path="attention"),
-        **arguments,
-    )
+    """attnlab's decoder with the weights of a model of transformers."""
+    node, layers = decoder.nodes_of(huggingface.options_of(model), "tiny")
+    node.pop("_target_")
+    result = Decoder(VOCABULARY, node.pop("d_model"), lambda i: attention_of(layers[i]), **node)
     decoder.fill(result.to(next(model.parameters()).dtype), model)
     return result.eval()
 

@@ -2,25 +2,17 @@
 
 from typing import Any
 
+NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+         "vocab_size")  # fmt: skip
+COMMON = {
+    "model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": False,
+}  # fmt: skip
 
-def llama(
-    width: int, feedforward: int, layers: int, heads: int, groups: int, vocabulary: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": feedforward,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        **more,
-    }
+
+def llama(*sizes: int, **more: Any) -> dict[str, Any]:
+    """A config with sizes in the order of NAMES."""
+    return COMMON | dict(zip(NAMES, sizes, strict=True)) | more
 
 
 TIED = {"tie_word_embeddings": True}

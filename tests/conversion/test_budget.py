@@ -1,4 +1,4 @@
-"""How layers share a cache: the best distribution, with the bytes that the settings tell, continued if it stopped."""
+"""Distribution of a cache over layers: the optimum, the bytes of the settings, continued after an interruption."""
 
 import copy
 import itertools
@@ -45,8 +45,8 @@ def test_the_distribution_is_the_best_of_all() -> None:
         assert tuple(result) == min(every, key=lambda pick: sum(float(e[n]) for e, n in zip(lost, pick, strict=True)))
 
 
-def test_the_cache_is_what_the_settings_tell() -> None:
-    """Layers differ, their sum does not; and a layer that is worth more gets more."""
+def test_the_cache_has_the_size_of_the_settings() -> None:
+    """Layers differ, their sum does not; a layer with larger errors gets more."""
     for target in (ToMLA(keep=0.4), ToMTLA(keep=0.4), ToMLA(keep=0.4, rope_dim=4)):
         result = converted(target)
         original = exact("llama").attentions[0]
@@ -79,7 +79,7 @@ def test_a_survey_predicts_what_a_split_predicts() -> None:
 
 @pytest.mark.parametrize("rotary", ["score", "two_norm"])
 def test_the_same_frequencies_in_all_layers(rotary: Rotary) -> None:
-    """And full rank stays exact with the components in the order that layers share."""
+    """With the sum of sizes of equal layers."""
     result = converted(ToMLA(keep=0.5, layers="same", rotary=rotary))
     first, second = result.attentions
     assert isinstance(first, MLA) and isinstance(second, MLA)
@@ -88,7 +88,7 @@ def test_the_same_frequencies_in_all_layers(rotary: Rotary) -> None:
     assert sum(sum(one) for one in sizes(equal)) == sum(sum(one) for one in sizes(result))
 
 
-def test_deepseek_holds_what_layers_share() -> None:
+def test_deepseek_with_equal_layers() -> None:
     from attnlab.export import deepseek
 
     result = converted(ToMLA(keep=0.5, layers="same", rope_dim=4), name="qwen2")
@@ -140,7 +140,7 @@ def test_an_interrupted_conversion_continues(tmp_path: Path, monkeypatch: pytest
         (ToMLA(keep=0.5, rope_dim=2), "gpt2", "has no rotary positions"),
         (ToMLA(latent_dim=40), "gpt2", "wider than the 32 of the inputs"),
         (ToMLA(keep=0.03, rotary="transmla"), "llama", "fits no cache of 1 numbers"),
-        (ToMLA(keep=0.5, rope_dim=6, rotary="transmla"), "llama", "rope_dim divides 8"),
+        (ToMLA(keep=0.5, rope_dim=6, rotary="transmla"), "llama", "rope_dim must divide 8"),
         (ToMLA(keep=0.5, rope_dim=6, rotary="uniform"), "llama", "a multiple of 4"),
         (ToMLA(rope_dim=16, latent_dim=16), "llama", "no less than the 32"),
         (ToMTLA(), "mistral-window", "convert=mtla: sliding windows with merging .* a window of 5 positions"),
@@ -178,7 +178,7 @@ def test_a_refitted_output_is_nearer_and_values_are_finite() -> None:
     "target", [pytest.param(ToMLA(keep=0.4), marks=pytest.mark.slow), ToMTLA(keep=0.4)], ids=lambda target: target.name
 )
 @torch.no_grad()
-def test_neither_pieces_nor_what_is_known_change_a_conversion(
+def test_neither_pieces_nor_known_outputs_change_a_conversion(
     target: Conversion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: list[tuple[torch.Tensor, torch.Tensor]] = []

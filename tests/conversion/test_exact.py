@@ -1,4 +1,4 @@
-"""Conversions of full rank compute what the original computes; smaller ones decode as they compute in parallel."""
+"""Conversions of full rank equal the original; steps of smaller ones equal their parallel form."""
 
 import copy
 import itertools
@@ -74,7 +74,7 @@ def test_full_rank_is_the_original(name: str, statistics: dict[str, Statistics])
 
 
 def test_gpt2_is_exact_with_half_its_cache(statistics: dict[str, Statistics]) -> None:
-    """Keys and values are functions of an input of width d, half of what they are wide together."""
+    """Keys and values are functions of an input of half their common width."""
     attention, x = layer("gpt2"), batches()[0]
     mechanism = converted(ToMLA(keep=0.5), "gpt2", statistics["gpt2"])
     assert mechanism.cache_elements_per_token == attention.cache_elements_per_token / 2
@@ -84,7 +84,7 @@ def test_gpt2_is_exact_with_half_its_cache(statistics: dict[str, Statistics]) ->
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_mtla_begins_as_mla(name: str, stride: int, statistics: dict[str, Statistics]) -> None:
-    """With stride 1 it is the MLA; else slots are means, and steps equal the parallel form."""
+    """At stride 1 it equals the MLA; else slots are means, and steps equal the parallel form."""
     x, measured = batches()[0], statistics[name]
     mla = converted(ToMLA(keep=0.5, rope_dim=8), name, measured)
     window = converted(ToMTLA(keep=0.5, rope_dim=8, stride=stride, recent=3, first=1), name, measured)
@@ -137,7 +137,7 @@ def test_pooled_heads_are_means(statistics: dict[str, Statistics]) -> None:
 
 
 def test_whitened_svd_of_weights_is_uncentred_pca() -> None:
-    """Of y = W x: the same error, and the output-aware latent is the best of all in its own norm."""
+    """For y = W x: the same error, and the output-aware latent is the best in its norm."""
     rng = torch.Generator().manual_seed(0)
     weights, x = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((10, 6), (6, 50)))
     root = torch.randn(10, 10, generator=rng, dtype=torch.float64)
@@ -160,7 +160,7 @@ def test_whitened_svd_of_weights_is_uncentred_pca() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("layers", ["budget", pytest.param("same", marks=pytest.mark.slow)])
 def test_each_layer_keeps_its_window(layers: Sharing) -> None:
-    """Of a stack in which some have one: `keep` holds for these and for the others, and steps equal the parallel form.
+    """Some layers have one: `keep` applies to these and to the others, and steps equal the parallel form.
 
     DeepseekV3 has no windows.
     """

@@ -32,37 +32,14 @@ from attnlab.run.loading import load
 from attnlab.run.record import new, write
 from attnlab.tasks.language_modelling.module import Healed
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
-from tests.conversion.models import decoder_of, reference
+from tests.conversion.models import FAMILIES, decoder_of, reference
 
-SIZES = {
-    "model_type": "llama",
-    "vocab_size": 257,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "bos_token_id": 256,
-    "eos_token_id": 256,
-}
-TINY = [
-    "hardware=cpu",
-    "task=wikitext2",
-    "task.data.window=16",
-    "task.data.eval_batch_size=64",
-    "task.data.eval_windows=8",
-    "task.score.sliding_stride=8",
-    "task.score.prompt_tokens=8",
-    "task.score.continuations=2",
-    "task.sampling.tokens=8",
-]
-QUICK = [
-    "convert.calibration.tokens=256",
-    "convert.calibration.window=32",
-    "convert.healing.steps=4",
-    "convert.healing.tokens=64",
-]
+SIZES = FAMILIES["llama"] | {"vocab_size": 257, "max_position_embeddings": 96, "bos_token_id": 256, "eos_token_id": 256}
+DATA = ["task.data.window=16", "task.data.eval_batch_size=64", "task.data.eval_windows=8"]
+SCORE = ["task.score.sliding_stride=8", "task.score.prompt_tokens=8", "task.score.continuations=2"]
+TINY = ["hardware=cpu", "task=wikitext2", *DATA, *SCORE, "task.sampling.tokens=8"]
+CALIBRATION = ["convert.calibration.tokens=256", "convert.calibration.window=32"]
+QUICK = [*CALIBRATION, "convert.healing.steps=4", "convert.healing.tokens=64"]
 Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
 
 
@@ -75,7 +52,6 @@ def _short_texts() -> Any:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as people have them."""
     return written(tmp_path_factory.mktemp("llama"), SIZES)
 
 
@@ -142,7 +118,7 @@ def healed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return directory, record
 
 
-def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[str, Any]]) -> None:
+def test_a_record_has_the_losses_of_conversion_and_healing(healed: tuple[Path, dict[str, Any]]) -> None:
     directory, record = healed
     json.dumps(record)
     about = record["conversion"]
@@ -160,7 +136,7 @@ def test_a_run_says_what_the_model_lost_and_won_back(healed: tuple[Path, dict[st
     assert record["training"]["steps"] == 4
     assert [node["_target_"] for node in read_layers(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
     assert read_about(directory / CONVERSION) == about | {"points": about["points"] | {"healed": "not run"}}
-    assert not list((Path(record["config"]["cache_dir"]) / STORED).iterdir())  # it would serve an interrupted run
+    assert not list((Path(record["config"]["cache_dir"]) / STORED).iterdir())  # needed by an interrupted run alone
 
 
 def test_the_run_is_used_as_any_other(
@@ -241,7 +217,7 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
 def test_mode_convert_trains_nothing_and_exports(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A folder with its own code that transformers loads, and DeepseekV3 without any."""
+    """A folder with code that transformers loads, and DeepseekV3 without code."""
     run = tmp_path / "run"
     record = converted(start, run, "convert=mla", "convert.keep=0.5", "convert.layers=same")
     assert record["conversion"]["points"]["healed"] == "not run" and record["training"]["steps"] == "not run"
@@ -259,7 +235,7 @@ def test_mode_convert_trains_nothing_and_exports(
 
 @pytest.mark.slow
 def test_sliding_windows_are_kept_up_to_generate_of_transformers(start: Start, tmp_path: Path) -> None:
-    """Of Qwen2, whose first layer has none; no longer text makes the second layer's cache larger."""
+    """Qwen2 without a window in the first layer; the second layer's cache does not grow with the text."""
     windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     folder, run = written(tmp_path / "qwen2", {**SIZES, "model_type": "qwen2", **windows}), tmp_path / "run"
     record = converted(start, run, f"model='{folder}'", "convert=mla", "convert.keep=0.5")
@@ -305,14 +281,10 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
     [
         (["convert=mla", "attention=mtla"], "the pretrained model has its own"),
         (["convert=mla", "task.model.d_model=8"], "the pretrained model has its own"),
-        (["convert=mla", "convert.keep=1.0"], "convert.keep"),
-        (["convert=mla", "convert.latent=svd"], "convert.latent"),
         (["convert=mlp"], "no such convert"),
         (["mode=convert"], "mode=convert needs convert=<method>"),
         (["convert=tpa", "stride=2"], "has no stride"),
         (["convert=mla", "mode=generate"], "mode=generate with convert=mla: a model is converted by mode=convert"),
-        (["mode=export"], "mode=export needs checkpoint="),
-        (["convert=mla", "convert.healing.warmup=0"], "^convert.healing.warmup=0: expected"),
         (["convert=mla", "convert.healing.tokens=100"], "^convert.healing.tokens=100: expected"),
         (["convert=mla", "task=mustc"], "convert=mla: task=mustc has no pretrained decoder"),
         (["task=wmt16"], "task=wmt16 trains from random weights"),
@@ -353,8 +325,8 @@ def test_damaged_layers_are_named_before_the_corpus_is_read(
     cases: list[tuple[dict[str, Any] | None, str]] = [
         ({"latent_dim": -8}, "latent_dim=-8"),
         ({"latent_dim": "a"}, "layer 1: attention.latent_dim=a: expected int"),
-        ({"latent_dim": "${oc.env:HOME}"}, "layer 1: has a reference"),
-        ({"_partial_": True}, "layer 1: has a reference or _partial_"),
+        ({"latent_dim": "${oc.env:HOME}"}, "layer 1: has an interpolation"),
+        ({"_partial_": True}, "layer 1: has an interpolation or _partial_"),
         ({"bias": {"_target_": "os.system", "command": "true"}}, "layer 1: attention.bias._target_=os.system"),
         ({"foo": 1}, "layer 1: attention.foo: attnlab.attention.MLA has no parameter 'foo'"),
         ({"_target_": "attnlab.attention.Nope"}, "layer 1: attention._target_=attnlab.attention.Nope: no such class"),

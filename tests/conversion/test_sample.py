@@ -1,4 +1,4 @@
-"""The sample of a pretrained decoder: trained once, stored, and taught to recall where a run asks for that."""
+"""The sample of a pretrained decoder: trained once, stored, and trained to recall on request."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Statistics of calibration texts against their definitions, and what a conversion measures of itself."""
+"""Statistics of calibration texts against their definitions, and the measured errors of a conversion."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_predicted_errors_are_those_of_every_rank(method: Any) -> None:
 
 @torch.no_grad()
 def test_the_output_error_is_that_of_the_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the last layer, which is not computed any further, as of the others."""
+    """Also of the last layer, which computes these batches alone."""
     import copy
 
     monkeypatch.setattr(layers, "BATCH", 2)

@@ -1,6 +1,6 @@
-"""A program that has no attnlab: it loads exported folders with transformers alone and says what they compute.
+"""A program without attnlab: it loads exported folders with transformers alone and writes their outputs.
 
-Called with the folders; FOLDER.json has what is asked, and the answer goes to FOLDER.answer.
+Arguments: folders. FOLDER.json has the inputs, FOLDER.answer the outputs.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Refuse:
-    """A finder that knows no attnlab, wherever it may be installed."""
+    """A finder that hides an installed attnlab."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         if name.partition(".")[0] == "attnlab":

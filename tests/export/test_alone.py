@@ -1,4 +1,4 @@
-"""Exported folders in a process that has no attnlab: every mechanism, loaded by transformers alone."""
+"""Exported folders in a process without attnlab: every mechanism, loaded by transformers alone."""
 
 import json
 import os
@@ -22,7 +22,7 @@ CASES["adaptive"] = ("multilinear_absolute", TENSORIZED)
 
 
 def asked() -> dict[str, Any]:
-    """What the other process is asked for."""
+    """The inputs of the other process."""
     rows, mask = ids(4, 9), torch.stack([torch.arange(9) >= padding for padding in PADDINGS]).long()
     padded: dict[str, Any] = {"ids": rows.tolist(), "mask": mask.tolist(), "pad_token_id": WORDS.end}
     plain: dict[str, Any] = {"ids": ids(2, 9).tolist(), "max_new_tokens": 8}

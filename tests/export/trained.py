@@ -1,4 +1,4 @@
-"""Tiny language models with random weights on which every number of their logits depends, and their configurations."""
+"""Tiny language models with random weights, which all affect the logits, and their configurations."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Decoders of transformers as attnlab's: the same logits, cached and not, and the way back."""
+"""Decoders of transformers as attnlab's: the same logits, with and without a cache, in both directions."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_the_same_logits_there_and_back(name: str) -> None:
         ({"model_type": "gptj"}, "gptj has layers"),
     ],
 )
-def test_what_cannot_be_carried_over_is_named(change: dict[str, Any], reason: str) -> None:
+def test_unsupported_parts_are_named(change: dict[str, Any], reason: str) -> None:
     options = {"model_type": "llama", **SIZES, "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
     with pytest.raises(ConfigError, match=reason):
         decoder.nodes_of(options | change, "tiny")

@@ -1,4 +1,4 @@
-"""What every family promises, found by discovery; a new one adds a tiny model here."""
+"""Promises of every family, by discovery; a new one adds a tiny model here."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Language models: which rows are q, k and v, and what is refused."""
+"""Language models: the rows of q, k and v, and refusals."""
 
 import copy
 from pathlib import Path

@@ -11,25 +11,11 @@ from attnlab.pretrained import huggingface
 
 WORDS = 61
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "vocab_size": WORDS}
+SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, **IDS}
 # the head width is not hidden_size / num_attention_heads
-LLAMA = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 32,
-    **IDS,
-}
-SEPARATE = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "max_position_embeddings": 40,
-    **IDS,
-}
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}
+LLAMA = {**SIZES, **HEADS, "max_position_embeddings": 32}
+SEPARATE = {**SIZES, "num_attention_heads": 3, "max_position_embeddings": 40}
 GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 32, "n_inner": 40, **IDS}
 OPTIONS: dict[str, dict[str, Any]] = {
     "bert": SEPARATE,
@@ -49,13 +35,13 @@ def tiny(kind: str) -> nn.Module:
     return fill(huggingface.create("tiny", {"model_type": kind, **OPTIONS[kind]}))
 
 
-def fill(model: nn.Module) -> nn.Module:
-    """Every parameter at random, so that none can be forgotten unseen."""
+@torch.no_grad()
+def fill(model: nn.Module, scale: float = 0.2) -> nn.Module:
+    """Set all parameters at random, so that each of them counts."""
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() < 2 else 0.2))
-    return model
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.5 if parameter.dim() < 2 else scale))
+    return model.eval()
 
 
 def ids(count: int = 2) -> Tensor:
@@ -63,7 +49,7 @@ def ids(count: int = 2) -> Tensor:
 
 
 def logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Of a language model, or what another model gives."""
+    """The logits of a language model, or the output of another model."""
     result = model(inputs)
     out: Tensor = result if isinstance(result, Tensor) else result.logits
     return out

@@ -1,4 +1,4 @@
-"""Compressing pretrained models: methods, the modules that they put in place, counting, folders."""
+"""Compression of pretrained models: methods, compressed modules, counting, saved folders."""
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 

@@ -1,4 +1,4 @@
-"""Inputs of projections over calibration data, as Gram matrices: what weighted methods and output errors need."""
+"""Gram matrices of the projections' inputs on calibration data, for weighted methods and output errors."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ class Grams:
     """X.T X of the inputs X (tokens, width) of modules, summed in float64 on the device of the model.
 
     Attributes:
-        mask: which tokens of the next batch count, bool (B, T), so that padding does not; None: all.
-        tokens: how many counted, by path of a module.
+        mask: the tokens of the next batch that count, bool (B, T), for padding; None: all.
+        tokens: number of tokens counted, by path of a module.
     """
 
     def __init__(self) -> None:
         self.mask: Tensor | None = None
         self.tokens: dict[str, int] = {}
         self._sums: dict[str, Tensor] = {}
-        self._owner: dict[str, str] = {}  # whose sum a module has: q, k and v share their input, and so its sum
-        self._last: tuple[Tensor, str] | None = None  # an input, and the first module that got it
+        self._owner: dict[str, str] = {}  # the module that stores the sum: q, k and v share their input
+        self._last: tuple[Tensor, str] | None = None  # the last input, and the first module that received it
 
     def add(self, path: str, x: Tensor) -> None:
-        """Count an input (B, T, width) of the module at `path`.
+        """Add an input x (B, T, width) of the module at `path`.
 
-        Raises:
-            ConfigError: it shares its input with another module in some batches and not in others.
+        ConfigError: the module shares its input with another one in some batches alone.
         """
         if self._last is None or self._last[0] is not x:
             self._last = x, path
         owner = self._last[1]
         if self._owner.setdefault(path, owner) != owner:
-            raise ConfigError(f"compress.calibration: {path} and {self._owner[path]} share their input in some batches")
+            raise ConfigError(
+                f"compress.calibration: {path} and {self._owner[path]} share their input in some batches alone"
+            )
         if owner == path:
             flat = x.detach().reshape(-1, x.shape[-1]) if self.mask is None else x.detach()[self.mask.to(x.device)]
             gram = flat.double().T @ flat.double()
@@ -50,21 +51,17 @@ class Grams:
         self.tokens[path] = self.tokens.get(path, 0) + counted
 
     def of(self, path: str, damping: float = 0.0) -> Tensor:
-        """The Gram matrix of a module's inputs per token, (width, width), float64.
+        """The mean Gram matrix of a module's inputs, (width, width), float64. ConfigError: there was no input.
 
-        Args:
-            damping: times the mean of the diagonal, added to the diagonal: inputs that calibration has not seen count.
-
-        Raises:
-            ConfigError: there was no input.
+        `damping` times the mean of the diagonal is added to the diagonal, for directions outside the calibration data.
         """
         if not self.tokens.get(path):
-            raise ConfigError(f"compress.calibration: {path} has seen no input; the calibration data is empty")
+            raise ConfigError(f"compress.calibration: {path} received no input; the calibration data is empty")
         gram = self._sums[self._owner[path]] / self.tokens[path]
         return gram + torch.eye(len(gram)).to(gram) * (damping * gram.diagonal().mean())
 
     def digest(self, paths: Sequence[str]) -> str:
-        """A digest of these Gram matrices in float32."""
+        """A digest of the modules' Gram matrices in float32."""
         content = hashlib.sha256()
         for path in paths:
             content.update(path.encode() + self.of(path).float().cpu().numpy().tobytes())
@@ -73,7 +70,7 @@ class Grams:
 
 @contextmanager
 def collect(model: nn.Module, paths: Sequence[str]) -> Iterator[Grams]:
-    """Sum up the inputs, the first arguments, of the modules at `paths` in every forward pass of the block."""
+    """Collect the first arguments of the modules at `paths` in every forward pass within the block."""
     grams = Grams()
 
     def hook(path: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -91,7 +88,7 @@ def collect(model: nn.Module, paths: Sequence[str]) -> Iterator[Grams]:
 def calibrated(
     method: Method, model: nn.Module, feed: Callable[[Grams], None], *, family: Family | None = None
 ) -> Method:
-    """The method with the Gram matrices that it needs; as it is if it needs none.
+    """Return the method with the Gram matrices that it needs, if any.
 
     Args:
         feed: runs the model over calibration data, and sets `mask` before each padded batch.

@@ -1,7 +1,7 @@
-"""Multiply-adds, in the convention of IrrAtt's table 1, and what remains of a compressed model.
+"""Multiply-adds in the convention of IrrAtt's table 1, and the size of a compressed model relative to the dense one.
 
-Matrix products of linear layers, convolutions and attention, and five per element of a LayerNorm; no biases, softmax,
-GELU or residual sums. A rank counts as it is, not as the width to which kernels fill it up.
+Counted are matrix products of linear layers, convolutions and attention, and five per element of a LayerNorm; not
+counted are biases, softmax, GELU and residual sums. A rank counts unpadded, without the zeros that kernels add.
 
 An attention layer of N tokens, H heads, F features, head width D: dense 4 N F D H + 2 H N^2 D; factored 2 N F (R + P) +
 N^2 (R + P), with a fusion H^2 N^2 more; CP SlimAtt 2 N F (R + P) + N^2 (H R + P). R, P: sums of the query-key and
@@ -10,6 +10,7 @@ value-output ranks over the heads.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,10 +34,10 @@ def attention_modules(model: nn.Module, family: Family | None = None) -> dict[st
 def multiply_adds(
     model: nn.Module, size: tuple[int, ...] = (3, 224, 224), *, family: Family | None = None
 ) -> dict[str, int]:
-    """`total` for one input, and the part of `attention` in it.
+    """Multiply-adds for one input: `total`, and the part in `attention`.
 
     Args:
-        model: may be on the meta device. Runs once, without gradients, in eval mode.
+        model: runs once, without gradients, in eval mode; may be on the meta device.
     """
     layers = {layer.attention: layer for layer in (family or family_of(model)).layers(model)}
     attentions = {
@@ -77,70 +78,66 @@ def multiply_adds(
 
 
 def parameters(model: nn.Module, family: Family | None = None) -> dict[str, int]:
-    """Total, in attention modules, and trained."""
+    """Parameters: total, in attention modules, and trained."""
     return count_parameters(model, attention_modules(model, family).values())
 
 
 def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> dict[str, Any]:
-    """What remains of a model, in percent: the three columns of table 1, and the numbers behind them."""
-    was, now = multiply_adds(dense, size), multiply_adds(compressed, size)
-    had, has = parameters(dense)["total"], parameters(compressed)["total"]
+    """Remaining share of a model in percent: the three columns of table 1, and the absolute numbers."""
+    before, after = multiply_adds(dense, size), multiply_adds(compressed, size)
+    count_before, count_after = parameters(dense)["total"], parameters(compressed)["total"]
     return {
-        "attention_percent": 100 * now["attention"] / was["attention"],
-        "multiply_adds_percent": 100 * now["total"] / was["total"],
-        "parameters_percent": 100 * has / had,
-        "multiply_adds": now["total"],
-        "multiply_adds_dense": was["total"],
-        "attention_multiply_adds": now["attention"],
-        "attention_multiply_adds_dense": was["attention"],
-        "parameters": has,
-        "parameters_dense": had,
+        "attention_percent": 100 * after["attention"] / before["attention"],
+        "multiply_adds_percent": 100 * after["total"] / before["total"],
+        "parameters_percent": 100 * count_after / count_before,
+        "multiply_adds": after["total"],
+        "multiply_adds_dense": before["total"],
+        "attention_multiply_adds": after["attention"],
+        "attention_multiply_adds_dense": before["attention"],
+        "parameters": count_after,
+        "parameters_dense": count_before,
     }
 
 
 def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = None) -> dict[str, float]:
-    """How much smaller the matrices are that compression replaced: TensorLLM's compression rate, and what it means.
+    """TensorLLM's compression rate of the replaced matrices, and what follows from it.
 
     Args:
-        dense: the model before; both may be on the meta device.
+        dense: the model before compression; both may be on the meta device.
 
     Returns:
-        `parameters` of the factors and `parameters_dense` of the matrices that they replace, both without biases; where
-        nothing is replaced (a method that writes dense matrices) both are those of all known matrices. `rate`:
-        parameters_dense / parameters. `multiply_adds_factorised` and `multiply_adds_dense`: of one token, the same
-        matrices, without the products of attention. `model_saving_percent`: of all parameters of the model.
+        `parameters` of the factors and `parameters_dense` of the matrices that they replace, both without biases. If
+        a method writes dense matrices and replaces none, both count all known matrices. `rate`: parameters_dense /
+        parameters. `multiply_adds_factorised` and `multiply_adds_dense`: of one token in these matrices, without the
+        products of attention. `model_saving_percent`: of all parameters of the model.
     """
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int] = {}  # by path of an attention module and of the modules of its projections
+    paths: set[str] = set()
     for layer in (family or family_of(dense)).layers(dense):
         for projection in layer.projections.values():
-            out, width = projection.shape
+            paths.add(projection.path)
             for path in {projection.path, layer.attention or projection.path}:
                 inside = path == projection.path or projection.path.startswith(f"{path}.")
-                sizes[path] = sizes.get(path, 0) + (out * width if inside else 0)
+                sizes[path] = sizes.get(path, 0) + math.prod(projection.shape) * inside
     placed = replacements(compressed)
-    stay = {  # matrices that stay dense beside others of their module
+    unchanged = {  # parameters of matrices that stay dense in a fused module
         path: sum(p.weight.numel() for p in module.parts if isinstance(p, nn.Linear))
+        for path, module in placed.items()
         if isinstance(module, Fused)
-        else 0
-        for path, module in placed.items()
     }
-    parameters_dense = sum(sizes.get(path, 0) - stay[path] for path in placed)
-    has = sum(
-        value.numel()
-        for path, module in placed.items()
-        for name, value in module.named_parameters()
-        if not name.endswith("bias")
-    ) - sum(stay.values())
-    # of a N + b N^2 multiply-adds for N tokens, a
-    adds = sum((4 * m.multiply_adds(1) - m.multiply_adds(2)) // 2 - stay[path] for path, m in placed.items())
+    still_dense = sum(unchanged.values())
+    parameters_dense = sum(sizes.get(path, 0) for path in placed) - still_dense
+    named = [named for module in placed.values() for named in module.named_parameters()]
+    remaining = sum(value.numel() for name, value in named if not name.endswith("bias")) - still_dense
+    # the linear part a of a N + b N^2 multiply-adds for N tokens
+    adds = sum((4 * m.multiply_adds(1) - m.multiply_adds(2)) // 2 for m in placed.values()) - still_dense
     if not placed:
-        owners = {p.path for layer in (family or family_of(dense)).layers(dense) for p in layer.projections.values()}
-        parameters_dense = has = adds = sum(sizes[path] for path in owners)
+        parameters_dense = remaining = adds = sum(sizes[path] for path in paths)
     totals = [sum(p.numel() for p in model.parameters()) for model in (dense, compressed)]
     return {
-        "parameters": has,
+        "parameters": remaining,
         "parameters_dense": parameters_dense,
-        "rate": parameters_dense / has if has else 1.0,
+        "rate": parameters_dense / remaining if remaining else 1.0,
         "multiply_adds_dense": parameters_dense,
         "multiply_adds_factorised": adds,
         "model_saving_percent": 100 * (1 - totals[1] / totals[0]),

@@ -1,15 +1,12 @@
-"""A compressed model on disk: a folder with its weights (safetensors) and a manifest (JSON) that says how to build it.
+"""A compressed model on disk: a folder with its weights (safetensors) and a manifest (JSON) of its modules.
 
-The manifest names the family of the model and, for each module that compression has put in place, its kind and sizes.
-Reading a folder builds classes of these two lists and no others, and runs no code from it. Weights are named by their
-content and written first, the manifest last: a folder is always complete.
-
-A folder may come from somebody else: no file outside it is read.
+The manifest names the family of the model, and the kind and sizes of each compressed module. A folder may come from
+an untrusted source: reading it builds known families and kinds alone, runs no code and reads no file outside it.
+The name of the weight file has a digest of its content, and the manifest is written last: a folder is always complete.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +23,7 @@ from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import families, family_of
 from attnlab.pretrained.weights import cannot_write, check_values
-from attnlab.run.files import replacing, write_bytes
+from attnlab.run.files import digest_of, replacing, write_bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -39,13 +36,10 @@ BROKEN = (SafetensorError, ConfigError, LookupError, TypeError, ValueError, Runt
 def save(
     model: nn.Module, folder: str | Path, name: str, options: dict[str, Any], notes: dict[str, Any] | None = None
 ) -> None:
-    """Write a model into a folder.
-
-    Args:
-        folder: made if missing; an earlier model in it is replaced when the new one is complete.
+    """Write a model into a folder; an earlier model in it is replaced when the new one is complete.
 
     Raises:
-        WriteError: the folder cannot be written; an earlier model in it then stays.
+        WriteError: the folder cannot be written.
     """
     folder = Path(folder)
     modules = {path: describe(module) for path, module in replacements(model).items()}
@@ -55,7 +49,7 @@ def save(
             save_file({name: value.detach().cpu().contiguous() for name, value in _once(model).items()}, partial)
         except (OSError, SafetensorError) as error:
             raise cannot_write(folder, error) from error
-    digest = _digest(file)
+    digest = digest_of(file)
     weights = file.replace(folder / f"weights-{digest[:12]}.safetensors").name
     manifest = {
         "format": FORMAT,
@@ -74,16 +68,11 @@ def save(
             old.unlink()
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def load(folder: str | Path) -> nn.Module:
-    """The model in a folder, its ranks and weights as they were saved, in eval mode on the CPU.
+    """Load the compressed model of a folder, in eval mode on the CPU.
 
     Raises:
-        DataError: no such folder, a damaged one, one of another format, or one whose sizes do not fit its weights.
+        DataError: the folder is missing, damaged or of another format, or its sizes do not match its weights.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -91,8 +80,8 @@ def load(folder: str | Path) -> nn.Module:
     if path.name != manifest["weights"] or path.resolve().parent != folder.resolve():
         raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")
     try:
-        if _digest(path) != manifest["sha256"]:
-            raise DataError(f"{path}: damaged: its content is not what {MANIFEST} says; save or copy the folder again")
+        if digest_of(path) != manifest["sha256"]:
+            raise DataError(f"{path}: damaged: its checksum differs from {MANIFEST}; save or copy the folder again")
         with _dtype(manifest):
             model = _dense(manifest)
             modules = {place: build(layout) for place, layout in manifest["modules"].items()}
@@ -107,11 +96,9 @@ def load(folder: str | Path) -> nn.Module:
 
 
 def densified(folder: str | Path) -> nn.Module:
-    """The model in a folder as one of the architecture that it was made from, in eval mode on the CPU.
+    """Load the model of a folder in its original dense architecture, in eval mode on the CPU. DataError: as `load`.
 
-    Raises:
-        DataError: as `load` raises it.
-        ConfigError: it cannot be written exactly (:func:`attnlab.compression.transform.densify`).
+    ConfigError: the dense architecture cannot hold it exactly (:func:`attnlab.compression.transform.densify`).
     """
     model, manifest = load(folder), read_manifest(Path(folder))
     with _dtype(manifest):
@@ -119,7 +106,7 @@ def densified(folder: str | Path) -> nn.Module:
 
 
 def _dense(manifest: dict[str, Any]) -> nn.Module:
-    """The dense model of a manifest, whose weights are not set. ConfigError: an unknown family, model or option."""
+    """The dense model of a manifest, uninitialised. ConfigError: an unknown family, model or option."""
     by_name, name = families(), str(manifest.get("family", "timm"))
     if name not in by_name:
         raise ConfigError(f"family: expected one of {', '.join(by_name)}, got {name!r}")
@@ -132,7 +119,7 @@ def _dense(manifest: dict[str, Any]) -> nn.Module:
 
 @contextmanager
 def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
-    """The type of new parameters: a model that is cast afterwards has rounded buffers (rotary frequencies)."""
+    """Set the dtype of new parameters: casting the model afterwards would round buffers (rotary frequencies)."""
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(DTYPES[manifest["dtype"]])
     try:
@@ -142,43 +129,41 @@ def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
 
 
 def _check_sizes(model: nn.Module, modules: dict[str, Replacement]) -> None:
-    """Raise ValueError if a module has other sizes than the matrix of the dense model that it replaces."""
+    """ValueError: the sizes of a module differ from those of the dense matrix that it replaces."""
     for path, module in modules.items():
         if "in_features" in vars(module):
             shape = tuple(model.get_parameter(f"{path}.weight").shape)
             sizes: list[int] = sorted([int(module.out_features), int(module.in_features)])  # type: ignore[arg-type]
             if sorted(shape) != sizes:
-                raise ValueError(f"{path} replaces a matrix of {shape}, and has the sizes {sizes}")
+                raise ValueError(f"{path} replaces a matrix of shape {shape}, but has sizes {sizes}")
 
 
 def _once(model: nn.Module) -> dict[str, Tensor]:
-    """The weights by name; of several names of one tensor (tied embeddings) the first."""
-    weights: dict[str, Tensor] = {}
-    places: set[Any] = set()
-    for name, value in model.state_dict().items():
+    """The weights by name, shared tensors (tied embeddings) under their first name alone."""
+    names: dict[Any, str] = {}
+    state = model.state_dict()
+    for name, value in state.items():
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
-        if place not in places:
-            weights[name] = value
-        places.add(place)
-    return weights
+        names.setdefault(place, name)
+    return {name: state[name] for name in names.values()}
 
 
 def _fill(model: nn.Module, path: Path) -> nn.Module:
-    """Load every weight, exactly, except second names of tied tensors. RuntimeError: one is missing or unknown."""
+    """Load all weights; shared tensors need one of their names. RuntimeError: a weight is missing or unknown."""
     weights = load_file(path)
     tied = model.state_dict().keys() - _once(model).keys()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in weights:
             check_values(path, name, weights[name], tensor.dtype)
-            tensor.data = tensor.data.to(weights[name].dtype)  # a model of several types
+            tensor.data = tensor.data.to(weights[name].dtype)  # a model of mixed dtypes
     missing, unknown = model.load_state_dict(weights, strict=False)
     if wrong := sorted({*missing, *unknown} - tied):
-        raise RuntimeError(f"{wrong[0]} is a weight of the file or of the model alone")
+        raise RuntimeError(f"{wrong[0]} is missing in the file or in the model")
     return model
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder. DataError: there is none, or it is not of this format."""
+    """The manifest of a folder. DataError: it is missing, or of another format."""
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
@@ -197,11 +182,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder has a compressed model."""
+    """Whether a folder holds a compressed model."""
     return (path / MANIFEST).is_file()
 
 
 def find(source: str | Path) -> Path | None:
-    """The folder of the compressed model that a path names, as that folder or as a run; None: it names none."""
+    """The folder of a compressed model, for the path of that folder or of a run; None: neither."""
     path = Path(source).expanduser()
     return next((candidate for candidate in (path / COMPRESSED, path) if is_folder(candidate)), None)

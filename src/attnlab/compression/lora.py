@@ -10,18 +10,14 @@ from attnlab.errors import ConfigError
 
 
 def register(config: Any) -> Any:
-    """Let a LoRA config find compressed projections as it finds nn.Linear: by the same names in `target_modules`.
+    """Return a LoRA config that adapts compressed projections like nn.Linear, by the same names in `target_modules`.
 
         peft.get_peft_model(model, register(peft.LoraConfig(target_modules=["q_proj", "v_proj"])))
 
-    The adapter adds to what the factors give, and only the adapter is trained. A saved adapter is loaded with
-    `PeftModel.from_pretrained(model, folder, config=register(PeftConfig.from_pretrained(folder)))`.
+    The adapter's output is added to that of the factors, and the adapter alone is trained. A saved adapter is loaded
+    with `PeftModel.from_pretrained(model, folder, config=register(PeftConfig.from_pretrained(folder)))`.
 
-    Returns:
-        `config`.
-
-    Raises:
-        ConfigError: PEFT is not installed. A later merge of the adapter raises it too: factors cannot hold the sum.
+    ConfigError: PEFT is not installed, or an adapter is merged later: the factors cannot hold the sum.
     """
     try:
         from peft.tuners.lora import Linear
@@ -30,13 +26,13 @@ def register(config: Any) -> Any:
 
     class Adapter(Linear):
         def __init__(self, *args: Any, **options: Any) -> None:
-            with warnings.catch_warnings():  # the sizes are there: in_features and out_features
+            with warnings.catch_warnings():  # peft warns of other classes, though these have in_features, out_features
                 warnings.filterwarnings("ignore", message="Unsupported layer type")
                 super().__init__(*args, **options)
 
         def merge(self, *args: Any, **options: Any) -> None:
             raise ConfigError(
-                "an adapter cannot be merged into factors; keep it apart, or densify the model and load it there"
+                "an adapter cannot be merged into factors; leave it separate, or densify the model and load it there"
             )
 
     config._register_custom_module(dict.fromkeys(kinds().values(), Adapter))

@@ -1,7 +1,7 @@
-"""Compressing a model in place, and turning a compressed one back into a dense one.
+"""Compression of a model in place, and conversion of a compressed model into a dense one.
 
-Finished units are stored under the content of the weights they read and the method's settings: an interrupted
-compression continues after the last finished unit, and the same one twice computes nothing.
+Finished units are stored under a digest of the weights that they read and of the method's settings: an interrupted
+compression continues after the last finished unit, and a repeated one computes nothing.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ from attnlab.run.console import progress
 
 log = logging.getLogger(__name__)
 
-VERSION = 3  # to be raised when the same weights and settings give other factors
-ROUNDING = 1e-6  # relative error above which a dense form is not called exact
+VERSION = 3  # increase it when the same weights and settings give other factors
+ROUNDING = 1e-6  # relative error above which a dense form is not exact
 
 
 def compress(
     model: nn.Module, method: Method, store: Path | None = None, *, family: Family | None = None
 ) -> list[dict[str, Any]]:
-    """Compress a model in place, in its type.
+    """Compress a model in place, in its dtype.
 
     Args:
-        store: folder for finished units (:mod:`attnlab.run.cache`); None: nothing is stored.
-        family: where the model's matrices lie; None: the first known family that the model belongs to, here and below.
+        store: cache folder of finished units (:mod:`attnlab.run.cache`); None: nothing is stored.
+        family: the model's family, here and below; None: the first known one that matches.
 
     Returns:
         A report for each unit: path, the method's report (ranks, relative errors, history of errors), seconds, and
         `stored` if it was read from the store.
 
     Raises:
-        ConfigError: nothing to compress, a layer whose weights do not determine what it computes, a rank out of
-            bounds; the model is then unchanged.
+        ConfigError: as :meth:`Method.units`; the model is then unchanged.
     """
     layers = (family or family_of(model)).layers(model)
     units = with_budget(method, model, layers).units(model, layers)
@@ -73,7 +72,7 @@ def compress(
 
 
 def outline(model: nn.Module, method: Method, *, family: Family | None = None) -> None:
-    """Give a model, also on the meta device, the modules that `compress` would, for counting. ConfigErrors as there."""
+    """Replace modules as `compress` does, with any weights, for counting; also on the meta device."""
     layers = (family or family_of(model)).layers(model)
     placed: dict[str, Replacement] = {}
     for unit in with_budget(method, model, layers).units(model, layers):
@@ -82,14 +81,14 @@ def outline(model: nn.Module, method: Method, *, family: Family | None = None) -
 
 
 def install(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
-    """Put modules at their paths, and then let each find what it shares with others."""
+    """Put modules at their paths, and bind them to each other."""
     for path, module in modules.items():
         replace(model, path, module)
     _bind(model, modules)
 
 
 def replacements(model: nn.Module) -> dict[str, Replacement]:
-    """The modules that compression has put into a model, by path; those inside another one are left out."""
+    """The outermost compressed modules of a model, by path."""
     placed: dict[str, Replacement] = {}
     for path, module in model.named_modules():
         if isinstance(module, Replacement) and not any(path.startswith(f"{outer}.") for outer in placed):
@@ -98,15 +97,14 @@ def replacements(model: nn.Module) -> dict[str, Replacement]:
 
 
 def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: Family | None = None) -> nn.Module:
-    """Fill a model of the original architecture with weights that compute what the compressed one does.
+    """Overwrite a model of the original architecture with weights equivalent to the compressed ones.
 
     Args:
-        dense: one of the architecture that it was made from; its weights are overwritten.
-        exact: refuse what cannot be written exactly; False: take the nearest, and log a warning with the error.
+        exact: False: use the nearest weights if none are exact, and log a warning with the error.
 
     Raises:
-        ConfigError: a head whose effective query-key matrix has a higher rank than a dense head is wide (a free
-            fusion, CP SlimAtt), and `exact`; or a module in place of what `dense` does not have.
+        ConfigError: with `exact`, a head whose effective query-key matrix has a higher rank than a dense head is wide
+            (a free fusion, CP SlimAtt); or `dense` is of another architecture.
     """
     layers = (family or family_of(dense)).layers(dense)
     places = {projection.path: projection for layer in layers for projection in layer.projections.values()}
@@ -117,22 +115,15 @@ def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: F
         if error > ROUNDING and exact:
             raise ConfigError(
                 f"{path}: its heads mix to a higher rank than a dense head has (relative error {error:.2g}); "
-                "exact=False takes the nearest"
+                "exact=False uses the nearest weights"
             )
         if error > ROUNDING:
             log.warning("%s: not exact, relative error %.2g", path, error)
         for name, (weight, bias) in matrices.items():
-            if name:
-                attentions[path].projections[name].write(dense, weight, bias)
-            else:
-                place = places[path]
-                shape = (weight.shape[0], weight.shape[1])
-                Projection(path, shape, transposed=place.transposed, bias=place.bias).write(dense, weight, bias)
-    rest = {
-        key: value
-        for key, value in model.state_dict().items()
-        if not any(key.startswith(f"{path}.") for path in placed)
-    }
+            place = attentions[path].projections[name] if name else dataclasses.replace(places[path], rows=None)
+            place.write(dense, weight, bias)
+    inside = tuple(f"{path}." for path in placed)
+    rest = {key: value for key, value in model.state_dict().items() if not key.startswith(inside)}
     if unknown := rest.keys() - dense.state_dict().keys():
         raise ConfigError(f"{type(dense).__name__} has no {min(unknown)}: it is of another architecture")
     dense.load_state_dict(rest, strict=False)
@@ -140,7 +131,7 @@ def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: F
 
 
 def _apply(model: nn.Module, layers: list[Layer], change: Change) -> dict[str, Replacement]:
-    """Put in place what a unit made, and return the new modules by path."""
+    """Apply a unit's change, and return the new modules by path."""
     placed = dict(change.modules)
     by_layer = {layer.path: layer.projections for layer in layers}
     fused: dict[str, dict[Place, Replacement]] = {}
@@ -160,7 +151,7 @@ def _apply(model: nn.Module, layers: list[Layer], change: Change) -> dict[str, R
             if projection.path == path
         }
         placed[path] = Fused(
-            [parts[place] if place in parts else _slice(model, projection) for place, projection in members.items()],
+            [parts.get(place) or _slice(model, projection) for place, projection in members.items()],
             [list(projection.rows or ()) for projection in members.values()],
         )
     for path, module in placed.items():
@@ -172,7 +163,7 @@ def _apply(model: nn.Module, layers: list[Layer], change: Change) -> dict[str, R
 
 
 def _slice(model: nn.Module, projection: Projection) -> nn.Linear:
-    """A projection that stays dense beside others of its module that do not."""
+    """The linear layer of a projection that stays dense in a fused module."""
     bias, weight = projection.read_bias(model), projection.read(model)
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device=weight.device)
     linear.to(weight.dtype).load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
@@ -180,7 +171,7 @@ def _slice(model: nn.Module, projection: Projection) -> nn.Linear:
 
 
 def _like(model: nn.Module, path: str) -> tuple[Tensor, bool]:
-    """The first parameter of what lies at a path, or above it where nothing does; and whether that is in training."""
+    """The first parameter and the training mode of the module at a path, or of the nearest parent with parameters."""
     while True:
         try:
             module = model.get_submodule(path)
@@ -197,11 +188,11 @@ def _bind(model: nn.Module, modules: Mapping[str, Replacement]) -> None:
 
 
 def _save_pretrained(model: Any, *arguments: Any, **options: Any) -> None:
-    """ConfigError for a compressed model: transformers would write a folder that nothing can load."""
+    """`save_pretrained` with a ConfigError for a compressed model, whose folder transformers could not load."""
     if placed := replacements(model):
         raise ConfigError(
-            f"{next(iter(placed))} is compressed: a folder of save_pretrained could not be loaded; "
-            "attnlab.compression.save keeps the factors, mode=export (or densify) writes plain dense weights"
+            f"{next(iter(placed))} is compressed: a folder of save_pretrained could not be loaded; use "
+            "attnlab.compression.save for the factors, mode=export (or densify) for plain dense weights"
         )
     type(model).save_pretrained(model, *arguments, **options)
 
@@ -210,7 +201,7 @@ def _save_pretrained(model: Any, *arguments: Any, **options: Any) -> None:
 
 
 def _key(model: nn.Module, unit: Unit) -> str:
-    """The digest of a unit's settings, paths, and the weights and plain values of the modules that it reads."""
+    """The digest of a unit's settings and paths, and of the weights and plain values of the modules that it reads."""
     settings: list[Any] = [VERSION, unit.path, list(unit.reads), dict(unit.settings)]
     key = hashlib.sha256()
     for path in unit.reads:
@@ -225,14 +216,14 @@ def _key(model: nn.Module, unit: Unit) -> str:
 
 
 def _computed(unit: Unit, watch: Watch) -> Change:
-    """A unit's change; its report has the seconds."""
+    """Compute a unit's change, with the seconds in its report."""
     began = time.perf_counter()
     change = unit.fit(watch)
     return dataclasses.replace(change, report={**change.report, "seconds": round(time.perf_counter() - began, 3)})
 
 
 def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
-    """The same, from the store if it is there, which the report then notes. The store has the type of the model."""
+    """Read a unit's change from the store, as its report then says, or compute it and store it in the model's dtype."""
     computed: list[Change] = []
 
     def write(folder: Path) -> None:
@@ -244,7 +235,7 @@ def _stored(model: nn.Module, unit: Unit, store: Path, watch: Watch) -> Change:
 
 
 def _read(folder: Path) -> Change:
-    """What `_write` has written."""
+    """Read a change as `_write` stores it."""
     tensors, about = read_tensors(folder)
     modules: dict[str, Replacement] = {}
     projections: dict[Place, Replacement | Tensor] = {}

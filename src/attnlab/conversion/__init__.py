@@ -1,4 +1,4 @@
-"""Conversion of a trained decoder's attention into another mechanism, with the smallest loss that is known."""
+"""Conversion of a trained decoder's attention into another mechanism."""
 
 from attnlab.conversion.base import Conversion, Layer
 from attnlab.conversion.gqa import ToGQA

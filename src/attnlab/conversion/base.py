@@ -18,7 +18,7 @@ from attnlab.conversion.statistics import Statistics
 from attnlab.conversion.texts import Calibration
 from attnlab.errors import ConfigError
 
-Inputs = Callable[[], Iterable[Tensor]]  # the batches (B, T, d) that enter a layer, as often as they are asked for
+Inputs = Callable[[], Iterable[Tensor]]  # a new pass over the batches (B, T, d) of a layer's inputs
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Layer:
     """A converted layer.
 
     Args:
-        node: what builds the mechanism: its `_target_` and arguments, plain values.
-        attention: the mechanism, with its weights.
+        node: the mechanism's `_target_` and arguments, plain values.
+        about: its section in the record.
     """
 
     node: dict[str, Any]
@@ -37,7 +37,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(ABC):
-    """How attention layers are converted; one file in this folder and one in conf/convert for each target."""
+    """Base class of conversions, with a file in this folder and one in conf/convert for each target."""
 
     calibration: Calibration = field(default_factory=Calibration)
     healing: Healing = field(default_factory=Healing)
@@ -49,36 +49,33 @@ class Conversion(ABC):
 
     @property
     def refits(self) -> bool:
-        """Whether output projections are fitted to the original's output when a layer is converted."""
+        """Whether each converted layer's output projection is fitted to the original's output."""
         return False
 
     def refuse(self, attention: Attention) -> None:
-        """Raise ConfigError if the target cannot compute what this attention does."""
+        """ConfigError: the target cannot represent this attention."""
         if not isinstance(attention, MHA):
             raise ConfigError(f"convert={self.name}: {type(attention).__name__} is no grouped-query attention")
 
     def planned_for(self, attention: Attention) -> dict[str, Any]:
-        """:meth:`planned` of any attention. ConfigError: the target cannot hold it."""
+        """:meth:`planned` after :meth:`refuse`. ConfigError: as these."""
         self.refuse(attention)
         assert isinstance(attention, MHA)
         return self.planned(attention)
 
     @abstractmethod
     def planned(self, attention: MHA) -> dict[str, Any]:
-        """What will build the converted mechanism, as far as the settings alone tell: its cache has its final size.
+        """The node of the converted mechanism from the settings and the original's sizes, with the final cache size.
 
-        Only the sizes of the original are read.
-
-        Raises:
-            ConfigError: the cache would not shrink, or the settings do not fit the layer.
+        ConfigError: the cache would not shrink, or the settings do not fit the layer.
         """
 
     def looks_ahead(self, attention: MHA) -> bool:
-        """Whether all layers of the original, of which this is the first, are surveyed before one is converted."""
+        """Whether all layers of the original are surveyed before the first one, `attention`, is converted."""
         return False
 
     def survey(self, attention: MHA, statistics: Statistics) -> Survey:
-        """What :meth:`plans` needs to know of an original layer, whose inputs come from original layers."""
+        """The survey of an original layer for :meth:`plans`, with inputs from original layers."""
         raise NotImplementedError
 
     def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[LayerPlan]:
@@ -87,19 +84,16 @@ class Conversion(ABC):
 
     @abstractmethod
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
-        """The converted layer.
+        """Convert a layer. ConfigError: the settings do not fit the layer.
 
         Args:
-            inputs: gives the batches that they were taken from.
-            plan: its cache; None: as the settings say, or what is best for this layer alone.
-
-        Raises:
-            ConfigError: the settings do not fit the layer.
+            inputs: the batches of the statistics.
+            plan: the layer's cache; None: as set, or the best for this layer alone.
         """
 
 
 def target_of(cfg: DictConfig) -> Conversion | None:
-    """The conversion of a run; None: its model keeps its attention."""
+    """The conversion of a run, or None."""
     if cfg.choices.get("convert") in (None, "none"):
         return None
     target: Conversion = instantiate(cfg.convert, path="convert")
@@ -107,7 +101,7 @@ def target_of(cfg: DictConfig) -> Conversion | None:
 
 
 def attention_of(node: Mapping[str, Any], like: Attention | None = None) -> Attention:
-    """The mechanism of a node of plain values, with random weights; type, device and mode are those of `like`."""
+    """The mechanism of a node with random weights, with the dtype, device and mode of `like`."""
     attention: Attention = instantiate(OmegaConf.create(dict(node)), path="attention")
     if like is not None:
         attention.to(next(like.parameters())).train(like.training)
@@ -115,7 +109,7 @@ def attention_of(node: Mapping[str, Any], like: Attention | None = None) -> Atte
 
 
 def mha_node(attention: MHA) -> dict[str, Any]:
-    """What builds an MHA, or a sliding window, with the same sizes and options."""
+    """The node of an MHA or a SlidingWindow with the same sizes and options."""
     biased = [name for name in ("query", "key", "value", "out") if getattr(attention, name).bias is not None]
     node: dict[str, Any] = {
         "_target_": f"attnlab.attention.{type(attention).__name__}",

@@ -1,4 +1,4 @@
-"""How the layers of a model share one cache: a first pass through the original says what each loses at each size."""
+"""Distribution of a cache over layers, by their errors at each size in a first pass through the original."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlab.errors import ConfigError
 
 Sharing = Literal["budget", "equal", "same"]
-STEPS = 64  # sizes of a layer's cache that are compared, at most
+STEPS = 64  # compared sizes of a layer's cache, at most
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Survey:
     """A layer in a first pass through the original.
 
     Args:
-        rope_dims: the values of d_r that were tried, (n,).
+        rope_dims: values of d_r, (n,).
         errors: predicted squared error of the attention's output for each of these and each r + d_r from 0 to 2 G D,
-            (n, 2 G D + 1); infinite where there is none.
-        scores: what each component of each frequency is worth, (G, F), see :func:`attnlab.conversion.split.scores`.
-        weight: of the layer's errors: one over the mean squared size of the residual stream that they are added to.
+            (n, 2 G D + 1); infinite for impossible sizes.
+        scores: the value of each component's rotation, (G, F), see :func:`attnlab.conversion.split.scores`.
+        weight: of the layer's errors: one over the mean squared size of the residual stream.
     """
 
     rope_dims: Tensor
@@ -45,7 +45,7 @@ class LayerPlan:
 
     Args:
         total: r + d_r.
-        rope_dims: the values of d_r to choose from; None: the conversion chooses.
+        rope_dims: the possible values of d_r; None: the conversion chooses.
         turned: the components that keep their rotation, (G, F) bool; None: the layer chooses.
     """
 
@@ -55,19 +55,16 @@ class LayerPlan:
 
 
 def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[int]) -> list[int]:
-    """Sizes of the layers with the smallest sum of errors among those with the same sum of sizes.
+    """The sizes of the layers with the smallest sum of errors at the sum of `totals`.
 
-    Sizes differ from equal ones by multiples of an even step (MTLA's latents are even), of which there are at most
-    `STEPS` in a layer. Among these the choice is exact: cost(l, s) = min_k cost(l - 1, s - k) + lost_l(k) over all
-    layers l and sums s.
-    A greedy choice by marginal gain would need convex errors, which these are not where a rotary component ends.
+    Sizes differ from `totals` by multiples of an even step (MTLA's latents are even), at most `STEPS` in a layer. Among
+    these the choice is exact: cost(l, s) = min_k cost(l - 1, s - k) + lost_l(k) over all layers l and sums s. A greedy
+    choice by marginal gain would need convex errors, which these are not at the end of a rotary component.
 
     Args:
-        lost: of each layer, the error at each size from 0 on, (sizes,).
-        totals: the sizes where all layers get the same share.
-
-    Returns:
-        A size for each layer; their sum is that of `totals`.
+        lost: of each layer, the error at sizes 0, 1, 2, ..., (sizes,).
+        totals: the sizes of equal shares.
+        least: the smallest sizes.
     """
     step = max(1, -(-max(len(errors) - 1 for errors in lost) // STEPS))
     step += step % 2
@@ -95,12 +92,7 @@ def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[in
 
 
 def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
-    """Values of d_r around the best one of a survey, about five.
-
-    Args:
-        total: r + d_r.
-        valid: all d_r that there are.
-    """
+    """About five values of d_r around the best one of a survey at r + d_r = `total`, from all `valid` ones."""
     tried = survey.rope_dims.tolist()
     best = int(survey.errors[:, total].argmin())
     low, high = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
@@ -109,13 +101,9 @@ def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
 
 
 def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[LayerPlan]:
-    """Plans with the same d_r, r and rotary frequencies for all layers.
+    """Plans with the same d_r, r and rotary frequencies for all layers. ConfigError: layers differ in shape.
 
-    Args:
-        rotary: how components are chosen; "transmla" and "uniform" keep the same ones in every layer by themselves.
-
-    Raises:
-        ConfigError: layers differ in shape.
+    Components are chosen for "score" and "two_norm"; the other methods choose the same ones in every layer.
     """
     first = surveys[0]
     if any(s.errors.shape != first.errors.shape or s.scores.shape != first.scores.shape for s in surveys):

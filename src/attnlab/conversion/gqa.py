@@ -1,4 +1,4 @@
-"""Grouped-query attention with fewer key-value heads: the mean of those that become one."""
+"""Grouped-query attention with fewer key-value heads by mean pooling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToGQA(Conversion):
     """Fewer key-value heads by mean pooling of the weights (GQA paper, section 2.1): the usual baseline.
 
     Args:
-        groups: key-value heads that are left; a divisor of the present number.
+        groups: number of key-value heads; a divisor of the original number.
     """
 
     groups: Size = 1

@@ -22,15 +22,15 @@ Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 class Healing:
     """Training of a converted model, with the original as its teacher.
 
-    The values are those of `task.train`, `task.optimizer` and `task.schedule` unless the command line sets these.
+    These are the values of `task.train`, `task.optimizer` and `task.schedule` unless the command line sets them.
 
     Args:
         tokens: of an update; a multiple of `task.data.window`.
-        objective: what is minimised, one after the other. "layers": the squared error of each attention's output on
-            the teacher's inputs, over the output's variance; "logits": the Kullback-Leibler divergence from the
-            teacher's distribution; "text": the negative log-probability of the text, without a teacher.
-        share: of the updates that the first of two objectives has.
-        trained: which weights: those of attention, or all.
+        objective: losses, one after the other. "layers": the squared error of each attention's output on the teacher's
+            inputs, over the output's variance; "logits": the Kullback-Leibler divergence from the teacher's
+            distribution; "text": the negative log-probability of the text, without a teacher.
+        share: of the updates with the first of several objectives.
+        trained: the weights of attention, or all.
     """
 
     steps: Annotated[int, Ge(1)] = 250
@@ -44,28 +44,22 @@ class Healing:
     @property
     def objectives(self) -> list[Objective]:
         """`objective`, or the default."""
-        return list(self.objective) if self.objective is not None else ["layers", "logits"]
+        return list(self.objective or ("layers", "logits"))
 
     def at(self, progress: float) -> Objective:
-        """The objective of an update; `progress`: share of the updates that are done, 0 to 1."""
-        objectives = self.objectives
-        if len(objectives) == 1 or progress < self.share:
-            return objectives[0]
+        """The objective of an update; `progress`: share of the finished updates, 0 to 1."""
+        first, *others = self.objectives
+        if not others or progress < self.share:
+            return first
         rest = (progress - self.share) / max(1 - self.share, 1e-9)
-        return objectives[1 + min(int(rest * (len(objectives) - 1)), len(objectives) - 2)]
+        return others[min(int(rest * len(others)), len(others) - 1)]
 
 
 class Teacher:
-    """Measures how far a converted decoder, the student, is from the original.
-
-    The scales are those of one text: scales of a batch would depend on how many processes, or batches of one update,
-    share it.
-
-    Args:
-        tokens: a text of the training split, (windows, positions).
+    """The original of a converted decoder, which is the student, with the losses of its training.
 
     Attributes:
-        scales: of each layer, the variance of the output of the original's attention.
+        scales: variance of each layer's attention output on `tokens` (windows, positions), the same in all batches.
     """
 
     @torch.no_grad()
@@ -78,11 +72,9 @@ class Teacher:
             x = block(x, lambda _, out=out: out)
 
     def layer_errors(self, student: Decoder, tokens: Tensor, compiled: Wrapper) -> Tensor:
-        """The mean over layers of the squared error of an attention's output, over its variance, (B, T).
+        """The mean over layers of the squared error of an attention's output, over its variance, (B, T); tokens (B, T).
 
-        Args:
-            tokens: (B, T).
-            compiled: compiles a method, or returns it.
+        `compiled` compiles a method, or returns it.
         """
         with torch.no_grad():
             inputs, outputs = compiled(self._on(tokens.device).attention_pairs)(tokens)
@@ -93,7 +85,7 @@ class Teacher:
         return total / len(outputs)
 
     def divergence(self, student: Decoder, tokens: Tensor, compiled: Wrapper) -> Tensor:
-        """KL(teacher | student) of the next token, in nats, (B, T); tokens: (B, T); the others as in `layer_errors`."""
+        """KL(teacher | student) of the next token, in nats, (B, T); tokens (B, T); `compiled` as in `layer_errors`."""
         with torch.no_grad():
             target = compiled(self._on(tokens.device).log_probabilities)(tokens)
         logp = compiled(student.log_probabilities)(tokens)

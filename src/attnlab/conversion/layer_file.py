@@ -1,4 +1,4 @@
-"""conversion.json of a run directory: what builds the converted attention of each layer, and how it was converted."""
+"""conversion.json of a run directory: the configuration of each layer's converted attention, and the report."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def write_layers(
     """Write conversion.json.
 
     Args:
-        nodes: what builds the attention of each layer: `_target_` and arguments.
-        about: the record's section `conversion`, which a resumed run needs again.
+        nodes: `_target_` and arguments of each layer's attention.
+        about: the record's section `conversion`, for a resumed run.
         stored: the cache folder with the finished layers.
     """
     content = {"layers": list(nodes), "about": about, "stored": stored and stored.name}
@@ -35,11 +35,7 @@ def write_layers(
 
 
 def read_layers(path: Path) -> list[dict[str, Any]]:
-    """The nodes of all layers. They are checked; nothing in them is imported or called.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """The checked nodes of all layers; nothing in them is imported or called. DataError: the file is damaged."""
     try:
         nodes = json.loads(path.read_text(encoding="utf-8"))["layers"]
         assert isinstance(nodes, list) and all(isinstance(node, dict) and "_target_" in node for node in nodes)
@@ -51,7 +47,7 @@ def read_layers(path: Path) -> list[dict[str, Any]]:
         if not kind.startswith("attnlab.attention."):
             raise DataError(f"{path}: {kind} is no mechanism of attnlab")
         if "${" in json.dumps(node) or "_partial_" in node:
-            raise DataError(f"{path}: layer {number}: has a reference or _partial_; expected plain values")
+            raise DataError(f"{path}: layer {number}: has an interpolation or _partial_; expected plain values")
         try:
             check_nodes({"attention": node})
         except ConfigError as error:
@@ -60,13 +56,13 @@ def read_layers(path: Path) -> list[dict[str, Any]]:
 
 
 def read_about(path: Path) -> dict[str, Any] | None:
-    """The record's section `conversion`, up to the training; None: the file, which is valid, has none."""
+    """The record's section `conversion`, without the training; None if a valid file lacks it."""
     about = json.loads(path.read_text(encoding="utf-8")).get("about")
     return about if isinstance(about, dict) else None
 
 
 def remove_stored(path: Path, cache_dir: Path) -> None:
-    """Remove the finished layers from the cache; the run, whose file `path` is, has saved its weights."""
+    """Remove the finished layers of a run's file `path` from the cache, after the run has saved its weights."""
     name = json.loads(path.read_text(encoding="utf-8")).get("stored")
     if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name):
         shutil.rmtree(cache_dir / STORED / name, ignore_errors=True)  # another run may be removing it too
@@ -75,15 +71,11 @@ def remove_stored(path: Path, cache_dir: Path) -> None:
 def with_layers(decoder: Decoder, path: Path) -> Decoder:
     """Replace a decoder's attention by the mechanisms of a conversion.json, with random weights.
 
-    Raises:
-        DataError: the file is damaged, or of another model.
+    DataError: the file is damaged, or of another model.
     """
     nodes = read_layers(path)
-    if len(nodes) != len(decoder.blocks):
-        raise DataError(
-            f"{path}: has {counted(len(nodes), 'layer')}, and the model {len(decoder.blocks)}: the file is of another "
-            "run"
-        )
+    if len(nodes) != (count := len(decoder.blocks)):
+        raise DataError(f"{path}: has {counted(len(nodes), 'layer')}, and the model {count}: it is of another run")
     try:
         return replaced(decoder, nodes)
     except ConfigError as error:
@@ -91,7 +83,7 @@ def with_layers(decoder: Decoder, path: Path) -> Decoder:
 
 
 def replaced(decoder: Decoder, nodes: Sequence[Mapping[str, Any]]) -> Decoder:
-    """Replace the attention of each layer by what its node builds, with random weights; the decoder is changed."""
+    """Replace the attention of each layer of a decoder by that of a node, with random weights, in place."""
     for block, node in zip(decoder.blocks, nodes, strict=True):
         block.attention = attention_of(node)
     return decoder

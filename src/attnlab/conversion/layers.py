@@ -1,4 +1,4 @@
-"""A decoder, layer by layer: each is converted on what the converted layers before it compute."""
+"""Conversion of a decoder layer by layer, each on the outputs of the converted layers before it."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from attnlab.run.console import progress
 from attnlab.run.record import first_process
 
 log = logging.getLogger(__name__)
-STORED = "conversions"  # in the cache: finished layers of conversions, until what comes after them is saved
+STORED = "conversions"  # folder in the cache for finished layers, until the run has saved its weights
 BATCH = 4  # windows that are chosen together
-PIECE = 2  # windows computed at a time: twice as many take twice the memory, and no less time
-SURVEYED = 8  # of so many windows one passes through the original first
-ATTENDED = 2  # of so many batches one is read with its attention weights
+PIECE = 2  # windows computed at a time: more take more memory, and no less time
+SURVEYED = 8  # the first pass through the original reads every 8th window
+ATTENDED = 2  # statistics of attention weights read every 2nd batch
 TINY = torch.finfo(torch.float64).tiny
 MEASURED = 4  # batches on which the error of a layer's output is measured
-RIDGE = 1e-3  # of the mean variance of what an output projection reads, where it is fitted again
-POSITIONS, FOR_EACH = 16384, 16  # enough for that regression, and for each column that the projection reads
+RIDGE = 1e-3  # of the mean variance of an output projection's inputs, when it is fitted again
+POSITIONS, FOR_EACH = 16384, 16  # positions of that regression, and for each input of the projection
 
 
 def converted_copy(
     cfg: DictConfig, target: Conversion, decoder: Decoder, tokens: Tensor, text: str
 ) -> tuple[Decoder, list[Layer], dict[str, Any], Path]:
-    """A converted copy of a decoder, its layers, the record's section `conversion`, and the cache folder of the layers.
+    """Return a converted copy of a decoder, its layers, the record's section `conversion`, and the cache folder.
 
-    The copy shares the decoder's weights where no training changes them.
-    Finished layers are stored in the cache, so that the same command continues an interrupted conversion.
+    The copy shares the weights that no training changes. Finished layers are stored in the cache, so that the same
+    command continues an interrupted conversion.
 
     Args:
         tokens: calibration texts, (windows, positions).
@@ -69,23 +69,23 @@ def converted_copy(
 
 @torch.no_grad()
 def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None = None) -> list[Layer]:
-    """Replace the attention of every layer.
+    """Replace the attention of every layer in place.
 
     The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
-    make up for their errors. Where layers share a budget, a part of the texts passes through the original first, and a
-    table of errors is made for each layer.
+    compensate their errors. If layers share a budget, a part of the texts passes through the original first, for a
+    table of errors of each layer.
 
     Args:
-        decoder: in eval mode; it is changed.
+        decoder: in eval mode.
         tokens: calibration texts, (windows, positions).
-        folder: for finished layers, so that an interrupted conversion continues; None: nothing is stored.
+        folder: for finished layers; None: nothing is stored.
 
     Returns:
         The converted layers, with their errors in `about`.
 
     Raises:
-        ConfigError: a layer cannot be converted; nothing is changed if the settings alone tell.
-        DataError: the texts give values that are not finite.
+        ConfigError: a layer cannot be converted; nothing is changed if the settings are the reason.
+        DataError: activations on the texts are not finite.
         WriteError: the disk is full, for example.
     """
     for attention in decoder.attentions:
@@ -105,10 +105,20 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
             else:
                 log.info("layer %d was converted before", number)
             block.attention = layer.attention.to(attention.out.weight).train(attention.training)
-            measured = OutputError(texts, attention)
-            texts.enter(block, texts.first(MEASURED) if number == last else None, measured if new else None)
+            errors: list[tuple[float, float, Tensor, int]] = []
+
+            def measure(i: int, x: Tensor, out: Tensor, attention: MHA = attention, errors: Any = errors) -> None:
+                if i in texts.first(MEASURED):
+                    target = texts.original(i, x, attention).double().flatten(0, 1)
+                    lost = float((out.double().flatten(0, 1) - target).square().sum())
+                    errors.append((lost, float(target.square().sum()), target.sum(0), len(target)))
+
+            texts.enter(block, texts.first(MEASURED) if number == last else None, measure if new else None)
             if new:
-                layer = replace(layer, about=layer.about | {"output_error": measured.share})
+                totals: list[Any] = [sum(values) for values in zip(*errors, strict=True)]
+                lost, squares, sums, count = totals
+                error = lost / (squares - float(sums.square().sum()) / count)  # over the variance of the outputs
+                layer = replace(layer, about=layer.about | {"output_error": error})
                 _write(path, layer)
             layers.append(layer)
             advance(1)
@@ -172,39 +182,8 @@ def _layer(
     return layer
 
 
-class OutputError:
-    """How far the outputs of a converted attention are from the original's, on the first batches."""
-
-    def __init__(self, texts: Texts, original: Attention) -> None:
-        self.texts, self.original = texts, original
-        self.lost = self.squares = 0.0
-        self.count = 0
-        self.sums: Tensor | float = 0.0
-
-    def __call__(self, number: int, x: Tensor, out: Tensor) -> None:
-        """Add a piece of a batch.
-
-        Args:
-            number: of the piece; those of the first :data:`MEASURED` batches count.
-            x: what enters both, (B, T, d).
-            out: what the converted one puts out, (B, T, d).
-        """
-        if number not in self.texts.first(MEASURED):
-            return
-        target = self.texts.original(number, x, self.original).double().flatten(0, 1)
-        self.lost += float((out.double().flatten(0, 1) - target).square().sum())
-        self.squares += float(target.square().sum())
-        self.sums, self.count = self.sums + target.sum(0), self.count + len(target)
-
-    @property
-    def share(self) -> float:
-        """Squared error over the original outputs' squared distance from their mean."""
-        assert isinstance(self.sums, Tensor)
-        return self.lost / (self.squares - float(self.sums.square().sum()) / self.count)
-
-
 def spaced(positions: int, width: int) -> int:
-    """Of how many batches one is read to fit a projection; more positions than that change little."""
+    """The interval between batches for the fit of a projection; more positions change little."""
     return max(1, positions // max(POSITIONS, FOR_EACH * width))
 
 
@@ -212,16 +191,16 @@ def spaced(positions: int, width: int) -> int:
 def refit(
     converted: Attention, pairs: Iterable[tuple[Tensor, Tensor]], seen: Callable[[int, Tensor], None] | None = None
 ) -> None:
-    """Add to the output projection what a ridge regression finds of the original's output.
+    """Fit the output projection to the original's output by a ridge regression, in place.
 
     With z the heads' outputs of the converted attention, e = original(x) - converted(x), and both around their means:
-    W_o += E[e z^T] (E[z z^T] + ridge)^-1, and the bias takes what is left of the mean of e. The heads' errors are
-    correlated with their outputs, and partly cancel. Nothing changes where the conversion is exact.
+    W_o += E[e z^T] (E[z z^T] + ridge)^-1, and the bias takes the rest of the mean of e. The heads' errors are
+    correlated with their outputs, and partly cancel. Nothing changes if the conversion is exact.
 
     Args:
-        converted: its projection `out`, which has a bias, is changed.
-        pairs: batches that enter both, (B, T, d), and what the original puts out, (B, T, d).
-        seen: called with the number of each batch and what the projection reads of it, which the fit does not change.
+        converted: an attention whose projection `out` has a bias.
+        pairs: batches of inputs (B, T, d) and the original's outputs (B, T, d).
+        seen: called with the number of each batch and the projection's inputs, which the fit does not change.
     """
     out = converted.out
     assert isinstance(out, nn.Linear) and out.bias is not None
@@ -233,8 +212,7 @@ def refit(
     try:
         for number, (x, target) in enumerate(pairs):
             error = (target - converted(x)).double().flatten(0, -2)
-            (heads,) = read  # it is called once
-            read.clear()
+            heads = read.pop()
             if seen is not None:
                 seen(number, heads)
             z = heads.double().flatten(0, -2)
@@ -256,13 +234,13 @@ def refit(
 
 
 def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
-    """Of what makes converted layers what they are: weights, settings and texts."""
+    """The digest of the weights, settings and texts on which converted layers depend."""
     content = hashlib.sha256()
     for name, value in decoder.state_dict().items():
         content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
-    settings = repr(replace(target, healing=Healing()))  # which does not change what is converted
+    settings = repr(replace(target, healing=Healing()))  # healing comes after the conversion
     return digest([3, content.hexdigest(), type(target).__name__, settings])
 
 
@@ -273,7 +251,7 @@ def _write(path: Path | None, layer: Layer) -> None:
 
 
 def _read(path: Path | None) -> Layer | None:
-    """A layer that an interrupted conversion has finished; None: there is none, or it is damaged."""
+    """A finished layer of an interrupted conversion; None if it is missing or damaged."""
     if path is None:
         return None
     try:

@@ -32,46 +32,39 @@ from attnlab.conversion.split import (
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
-SPLITS = 16  # of a cache into rotary and content parts that are tried, at most
+SPLITS = 16  # splits of a cache into rotary and content parts to compare, at most
 
 
 class Split(NamedTuple):
-    """A cache of r + d_r numbers, and what it is predicted to lose.
+    """A cache of r + d_r numbers, with the predicted squared error of the attention's output."""
 
-    Args:
-        mixing: with d_r rotary components.
-        projection: of content keys and values.
-        rank: r.
-    """
-
-    mixing: Mixing
-    projection: Projection
-    rank: int
+    mixing: Mixing  # with d_r rotary components
+    projection: Projection  # of content keys and values
+    rank: int  # r
     lost: float
 
 
 @dataclass(frozen=True)
 class ToMLA(Conversion):
-    """MLA from grouped-query attention: rotary components that are shared by all heads, and a latent for the rest.
+    """MLA from grouped-query attention: rotary components shared by all heads, and a latent for the rest.
 
-    Exact where r + d_r = 2 G D with d_r all rotary components; below, the rotary components are those that lose most
-    without rotation, and the latent is the one that moves the attention's output least.
+    Exact at r + d_r = 2 G D with all rotary components; below, the rotary components are those that lose most without
+    rotation, and the latent is the one with the least error of the attention's output.
 
     Args:
-        keep: cache of a token, as a share of the original's; sets r + d_r. Ignored where both are set.
+        keep: cache of a token, as a share of the original's; sets r + d_r. Unused if both are set.
         rope_dim: d_r, even; None: searched, with the latent, for the smallest predicted error.
-        latent_dim: r; None: what `keep` leaves.
-        layers: how layers share the cache. "budget": sizes of each layer, with the smallest sum of predicted errors at
-            the same sum of sizes, each error over the size of the residual stream that it is added to, apart for layers
-            with a sliding window and those without; "equal": r + d_r the same, d_r chosen for each layer; "same": d_r,
-            r and the rotary frequencies the same, which formats of other libraries need. All but "equal" need a pass
-            through the original first, with an eighth of the texts.
-        rotary: how rotary components are chosen, see :func:`attnlab.conversion.split.mix`.
-        latent: how the latent is chosen, see :func:`attnlab.conversion.split.project`.
-        centre: whether means of content are taken out: a constant key changes no attention weight, and a constant
-            value goes into the output's bias.
-        refit: whether the output projection is fitted to the original's output afterwards, see
-            :func:`attnlab.conversion.layers.refit`.
+        latent_dim: r; None: the rest of `keep`.
+        layers: distribution of the cache over layers. "budget": the sizes with the smallest sum of predicted errors at
+            the same sum of sizes, each error over the size of the residual stream, separately for layers with and
+            without a sliding window; "equal": equal r + d_r, d_r chosen for each layer; "same": equal d_r, r and rotary
+            frequencies, which formats of other libraries need. All but "equal" need a first pass through the original,
+            with an eighth of the texts.
+        rotary: choice of rotary components, see :func:`attnlab.conversion.split.mix`.
+        latent: choice of the latent, see :func:`attnlab.conversion.split.project`.
+        centre: subtract the means of content: a constant key changes no attention weight, and a constant value goes
+            into the output's bias.
+        refit: fit the output projection to the original's output, see :func:`attnlab.conversion.layers.refit`.
     """
 
     keep: Annotated[float, Gt(0), Lt(1)] = 0.25
@@ -86,11 +79,7 @@ class ToMLA(Conversion):
     least_rank: ClassVar[int] = 1  # r
 
     def budget(self, attention: MHA) -> int:
-        """r + d_r of a layer, on average.
-
-        Raises:
-            ConfigError: the cache would not shrink, or holds nothing.
-        """
+        """r + d_r of a layer, on average. ConfigError: the cache would not shrink, or is empty."""
         original = 2 * attention.num_kv_heads * attention.head_dim
         rope = 0 if self.rope_dim is None and not attention.turned else self.rope_dim
         both = rope is not None and self.latent_dim is not None
@@ -115,13 +104,10 @@ class ToMLA(Conversion):
         return total
 
     def sizes(self, attention: MHA, total: int | None = None) -> tuple[int, int] | None:
-        """d_r and r, where the settings tell; None: they are searched.
+        """d_r and r by the settings; None: they are searched. ConfigError: invalid for the method.
 
         Args:
             total: r + d_r; None: :meth:`budget`.
-
-        Raises:
-            ConfigError: there are no such components.
         """
         total = self.budget(attention) if total is None else total
         if self.rope_dim is not None:
@@ -201,21 +187,17 @@ class ToMLA(Conversion):
         ]
         windows = [attention.window if isinstance(attention, SlidingWindow) else None for attention in attentions]
         sizes = list(totals)
-        for window in set(windows):  # layers that hold equally much of a text: others would not keep the cache's size
-            alike = [i for i, other in enumerate(windows) if other == window]
-            lost = [surveys[i].lost for i in alike]
-            shared = distribute(lost, [totals[i] for i in alike], [least[i] for i in alike])
-            for i, size in zip(alike, shared, strict=True):
+        for window in set(windows):  # among layers with as many positions: the size of the cache stays
+            layers = [i for i, other in enumerate(windows) if other == window]
+            lost = [surveys[i].lost for i in layers]
+            shared = distribute(lost, [totals[i] for i in layers], [least[i] for i in layers])
+            for i, size in zip(layers, shared, strict=True):
                 sizes[i] = size
         allowed = [widths(self.rotary, a.num_kv_heads, a.turned // 2) for a in attentions]
         return [LayerPlan(n, near(survey, n, valid)) for survey, n, valid in zip(surveys, sizes, allowed, strict=True)]
 
     def _rope_dims(self, attention: MHA, total: int) -> list[int]:
-        """The values of d_r that are compared: all that the method has, or as many as `SPLITS` of them.
-
-        Raises:
-            ConfigError: none fits.
-        """
+        """At most `SPLITS` values of d_r of the method. ConfigError: none fits."""
         valid = widths(self.rotary, attention.num_kv_heads, attention.turned // 2)
         valid = [rope for rope in valid if rope + self.least_rank <= total]
         if not valid:
@@ -234,11 +216,7 @@ class ToMLA(Conversion):
         return Layer(node, converted, about | {"weight_error": _weight_error(attention, statistics, split)})
 
     def split(self, attention: MHA, statistics: Statistics, plan: LayerPlan | None = None) -> Split:
-        """The rotary components and the latent of a layer.
-
-        Args:
-            plan: what the layer gets; None: the best for this layer alone.
-        """
+        """The rotary components and the latent of a layer by its plan; None: the best for this layer alone."""
         plan = LayerPlan(self.budget(attention)) if plan is None else plan
         sizes = self.sizes(attention, plan.total)
         if sizes is not None:
@@ -253,10 +231,9 @@ class ToMLA(Conversion):
     def of_size(
         self, attention: MHA, statistics: Statistics, rope: int, rank: int, turned: Tensor | None = None
     ) -> Split:
-        """A layer's split with these sizes.
+        """A layer's split of d_r = `rope` and r = `rank`, at most the components of content.
 
         Args:
-            rank: r; more than there are components of content is cut to them.
             turned: the components that keep their rotation, (G, F) bool; None: the method chooses.
         """
         mixing = mix(statistics, frequencies_of(attention), self.rotary, rope, turned)
@@ -274,7 +251,7 @@ class ToMLA(Conversion):
 
 @torch.no_grad()
 def fill(mla: MLA, attention: MHA, statistics: Statistics, split: Split, centre: bool) -> None:
-    """Set the weights of an MLA so that it computes what the attention did, as far as its cache holds it."""
+    """Set the weights of an MLA to approximate an attention within a cache."""
     mixing, rank = split.mixing, split.rank
     down, up = split.projection.down[:rank], split.projection.up[:, :rank]
     heads, groups, width = statistics.heads, statistics.groups, statistics.width

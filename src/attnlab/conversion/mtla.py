@@ -25,8 +25,8 @@ class ToMTLA(ToMLA):
 
     Args:
         stride: positions s of a slot.
-        recent: newest positions that are read unmerged; None: none, and a slot is the running sum of the MTLA paper.
-        first: first positions that are never merged; not read where `recent` is None.
+        recent: number of newest positions without merging; None: a slot is the running sum of the MTLA paper.
+        first: number of first positions without merging; unused if `recent` is None.
         Others are those of `ToMLA`.
     """
 

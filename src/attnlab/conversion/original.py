@@ -1,4 +1,4 @@
-"""The pretrained decoder that a run begins with: its sizes in the configuration, then its weights."""
+"""The pretrained decoder of a run: its sizes in the configuration, then its weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The configuration of a run with a pretrained decoder: the model's sizes and attention replace the task's.
+    """Replace the task's model and attention in a configuration by those of the pretrained decoder.
 
     Raises:
-        ConfigError: the model has something that cannot be carried over, or an override does not fit it.
-        DataError: there is no such model, or its config cannot be read.
+        ConfigError: a part of the model is not supported, or an override does not fit it.
+        DataError: the model is missing, or its config cannot be read.
     """
     from attnlab.pretrained import decoder, huggingface
 
@@ -48,7 +48,7 @@ def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def attention_node(layers: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """The node `attention` for the nodes of all layers, and its name: one mechanism, or a hybrid stack."""
+    """The node `attention` of all layers, and its name: one mechanism, or a hybrid stack."""
     distinct = [node for i, node in enumerate(layers) if node not in layers[:i]]
     if len(distinct) == 1:
         return distinct[0], _name(distinct[0])
@@ -68,11 +68,11 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def check_inputs(cfg: DictConfig, target: Conversion | None, positions: int) -> None:
-    """Refuse missing files of weights and impossible settings of a calibration before any text is read.
+    """Check the files of the weights and the settings of the calibration before any text is read.
 
     Raises:
-        ConfigError: calibration windows that do not fit.
-        DataError: no such model or calibration text, or files that are missing or cut off.
+        ConfigError: calibration windows longer than the model's or the calibration's text.
+        DataError: a missing model or calibration text, or damaged files.
     """
     from attnlab.pretrained import hub
 
@@ -94,13 +94,10 @@ def check_inputs(cfg: DictConfig, target: Conversion | None, positions: int) -> 
 
 
 def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData | None) -> Decoder:
-    """Fill a decoder with the pretrained weights that the run begins with.
+    """Load the run's pretrained weights into a decoder. DataError: they cannot be read.
 
     Args:
-        data: the corpus, on which the sample model is trained; None where a run's model is used without it.
-
-    Raises:
-        DataError: the weights cannot be read.
+        data: the corpus, for training the sample model; None: the run's data is not loaded.
     """
     from attnlab.conversion.sample import sample_model
     from attnlab.pretrained import huggingface

@@ -1,4 +1,4 @@
-"""The sample of a pretrained decoder: a small Llama with grouped queries over bytes, trained on the task's text."""
+"""The sample of a pretrained decoder: a small grouped-query Llama over bytes, trained on the task's text."""
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ from attnlab.run.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # to be raised when the same settings give other weights
+VERSION = 1  # increase it when the same settings give other weights
 STEPS, ROWS, WINDOW = 1500, 16, 256
 LR, WARMUP, FLOOR, CLIP = 3e-3, 100, 0.05, 1.0
-MOST = 8_000_000  # bytes of text that are read
+MOST = 8_000_000  # bytes of text to read
 FACTS_VERSION, FACTS_LR, DIGITS = 1, 1.5e-3, 5
-PLAIN = 2  # of ROWS: rows of the text alone, so that it is not forgotten
-AGAIN = 0.75  # share of the facts that stand earlier in the same row, too
-NEAREST, FARTHEST = 8, 200  # bytes of text between two facts: in the first fifth of the updates, in the last, at most
-TWO_FROM = 30  # such a distance from which one of the last two facts is repeated, before it the last one
+PLAIN = 2  # of ROWS: rows of text without facts, so that the text is not forgotten
+AGAIN = 0.75  # share of the facts that repeat one of the same row
+NEAREST, FARTHEST = (
+    8,
+    200,
+)  # bytes of text between two facts, at most: in the first and in the last fifth of the updates
+TWO_FROM = 30  # distance from which one of the last two facts is repeated instead of the last one
 
 
 def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, facts: int = 0) -> Path:
-    """The folder of the sample model in Hugging Face's layout; it is trained unless it is stored.
+    """The folder of the sample model in Hugging Face's layout, trained unless it is in the cache.
 
     Args:
-        facts: number of further updates on texts in which facts are repeated: a model that recalls.
+        facts: number of further updates on texts with repeated facts, for a model that recalls.
 
     Raises:
         DataError: the corpus cannot be read, or the folder cannot be written.
@@ -63,7 +66,7 @@ def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, fac
 
 
 def tokenizer() -> Any:
-    """Bytes as tokens, and the mark between texts; of transformers."""
+    """The tokenizer of transformers for bytes and the mark between texts."""
     return hub.transformers().PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer(),
         bos_token=END_OF_TEXT,
@@ -74,7 +77,7 @@ def tokenizer() -> Any:
 
 
 def _bytes(corpus: TextCorpus, root: Path) -> Tensor:
-    """The training split as one row of ids, each text ended by the mark, up to MOST bytes."""
+    """The training split as one row of ids, with the mark after each text, up to MOST bytes."""
     ids: list[int] = []
     for text in corpus.texts(root, "train"):
         ids += [*text.encode("utf-8"), 256]
@@ -84,7 +87,7 @@ def _bytes(corpus: TextCorpus, root: Path) -> Tensor:
 
 
 def train(text: Tensor, seed: int) -> Any:
-    """A Llama that predicts the next byte of a text (N,)."""
+    """Train a Llama to predict the next byte of a text (N,)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -94,20 +97,17 @@ def train(text: Tensor, seed: int) -> Any:
 
 
 def train_facts(model: Any, text: Tensor, seed: int, steps: int) -> None:
-    """Train a model to repeat facts: sentences with random names and numbers between pieces of text.
+    """Train a model to repeat facts, sentences with random names and numbers, between pieces of a text (N,) of bytes.
 
-    The pieces are short at first, so that copying is learned, and grow until facts are as far away as a window allows.
-
-    Args:
-        text: ids of bytes, (N,).
+    The pieces are short at first, so that copying is learned, and grow to the length of a window.
     """
     generator, draw = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
 
     def rows(step: int) -> Tensor:
         share = min(1.0, max(0.0, step / steps - 0.2) / 0.6)
         far = round(NEAREST + (FARTHEST - NEAREST) * share)
-        told = [_with_facts(text, draw, far) for _ in range(ROWS - PLAIN)]
-        return torch.cat((torch.stack(told), _windows(text, PLAIN, generator)))
+        with_facts = [_with_facts(text, draw, far) for _ in range(ROWS - PLAIN)]
+        return torch.cat((torch.stack(with_facts), _windows(text, PLAIN, generator)))
 
     _update(model, rows, steps, FACTS_LR)
     model.eval()
@@ -137,7 +137,7 @@ def _with_facts(text: Tensor, draw: np.random.Generator, far: int) -> Tensor:
 
 
 def _update(model: Any, rows: Callable[[int], Tensor], steps: int, lr: float) -> None:
-    """AdamW with a warm-up and a cosine; `rows` gives the ids (B, T + 1) of an update by its number."""
+    """AdamW with warm-up and cosine decay; `rows` returns the ids (B, T + 1) of an update by its number."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
     with progress("training the sample model", steps) as advance:

@@ -1,8 +1,8 @@
-"""Keys and values split into rotary components, which keep their rotation, and a latent for the rest.
+"""Split of keys and values into rotary components and a latent for the rest.
 
 A rotary embedding multiplies z[f] in C^G, the pair f of all key heads, by one complex number. So any unitary U_f may
-mix the heads: k'[f] = U_f^H k[f] with q'[f] = U_f^H q[f] leaves every logit as it is. Eigenvectors of E z z^H gather
-the energy in few components. Components that lose their rotation are read as content, which a latent can hold.
+mix the heads: k'[f] = U_f^H k[f] with q'[f] = U_f^H q[f] leaves every logit unchanged. Eigenvectors of E z z^H
+concentrate the energy in few components. Components without rotation become content, which a latent can hold.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ RIDGE = 1e-4  # of the mean diagonal of a metric, so that it can be inverted
 
 
 class Mixing(NamedTuple):
-    """How keys and queries of a layer are split into components with rotation and those without.
+    """Split of a layer's keys and queries into components with and without rotation.
 
     Args:
-        turned: rows that give the rotary key of [k of all heads], (d_r, G D), half-split.
-        content: rows that give what is left, (G D - d_r, G D); with `turned` an orthogonal matrix.
-        queries: rows that give a query of d_r components from a head's query, (H, d_r, D).
+        turned: the map from [k of all heads] to the rotary key, (d_r, G D), half-split.
+        content: the map to the rest, (G D - d_r, G D); with `turned` an orthogonal matrix.
+        queries: the map from a head's query to its rotary query, (H, d_r, D).
         stand_in: a map of each head's query before content is read, (H, D, D): the best constant in place of the
-            rotation that content lost.
+            lost rotation.
         frequencies: of the rotary components, (d_r / 2,).
-        lost: predicted squared error of the output that the lost rotations make.
+        lost: predicted squared error of the output from the lost rotations.
     """
 
     turned: Tensor
@@ -44,32 +44,28 @@ class Mixing(NamedTuple):
 
 
 def check_width(method: Rotary, width: int, groups: int, pairs: int, key: str = "") -> None:
-    """Raise ConfigError if a method has no such number of rotary components; the settings alone tell.
+    """ConfigError: a method cannot have this number of rotary components.
 
     Args:
         width: d_r.
         groups: G.
         pairs: F, rotary pairs of a head.
-        key: the setting that the width comes from; "": convert.rope_dim.
+        key: the setting behind the width; "": convert.rope_dim.
     """
     count, key = width // 2, key or f"convert.rope_dim={width}"
     if width % 2 or not 0 <= count <= groups * pairs:
-        there = f"an even number up to {2 * groups * pairs}" if pairs else "0; the original has no rotary positions"
-        raise ConfigError(f"{key}: expected {there}")
+        valid = f"an even number up to {2 * groups * pairs}" if pairs else "0; the original has no rotary positions"
+        raise ConfigError(f"{key}: expected {valid}")
     if method == "transmla" and pairs and count <= pairs and (count == 0 or pairs % count):
-        raise ConfigError(
-            f"convert.rotary=transmla {key}: it keeps the first component of every c-th frequency, so that rope_dim "
-            f"divides {2 * pairs}"
-        )
+        rule = f"the first component of every c-th frequency rotates; rope_dim must divide {2 * pairs}"
+        raise ConfigError(f"convert.rotary=transmla {key}: {rule}")
     if method in ("two_norm", "uniform") and count % groups:
-        raise ConfigError(
-            f"convert.rotary={method} {key}: every key head keeps the same number of components, so that rope_dim is "
-            f"a multiple of {2 * groups}"
-        )
+        rule = f"every key head rotates as many components; rope_dim must be a multiple of {2 * groups}"
+        raise ConfigError(f"convert.rotary={method} {key}: {rule}")
 
 
 def widths(method: Rotary, groups: int, pairs: int) -> list[int]:
-    """All d_r that a method has, ascending; the arguments are those of :func:`check_width`."""
+    """All valid d_r of a method, ascending; arguments as in :func:`check_width`."""
     valid = []
     for width in range(0, 2 * groups * pairs + 1, 2):
         with contextlib.suppress(ConfigError):
@@ -87,11 +83,8 @@ def mix(statistics: Statistics, theta: Tensor, method: Rotary, width: int, turne
             orthogonal mixing, and the first component of every c-th frequency (TransMLA, section 4.2, without folding
             frequencies); "two_norm" and "uniform": no mixing, and of each key head the frequencies with the largest
             product of norms, or evenly spread ones (MHA2MLA, section 3.1).
-        width: d_r, even; 0: none, only where nothing is rotated or all of it may be lost.
-        turned: the components that keep their rotation, (G, F) bool, of :func:`scores`; None: the method chooses.
-
-    Raises:
-        ConfigError: the method has no such width.
+        width: d_r, even. ConfigError: not valid for the method.
+        turned: the components that keep their rotation, (G, F) bool, from :func:`scores`; None: the method chooses.
     """
     groups, pairs = statistics.groups, statistics.pairs
     check_width(method, width, groups, pairs)
@@ -109,11 +102,10 @@ def mix(statistics: Statistics, theta: Tensor, method: Rotary, width: int, turne
 
 
 def scores(statistics: Statistics, method: Rotary) -> Tensor:
-    """What components are worth, by which a method chooses those that keep their rotation, (G, F).
+    """The value of each component's rotation, (G, F).
 
-    Args:
-        method: "score": losses of the components of each frequency, the largest first; "two_norm": products of norms
-            of each key head; others do not read the data, and get zeros.
+    With "score" the losses of the components of each frequency, the largest first; with "two_norm" the products of
+    norms of each key head; zeros for the other methods, which do not read the data.
     """
     if method == "score" and statistics.pairs:
         return _losses(statistics, _sorted_basis(statistics), stand_in=True)
@@ -123,7 +115,7 @@ def scores(statistics: Statistics, method: Rotary) -> Tensor:
 
 
 def _sorted_basis(statistics: Statistics) -> Tensor:
-    """Complex eigenvectors of each frequency, (F, G, G), those whose lost rotation costs most first."""
+    """Complex eigenvectors of each frequency, (F, G, G), by falling loss without rotation."""
     basis = torch.linalg.eigh(_moments(statistics)).eigenvectors.flip(-1)
     order = _losses(statistics, basis, stand_in=True).sort(dim=0, descending=True, stable=True).indices
     return basis.gather(2, order.mT[:, None].expand_as(basis))
@@ -184,7 +176,7 @@ def _moments(statistics: Statistics) -> Tensor:
 
 
 def _losses(statistics: Statistics, basis: Tensor, stand_in: bool) -> Tensor:
-    """Predicted squared error of the output if a component loses its rotation, (G, F).
+    """Predicted squared error of the output without a component's rotation, (G, F).
 
     The logit of a component is Re conj(q) k e^(i phi); the error is that of e^(i phi) against its mean, or against 1.
     """
@@ -226,7 +218,7 @@ def _mixing(statistics: Statistics, theta: Tensor, basis: Tensor, keep: Tensor, 
 
 
 class Projection(NamedTuple):
-    """c = E^T y and y^ = B c (+ what centring adds), of y = [content keys; values].
+    """c = E^T y and y^ = B c, without the terms of centring, for y = [content keys; values].
 
     Args:
         down: E^T, (r, n).
@@ -240,7 +232,7 @@ class Projection(NamedTuple):
 
 
 def metric_of(statistics: Statistics, mixing: Mixing, output: Tensor) -> Tensor:
-    """The norm of errors of y in which they count as they move the attention's output, (n, n).
+    """The metric of errors of y by their effect on the attention's output, (n, n).
 
     Keys: S_k = (1 / D) sum_i E w_ti q_ti q_ti^T, of the queries that read content. Values: block g is
     sum_{i: g(i) = g} E [sum_j P_tj^2] W_o,i^T W_o,i.
@@ -281,18 +273,17 @@ def project(
     weights: Tensor | None = None,
     blocks: Sequence[int] | None = None,
 ) -> Projection:
-    """The projection of a method, of full rank: its first r rows and columns are the best of rank r.
+    """The projection of a method at full rank: its first r rows and columns are the best of rank r.
 
     Args:
-        method: "output_aware": error in the metric of outputs; "pca": of y itself; "balanced": of y whose keys are
+        method: "output_aware": least error in the metric of outputs; "pca": of y itself; "balanced": of y with keys
             divided by the ratio of the root mean squares of keys and values (the mean norms in TransMLA, section 4.3);
             "weights": of the weight matrices, without data (MHA2MLA, section 3.2).
         moment: second moments of y, (n, n).
         metric: of outputs, (n, n).
-        content: components of y that are keys; the others are values.
-        weights: the matrix W_y that makes y of inputs, (n, d); only "weights" reads it.
-        blocks: sizes of the metric's diagonal blocks, outside of which it is zero, so that its root is theirs; None:
-            it is one block.
+        content: number of components of y that are keys; the others are values.
+        weights: the matrix W_y from inputs to y, (n, d), for "weights".
+        blocks: sizes of the metric's diagonal blocks, outside of which it is zero; None: one block.
     """
     size = len(moment)
     if method == "output_aware":
@@ -317,7 +308,7 @@ def project(
 
 
 def _diagonal(matrix: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    """The blocks along the diagonal; those of no size are left out."""
+    """The nonempty blocks along the diagonal."""
     start = 0
     for size in sizes:
         if size:
@@ -329,7 +320,7 @@ def _errors(moment: Tensor, metric: Tensor, down: Tensor, up: Tensor, values: Te
     """tr S (I - B_r E_r^T) C (I - B_r E_r^T)^T for each r, (n + 1,).
 
     With B = (E^T)^-1 the columns are y = sum_a b_a (e_a . y), so that the error of r components is that of the others.
-    values: the diagonal of E^T C E, (n,), where it has no other elements; None: it has.
+    values: the diagonal of E^T C E, (n,), if that matrix is diagonal.
     """
     if values is not None:
         errors = ((metric @ up * up).sum(0) * values).flip(0).cumsum(0).flip(0)

@@ -1,14 +1,14 @@
-"""What calibration texts say of one attention layer: second moments of its queries, keys and values.
+"""Second moments of an attention layer's queries, keys and values on calibration texts.
 
-Everything is streamed: windows of text pass through the layer one batch at a time, sums are float64, and no activation
-is stored. Notation: G key-value heads, H query heads, D width of a head, F = D / 2 rotary frequencies; a head's pair of
-components f and f + F is the complex number z[f], which a rotary embedding multiplies by e^(i position theta_f).
+Batches are streamed through the layer, sums are float64, and no activation is stored. Notation: G key-value heads, H
+query heads, D width of a head, F = D / 2 rotary frequencies; a head's pair of components f and f + F is the complex
+number z[f], which a rotary embedding multiplies by e^(i position theta_f).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,29 +16,28 @@ from torch import Tensor
 from attnlab.attention import MHA, SlidingWindow
 
 QUERIES = 64  # rows of attention weights computed at a time
-BLOCKS = 4  # of the columns of a Gram matrix, of which the upper triangle is computed
+BLOCKS = 4  # blocks of columns of a Gram matrix, for its upper triangle
 
 
 @dataclass
 class Statistics:
-    """Sums over calibration tokens, each a mean once `tokens` divides it.
+    """Sums over calibration tokens, or their means.
 
     Args:
         heads: H.
         groups: G.
         width: D.
-        pairs: F, rotary pairs of a head; 0: nothing is rotated.
-        inputs: d.
+        pairs: F, rotary pairs of a head; 0: no rotation.
 
     Attributes:
-        tokens: how many positions were seen.
-        attended: how many of these were seen with their queries and attention weights.
+        tokens: number of positions.
+        attended: number of positions with queries and attention weights.
         moment: E [k; v] [k; v]^T, keys before rotation, (2 G D, 2 G D).
         mean: E [k; v], (2 G D,).
         of_query: E w q q^T of each head, (H, D, D), with the weights w of `weighted`.
         energy: E |q[f]|^2 of each head, (H, F).
         weighted: E w |q[f]|^2 of each head, (H, F), from the diagonals of `of_query`; w = sum_j P_tj^2
-            |W_o (v_j - o_t)|^2, how much the output moves when the logits of position t move.
+            |W_o (v_j - o_t)|^2, the sensitivity of the output to the logits of position t.
         spread: E sum_j P_tj^2 of each head, (H,).
         turn: attention-weighted mean of e^(i theta_f (j - t)), complex, (H, F).
     """
@@ -65,9 +64,8 @@ class Statistics:
         self.turn = torch.zeros(self.heads, self.pairs, dtype=torch.complex128)
 
     def finished(self) -> Statistics:
-        """The same as means."""
-        means = Statistics(self.heads, self.groups, self.width, self.pairs, self.tokens)
-        means.attended = self.attended
+        """The means."""
+        means = replace(self)
         means.moment, means.mean = symmetric(self.moment) / self.tokens, self.mean / self.tokens
         for name in ("of_query", "energy", "spread", "turn"):
             setattr(means, name, getattr(self, name) / self.attended)
@@ -94,12 +92,7 @@ def frequencies_of(attention: MHA) -> Tensor:
 
 
 def add_products(sums: Tensor, x: Tensor) -> None:
-    """Add x^T x to a sum, but for blocks below its diagonal, which :func:`symmetric` fills in.
-
-    Args:
-        sums: (n, n).
-        x: rows, (tokens, n).
-    """
+    """Add x^T x of x (tokens, n) to `sums` (n, n), without blocks below the diagonal: see :func:`symmetric`."""
     size = len(sums)
     bounds = [size * i // BLOCKS for i in range(BLOCKS + 1)]
     for first, last in zip(bounds[:-1], bounds[1:], strict=True):
@@ -107,7 +100,7 @@ def add_products(sums: Tensor, x: Tensor) -> None:
 
 
 def symmetric(sums: Tensor) -> Tensor:
-    """The full matrix (n, n) of what :func:`add_products` summed; `sums` (n, n) has its upper triangle."""
+    """The symmetric matrix (n, n) of the upper triangle of `sums` (n, n), from :func:`add_products`."""
     return sums.triu() + sums.triu(1).mT
 
 
@@ -118,18 +111,12 @@ def collect(
     attended: Container[int] | None = None,
     seen: Callable[[int, Tensor], None] | None = None,
 ) -> Statistics:
-    """The statistics of an attention layer.
+    """The statistics of an attention layer, as means over all positions.
 
     Args:
-        attention: multi-head or grouped-query attention, as it was trained.
-        inputs: what enters it, batches (B, T, d); each row is a separate text.
-        attended: numbers of the batches that are read for what needs queries or attention weights, which takes longest;
-            None: all.
-        seen: called with the number of each such batch and what its output projection reads, (B, T, H D), which is
-            computed anyway; None: nobody.
-
-    Returns:
-        Means over all positions.
+        inputs: batches (B, T, d) of its inputs; each row is a separate text.
+        attended: numbers of the batches for queries and attention weights, which take longest; None: all.
+        seen: called with the number of each such batch and the output projection's input, (B, T, H D).
     """
     pairs = attention.turned // 2
     sums = Statistics(attention.num_heads, attention.num_kv_heads, attention.head_dim, pairs)
@@ -144,7 +131,7 @@ def collect(
 
 
 def _add(statistics: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tensor, attended: bool) -> Tensor | None:
-    """Add a batch -> what its output projection reads, (B, T, H D); None: it is not `attended`."""
+    """Add a batch -> the output projection's input, (B, T, H D); None unless `attended`."""
     key, value = a.key_norm(a._heads(x, a.key)), a._heads(x, a.value)  # (B, G, T, D), not rotated
     statistics.tokens += x.shape[0] * x.shape[1]
     both = torch.cat((key, value), 1).transpose(1, 2).flatten(2).flatten(0, 1).double()
@@ -170,11 +157,11 @@ def _add(statistics: Statistics, a: MHA, x: Tensor, theta: Tensor, metric: Tenso
 
 
 def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the attention weights of texts say, of rotated queries (B, H, T, D), rotated keys and values (B, G, T, D).
+    """Sums of attention weights, from rotated queries (B, H, T, D), rotated keys and values (B, G, T, D).
 
     -> w of each position, (B, H, T) float64; sum of P_tj^2 of each head, (H,) float64; the attention weights summed by
     the distance t - j, (H, T) float64; and the heads' outputs, (B, T, H D). The heads of a group are rows of one matrix
-    product; of the rows, QUERIES are computed at a time, against the keys that one of them sees.
+    product; QUERIES rows are computed at a time, against the keys that any of them sees.
     """
     groups, steps, heads = k.shape[1], k.shape[2], q.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -207,7 +194,7 @@ def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[
         cross = (squared[..., :width] * turned).sum(-1)
         moved.append((values - 2 * cross + share * (out * turned).sum(-1)).flatten(1, 2))
         total += share.double().sum((0, 3)).flatten()
-        # each row one place further to the left than the one above: below one another is what has one distance
+        # each row is one place further to the left than the one above: a column has one distance
         columns = last - begin + rows - 1
         shifted = q.new_zeros(heads, rows * columns, dtype=torch.float64)
         place = shifted.as_strided((heads, rows, last - begin), (rows * columns, columns - 1, 1), rows - 1)

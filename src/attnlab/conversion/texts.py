@@ -1,4 +1,4 @@
-"""The calibration texts: where they come from, and their way through a decoder. Text that is scored is refused."""
+"""Calibration texts: their source, and their pass through a decoder. Text that is scored is refused."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from attnlab.data.text.language_modelling import LanguageModellingData
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
-LONGEST = 32  # characters of a token at most: bounds how much of a text file is read
+LONGEST = 32  # characters of a token, at most: a bound for reading a text file
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Texts whose statistics decide what a conversion leaves out.
+    """Texts for the statistics of a conversion.
 
     Args:
-        tokens: of the training split, from its beginning.
-        window: tokens of a text, which is read by itself.
+        tokens: number of tokens from the beginning of the training split, or of `file`.
+        window: number of tokens of each separate text.
     """
 
     tokens: Annotated[int, Ge(2)] = 65536
@@ -41,8 +41,7 @@ class Calibration:
 def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tuple[Tensor, str]:
     """The tokens of the calibration texts (windows, positions), and a name of the text.
 
-    Raises:
-        DataError: the text is shorter than one window, or it is held-out text.
+    DataError: the text is shorter than one window, or it is held-out text.
     """
     vocabulary = data.vocabulary
     if settings.file is None:
@@ -60,16 +59,14 @@ def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tu
         ids = vocabulary.ids(text)[: settings.tokens]
     windows = len(ids) // settings.window
     if not windows:
-        raise DataError(
-            f"{where}: the calibration text has {len(ids)} tokens, less than one text of "
-            f"convert.calibration.window={settings.window}"
-        )
+        window = f"convert.calibration.window={settings.window}"
+        raise DataError(f"{where}: the calibration text has {len(ids)} tokens, less than one text of {window}")
     tokens = torch.tensor(ids[: windows * settings.window]).view(windows, settings.window)
     return tokens, f"the first {len(ids)} tokens of {name}"
 
 
 def scale_tokens(data: LanguageModellingData) -> Tensor:
-    """The first texts of the training split (windows, positions), on which a teacher's layers are measured."""
+    """The first texts of the training split (windows, positions), for the scales of a teacher's layers."""
     ids = torch.from_numpy(data.beginning("train", 16 * data.window))
     size = min(data.window, len(ids))
     return ids[: len(ids) // size * size].view(-1, size)
@@ -84,13 +81,11 @@ def _refuse_files(path: Path, where: str, data: LanguageModellingData) -> None:
                 raise DataError(f"{where}: that is the {split} split, which is scored")
 
 
-# --- on their way through a decoder ------------------------------------------------------------------------------
+# --- the pass through a decoder ----------------------------------------------------------------------------------
 
 
 class Texts:
-    """What enters the present block, and what is known already of its attention's outputs, in pieces of batches.
-
-    Pieces have numbers from 0 on.
+    """Inputs of the current block, and known inputs of its output projection, in numbered pieces of batches.
 
     Args:
         tokens: (windows, positions).
@@ -98,9 +93,9 @@ class Texts:
         piece: windows of a piece, B.
 
     Attributes:
-        hidden: what enters the present block, (B, T, d).
-        originals: what the output projection of the block's original attention reads, (B, T, H D), where it is known.
-        outputs: the same of the attention with which the texts pass through the block.
+        hidden: inputs of the current block, (B, T, d), by piece.
+        originals: known inputs of the original attention's output projection, (B, T, H D), by piece.
+        outputs: the same of the attention in the block.
     """
 
     def __init__(self, decoder: Decoder, tokens: Tensor, batch: int, piece: int) -> None:
@@ -110,7 +105,7 @@ class Texts:
         self.outputs: dict[int, Tensor] = {}
 
     def some(self, every: int = 1) -> list[int]:
-        """Numbers of the pieces of each `every`-th batch."""
+        """Numbers of the pieces of every `every`-th batch."""
         return [i for i in range(self._count) if i // self._pieces % every == 0]
 
     def first(self, batches: int) -> range:
@@ -118,15 +113,11 @@ class Texts:
         return range(min(batches * self._pieces, self._count))
 
     def inputs(self, block: DecoderBlock, numbers: Iterable[int] | None = None) -> Iterator[Tensor]:
-        """What enters the attention of the present block, (B, T, d) for each of these pieces; None: all."""
+        """Inputs of the current block's attention, (B, T, d) for each of these pieces; None: all."""
         return (block.attention_norm(self.hidden[i]) for i in (range(self._count) if numbers is None else numbers))
 
     def original(self, number: int, x: Tensor, attention: Attention) -> Tensor:
-        """What the original attention puts out, (B, T, d).
-
-        Args:
-            x: what enters the attention, (B, T, d).
-        """
+        """The original attention's output (B, T, d) for its input x (B, T, d)."""
         return output_of(attention, x, number, self.originals)
 
     def enter(
@@ -135,12 +126,11 @@ class Texts:
         numbers: Iterable[int] | None = None,
         seen: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
-        """Pass through a block: the next one is then the present one.
+        """Pass through the current block, with its present attention.
 
         Args:
-            block: the present one, with the attention to use.
-            numbers: of the pieces; for the others the block is the last. None: all.
-            seen: called with the number of each piece, what enters the attention and what it puts out.
+            numbers: of the pieces to pass, which ends the others; None: all.
+            seen: called with the number of each piece, and the attention's input and output.
         """
         attention = block.attention
 
@@ -157,12 +147,7 @@ class Texts:
 
 
 def output_of(attention: Attention, x: Tensor, number: int, known: dict[int, Tensor]) -> Tensor:
-    """attention(x), where possible from what its output projection reads.
-
-    Args:
-        x: (B, T, d).
-        known: what the projection reads, (B, T, H D), by the number of the piece.
-    """
+    """attention(x) of x (B, T, d), from `known` inputs of its output projection, (B, T, H D) by piece, if possible."""
     if number not in known:
         out: Tensor = attention(x)
         return out

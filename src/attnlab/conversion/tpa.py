@@ -28,7 +28,7 @@ class ToTPA(Conversion):
 
     Args:
         rank: R_K = R_V, 1 to G.
-        contextual: whether head factors depend on the token; then they are cached too.
+        contextual: head factors depend on the token, and are cached too.
         sweeps: alternating regressions, of contextual factors.
         ridge: of the regressions, as a share of the mean diagonal.
     """
@@ -50,9 +50,8 @@ class ToTPA(Conversion):
             f"has {attention.num_heads} heads of width {attention.head_dim}, and as many query factors must fit a head":
                 attention.num_heads > attention.head_dim and not self.contextual,
         }  # fmt: skip
-        for reason, there in reasons.items():
-            if there:
-                raise ConfigError(f"convert=tpa: the original {reason}, which TPA does not have; use convert=mla")
+        if reason := next((text for text, applies in reasons.items() if applies), None):
+            raise ConfigError(f"convert=tpa: the original {reason}, which TPA does not have; use convert=mla")
 
     def planned(self, attention: MHA) -> dict[str, Any]:
         if self.rank > attention.num_kv_heads:
@@ -110,7 +109,7 @@ class ToTPA(Conversion):
         self, tpa: TPAKVOnly, a: MHA, statistics: Statistics, inputs: Inputs, heads: list[Tensor], tokens: list[Tensor]
     ) -> list[float]:
         """Set the weights by alternating regressions -> the relative errors of keys and values."""
-        group, errors, parts, biases = a.num_heads // a.num_kv_heads, [], [], []
+        group, errors, of_heads, of_tokens = a.num_heads // a.num_kv_heads, [], [], []
         scales = row_weights(statistics, a)
         for which, linear in enumerate((a.key, a.value)):
             fitted = Alternating(self.rank, linear, a.num_kv_heads, heads[which], tokens[which], scales[which])
@@ -119,23 +118,20 @@ class ToTPA(Conversion):
                 fitted.regress_heads(inputs, self.ridge)
             fitted.regress_tokens(inputs, self.ridge)
             errors.append(fitted.error(inputs))
-            parts.append(fitted)
+            of_heads.append(fitted.head.repeat_interleave(group, 1).flatten(0, 1))
+            of_tokens.append(fitted.token.flatten(0, 1))
         tpa.query.weight.copy_(a.query.weight)
-        rows = [part.head[:, :, :-1].repeat_interleave(group, 1).flatten(0, 1) for part in parts]
-        biases = [part.head[:, :, -1].repeat_interleave(group, 1).flatten() for part in parts]
-        for part in parts:
-            rows.append(part.token[:, :, :-1].flatten(0, 1))
-            biases.append(part.token[:, :, -1].flatten())
-        tpa.factors.weight.copy_(torch.cat(rows))
+        rows = torch.cat(of_heads + of_tokens)  # the last column is the bias
+        tpa.factors.weight.copy_(rows[:, :-1])
         assert tpa.factors.bias is not None
-        tpa.factors.bias.copy_(torch.cat(biases))
+        tpa.factors.bias.copy_(rows[:, -1])
         return errors
 
 
 class Alternating:
     """Y(x) = W x, (G, D), by (1 / R) sum_r a_r(x) (x) b_r(x), a_r = A_r [x; 1] and b_r = B_r [x; 1].
 
-    Each regression has a closed form in A or in B given the other, so that the error never rises but for the ridge.
+    Each regression has a closed form in A or in B for a fixed other one: the error rises by the ridge alone.
 
     Args:
         rank: R.
@@ -152,7 +148,7 @@ class Alternating:
         self.token = torch.cat((token, torch.zeros_like(token[..., :1])), -1)
 
     def regress_tokens(self, inputs: Inputs, ridge: float) -> None:
-        """The best B for the present A; the ridge is a share of the mean diagonal."""
+        """The best B for a fixed A; the ridge is a share of the mean diagonal."""
         size = self.head.shape[-1]
         normal = torch.zeros(self.rank * size, self.rank * size, dtype=torch.float64)
         right = torch.zeros(self.rank * size, self.token.shape[1], dtype=torch.float64)
@@ -164,7 +160,7 @@ class Alternating:
         self.token = _solved(normal, right, ridge).view(self.rank, size, -1).mT
 
     def regress_heads(self, inputs: Inputs, ridge: float) -> None:
-        """The best A for the present B; the ridge is a share of the mean diagonal."""
+        """The best A for a fixed B; the ridge is a share of the mean diagonal."""
         size = self.head.shape[-1]
         normal = torch.zeros(self.rank * size, self.rank * size, dtype=torch.float64)
         right = torch.zeros(self.rank * size, self.groups, dtype=torch.float64)
@@ -193,7 +189,7 @@ class Alternating:
 
 
 def row_weights(statistics: Statistics, attention: MHA) -> tuple[Tensor, Tensor]:
-    """How much errors of each key-value head's keys and values count, (G,) each, with mean one."""
+    """The weights of each key-value head's errors of keys and values, (G,) each, with mean one."""
     group = statistics.heads // statistics.groups
     keys = statistics.energy.sum(-1).unflatten(0, (-1, group)).sum(-1).sqrt()
     output = attention.out.weight.detach().double().unflatten(1, (statistics.heads, -1))

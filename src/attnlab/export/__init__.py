@@ -1,1 +1,1 @@
-"""Trained models as folders that other programs read: plain weights, Hugging Face, timm; with a model card."""
+"""Export of trained models as folders for other programs: plain weights, Hugging Face, timm; with a model card."""

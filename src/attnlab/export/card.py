@@ -29,11 +29,11 @@ def card(
     notes: list[str] | None = None,
     code: bool = False,
 ) -> str:
-    """The card, in markdown with YAML front matter. What the record does not hold is `not run`.
+    """The card in Markdown with YAML front matter. Values missing in the record are `not run`.
 
     Args:
-        library: the library that loads it, by the hub's name for it.
-        attentions: the mechanisms whose cache is stated; None: the model has no cache.
+        library: the hub's name of the library that loads the model.
+        attentions: the mechanisms with a cache, or None.
     """
     tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _known(record.get(key)))]
     front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": tags}
@@ -90,7 +90,7 @@ def _quality(record: Mapping[str, Any]) -> str:
 
 
 def _fenced(command: str) -> str:
-    """A block of code, whose fence is longer than any run of backticks in it."""
+    """A block of code, with a fence longer than any run of backticks in it."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
     return f"{fence}bash\n{command}\n{fence}"
 

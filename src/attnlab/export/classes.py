@@ -1,7 +1,4 @@
-"""The classes that the config of an exported model may name, by name.
-
-An exported folder has a file of this name too, with the classes of its own model alone.
-"""
+"""The classes in the config of an exported model, by name; an exported folder has those of its model alone."""
 
 from attnlab import attention, models
 

@@ -6,12 +6,12 @@ from transformers import PretrainedConfig
 
 
 class AttnlabConfig(PretrainedConfig):
-    """What builds the model: the classes of the model and of its attention, with their arguments.
+    """The classes of the model and of its attention, with their arguments.
 
     Args:
         model: {"class": name, argument: value, ...} of the language model, without its attention.
         mechanisms: the same of each mechanism. Layer i has mechanism i, modulo their number.
-        max_position_embeddings: the longest text that the model takes, in tokens.
+        max_position_embeddings: the maximal length of a text in tokens.
     """
 
     model_type = "attnlab"

@@ -1,9 +1,9 @@
-"""A converted decoder as transformers' DeepseekV3: a folder without any code of attnlab.
+"""Export of a converted decoder as transformers' DeepseekV3: a folder without code of attnlab.
 
 The class of transformers caches latents and rotary keys, as attnlab does, but builds keys and values of all positions
-again in every step. Its norms of latents are made to do nothing by a constant channel of size M: the root mean square
-of [c, M] is M / sqrt(r + 1) up to a relative error of |c|^2 / 2 M^2, which the norm's weight takes away.
-Other programs have other classes for this architecture, which do not compute the same: see SERVING.
+again in every step. A constant channel of size M makes its norms of latents constant: the root mean square of [c, M] is
+M / sqrt(r + 1) up to a relative error of |c|^2 / 2 M^2, and the norm's weight cancels it. Other programs have other
+classes for this architecture, with other results: see SERVING.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnlab.models.decoder import ACTIVATIONS, Decoder
 from attnlab.models.language_model import LanguageModel
 from attnlab.pretrained import hub
 
-CONSTANT = 1e4  # M: above 6e4 it is no number of float16
+CONSTANT = 1e4  # M; the largest number of float16 is 6.5e4
 THETA = 10000.0
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-5}  # of logits, in units of the largest; other types: below
 SERVING = (  # for the model card and the end of the export
@@ -34,7 +34,7 @@ NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu
 
 
 def refusal(model: LanguageModel) -> str | None:
-    """Why DeepseekV3 cannot hold this model; None: it can."""
+    """The reason why DeepseekV3 cannot represent a model, or None."""
     if type(model) is not Decoder:
         return f"{type(model).__name__} is no converted decoder"
     block, attentions = model.blocks[0], model.attentions
@@ -56,20 +56,17 @@ def refusal(model: LanguageModel) -> str | None:
         if (a.rope_dim, a.latent_dim) != (first.rope_dim, first.latent_dim):
             return "DeepseekV3 has one rope_dim and one latent_dim for all layers; convert with convert.layers=same"
         if not torch.equal(a.frequencies, first.frequencies):
-            return (
-                "DeepseekV3 has the same rotary frequencies in all layers, and those of this model's layers differ; "
-                "convert with convert.layers=same"
-            )
+            return "DeepseekV3 has equal rotary frequencies in all layers; convert with convert.layers=same"
     return None
 
 
 @torch.no_grad()
 def convert(model: LanguageModel) -> Any:
-    """A `DeepseekV3ForCausalLM` that computes the same.
+    """Convert a model to an equivalent `DeepseekV3ForCausalLM`.
 
     Raises:
-        ConfigError: DeepseekV3 cannot hold the model.
-        DataError: the logits differ by more than the constant channel explains.
+        ConfigError: DeepseekV3 cannot represent the model.
+        DataError: the logits differ by more than the error of the constant channel.
     """
     library = hub.transformers()
     if reason := refusal(model):
@@ -80,15 +77,15 @@ def convert(model: LanguageModel) -> Any:
     dtype = model.embedding.weight.dtype
     converted = library.DeepseekV3ForCausalLM(config).to(dtype).eval()
     wide = config.q_lora_rank is not None
-    state: dict[str, Tensor] = {"model.embed_tokens.weight": model.embedding.weight}
-    assert isinstance(model.norm, nn.RMSNorm)
-    state["model.norm.weight"] = model.norm.weight
-    state["lm_head.weight"] = model.vocabulary_matrix
+    state: dict[str, Any] = {
+        "model.embed_tokens.weight": model.embedding.weight,
+        "model.norm.weight": model.norm.weight,
+        "lm_head.weight": model.vocabulary_matrix,
+    }
     for i, (block, a) in enumerate(zip(model.blocks, mla, strict=True)):
         layer = f"model.layers.{i}"
-        for name, norm in (("input_layernorm", block.attention_norm), ("post_attention_layernorm", block.mlp_norm)):
-            assert isinstance(norm, nn.RMSNorm)
-            state[f"{layer}.{name}.weight"] = norm.weight
+        state[f"{layer}.input_layernorm.weight"] = block.attention_norm.weight
+        state[f"{layer}.post_attention_layernorm.weight"] = block.mlp_norm.weight
         for name in ("gate", "up", "down"):
             state[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight
         weights = _attention(a, rank, wide)
@@ -147,7 +144,7 @@ def _config(library: Any, model: Decoder, mla: list[MLA]) -> Any:
 
 
 def _attention(a: MLA, rank: int, wide: bool) -> dict[str, Tensor]:
-    """The weights of one layer by their names in DeepseekV3, with a constant channel beside the latent."""
+    """The weights of one layer by their names in DeepseekV3, with a constant channel after the latent."""
     assert isinstance(a.query, nn.Linear) and isinstance(a.down, nn.Linear)
     width, r, rope = a.d_model, a.latent_dim, a.rope_dim
     down, bias = a.down.weight, a.down.bias

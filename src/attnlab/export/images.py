@@ -38,17 +38,16 @@ def export(
     record: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Write a folder that `timm.create_model("local-dir:...", pretrained=True)` loads.
+    """Write a folder that `timm.create_model("local-dir:...", pretrained=True)` loads, replacing an earlier one.
 
-    A compressed model is written as one of the architecture that it was made from, its factors multiplied out.
+    The factors of a compressed model are multiplied out.
 
     Args:
-        classes: their names, in the order of the outputs.
-        folder: replaced when the new one is complete.
+        classes: names in the order of the outputs.
 
     Raises:
-        ConfigError: a compressed model that the dense architecture cannot hold exactly.
-        WriteError: the folder cannot be written; an earlier one then stays.
+        ConfigError: the dense architecture cannot hold a compressed model exactly.
+        WriteError: the folder cannot be written.
     """
     dense: Any = model
     if factored := bool(replacements(model)):
@@ -85,7 +84,7 @@ def export(
             safe_serialization=True,
         )
         config = json.loads((partial / CONFIG).read_text(encoding="utf-8"))
-        config["pretrained_cfg"] |= preprocessing  # that of this run, whatever the published weights had
+        config["pretrained_cfg"] |= preprocessing  # of this run, instead of the published weights'
         write_json(partial / CONFIG, config)
         text = card(
             record,

@@ -1,4 +1,4 @@
-"""Export of a trained language model in Hugging Face's form: a Llama, or a folder with modelling files."""
+"""Export of a trained language model for Hugging Face: a Llama, or a folder with modelling files."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -44,22 +44,21 @@ def export(
     layers: Sequence[Mapping[str, Any]] | None = None,
     format: Literal["hf", "deepseek"] = "hf",
 ) -> None:
-    """Write a language model as a folder that transformers loads without attnlab.
+    """Write a language model as a folder that transformers loads without attnlab, replacing an earlier one.
 
-    A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`, and a pretrained
-    decoder with the attention of its family, or with fewer key-value heads, what it was before. Any other gets its
-    modelling files, generated from the sources of its classes; it decodes with its small cache. A decoder that was
-    converted to MLA can become a `DeepseekV3ForCausalLM` instead.
+    A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`. A pretrained
+    decoder with the attention of its family, or with fewer key-value heads, becomes a model of its original class. Any
+    other gets modelling files from the sources of its classes, and decodes with its small cache. A decoder converted to
+    MLA can become a `DeepseekV3ForCausalLM` instead.
 
     Args:
-        folder: replaced when the new one is complete.
-        layers: what builds the attention of each layer, of a converted model; None: as `cfg` says.
-        format: "deepseek": DeepseekV3, which needs no code of the folder.
+        layers: the nodes of each layer's attention in a converted model; None: `cfg.attention`.
+        format: "deepseek": DeepseekV3, without code in the folder.
 
     Raises:
         ConfigError: the code of the model cannot be exported.
         DataError: the exported model differs.
-        WriteError: the folder cannot be written; an earlier one then stays.
+        WriteError: the folder cannot be written.
     """
     notes = [
         f"Prompt and continuation together have at most {model.longest} tokens.",
@@ -67,7 +66,7 @@ def export(
         f"`eos_token_id={vocabulary.end}` does so.",
         f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
     ]
-    converted: Any = None  # a model of transformers; None: it has none like this
+    converted: Any = None  # a model of a class of transformers
     if format == "deepseek":
         converted = deepseek.convert(model)
         notes.insert(0, deepseek.SERVING.format(folder=folder.name))
@@ -119,7 +118,7 @@ def export(
 
 
 def _grouped(model: Decoder) -> bool:
-    """Whether the layers have grouped-query attention as in the model's family of transformers."""
+    """Whether the layers have grouped-query attention as the model's original class."""
     attentions = [a for a in model.attentions if isinstance(a, MHA)]
     if len(attentions) < len(model.attentions) or len({a.num_kv_heads for a in attentions}) > 1:
         return False
@@ -127,7 +126,7 @@ def _grouped(model: Decoder) -> bool:
 
 
 def _original(model: Decoder, cfg: DictConfig) -> Any:
-    """The model of transformers from which a decoder was read, with the decoder's weights."""
+    """The decoder as a model of its original class of transformers."""
     source = str(cfg.task.weights)
     options = dict(decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source))
     first = model.attentions[0]
@@ -150,10 +149,10 @@ def _usage(folder: str, vocabulary: Vocabulary, *, trust: bool, words: bool) -> 
 
 
 def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
-    """A `PreTrainedTokenizerFast` that gives the ids of `vocabulary`; None, with a warning, where there is none.
+    """A `PreTrainedTokenizerFast` with the ids of `vocabulary`; None, with a warning, if it cannot have them.
 
-    It puts the mark between texts before a text, as mode=generate does, unless called with `add_special_tokens=False`.
-    That mark is its padding too, on the left, where attention masks hide it.
+    It adds the mark between texts before a text, as mode=generate does, unless called with `add_special_tokens=False`.
+    The mark is the padding too, on the left, where attention masks hide it.
     """
     if isinstance(vocabulary, BytePairVocabulary):
         tokenizer = Tokenizer.from_str(vocabulary.json)
@@ -186,14 +185,14 @@ def _of_words(vocabulary: WordVocabulary) -> Tokenizer:
     known = {"unk_token": vocabulary.unknown} if vocabulary.unknown in numbers else {}
     tokenizer = Tokenizer(models.WordLevel(numbers, **known))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(prefix="\n", cleanup=False)  # a space before all that begins otherwise
+    tokenizer.decoder = decoders.WordPiece(prefix="\n", cleanup=False)  # a space before each word
     if vocabulary.lower:
         tokenizer.normalizer = normalizers.Lowercase()
     return tokenizer
 
 
 def _difference(tokenizer: Any, vocabulary: Vocabulary) -> str | None:
-    """A text of the vocabulary that the tokenizer splits in another way; None: there is none among those tried."""
+    """A text with different ids in the tokenizer and in the vocabulary, or None."""
     if isinstance(vocabulary, WordVocabulary):
         texts = [word for i, word in enumerate(vocabulary.words) if i != vocabulary.end]
     else:

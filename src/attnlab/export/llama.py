@@ -1,4 +1,4 @@
-"""T6 with multi-head, grouped-query or multi-query attention as a LlamaForCausalLM, which transformers has."""
+"""Export of T6 with multi-head, grouped-query or multi-query attention as transformers' LlamaForCausalLM."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ NEAR = 1e-5  # of float32 logits, relative to the largest
 
 
 def refusal(model: LanguageModel) -> str | None:
-    """Why a Llama cannot hold this model; None: it can."""
+    """The reason why a Llama cannot represent a model, or None."""
     kinds = {type(attention) for attention in model.attentions}
     if kinds != {MHA}:
         return f"a Llama has no {', '.join(sorted(kind.__name__ for kind in kinds - {MHA}))}"
@@ -34,13 +34,13 @@ def refusal(model: LanguageModel) -> str | None:
 
 
 def convert(model: T6) -> Any:
-    """The same model, which `refusal` has nothing against, as a LlamaForCausalLM in eval mode on the CPU.
+    """Convert a model without a `refusal` to a LlamaForCausalLM in eval mode on the CPU.
 
-    T6's norms have no weights: those of the Llama are one, and their epsilon is that of T6, the machine's. Embeddings
-    and output share their weights in both. Projections without a bias get one of zeros where others have one.
+    T6's norms have no weights: those of the Llama are 1, with the epsilon of T6, the machine's. Embeddings and output
+    share their weights in both. If some projections have a bias, the others get one of zeros.
 
     Raises:
-        DataError: the logits of the two differ by more than 1e-5 of the largest one's size, or than 1e-5.
+        DataError: the logits differ by more than 1e-5, absolute and relative to the largest.
     """
     first = model.attentions[0]
     assert isinstance(first, MHA) and first.rope_theta is not None

@@ -1,4 +1,4 @@
-"""A language model of attnlab behind transformers' interface: `generate` reads the small cache of its attention."""
+"""A language model of attnlab with transformers' interface: `generate` uses the small cache of its attention."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from attnlab.models.language_model import LanguageModel
 
 
 class Rows(NamedTuple):
-    """Rows of a batch with equally much padding; `places` (rows,) int64 are their numbers in the batch."""
+    """Rows of a batch with equal padding; `places` (rows,) int64 are their numbers in the batch."""
 
     places: Tensor
     padding: int  # positions on the left
@@ -23,10 +23,10 @@ class Rows(NamedTuple):
 
 
 class AttnlabCache(Cache):
-    """The caches of all layers, in the form that the attention mechanisms keep them: latents, factors or states.
+    """The caches of all layers, in the form of the attention mechanism: latents, factors or states.
 
-    The mechanisms have no masks for padding. Rows with padding on the left are computed without it instead: rows that
-    have equally much share one cache, whose first position is their first token.
+    The mechanisms have no masks for padding. Rows with padding on the left are computed without it: rows with equal
+    padding share one cache, whose first position is their first token.
 
     Args:
         capacity: positions of each row, padding included.
@@ -44,7 +44,7 @@ class AttnlabCache(Cache):
         self.rows: list[Rows] = []
 
     def open(self, groups: list[tuple[Tensor, int]]) -> None:
-        """Allocate the caches: rows of the batch, and how much padding stands on their left."""
+        """Allocate the caches of groups: rows of the batch, and their padding on the left."""
         self.rows = [
             Rows(places, padding, self._model.start(len(places), self.capacity - padding)) for places, padding in groups
         ]
@@ -55,17 +55,17 @@ class AttnlabCache(Cache):
         return sum(cache.nbytes for rows in self.rows for cache in rows.caches)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions held, padding included."""
+        """Number of cached positions, including padding."""
         return self.length
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Positions that there is room for, padding included."""
+        """Maximal number of positions, including padding."""
         return self.capacity
 
     get_max_cache_shape = get_max_length  # its name in older versions
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i continues what row `beam_idx[i]` holds. ValueError: the two have not equally much padding."""
+        """Copy row `beam_idx[i]` to row i. ValueError: the two have different padding."""
         for rows in self.rows:
             wanted = beam_idx.to(rows.places.device)[rows.places]
             match = wanted[:, None] == rows.places
@@ -75,7 +75,7 @@ class AttnlabCache(Cache):
                 cache.reorder(match.int().argmax(1))
 
     def reset(self) -> None:
-        """Forget everything; the next batch may have other rows."""
+        """Empty the cache; the next batch may have other rows."""
         self.rows, self.length = [], 0
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -110,10 +110,10 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: constructors have done it."""
+        """Do nothing: constructors initialise the weights."""
 
     def get_input_embeddings(self) -> nn.Module:
-        """The table of embeddings, of a model that has one apart from its output layer."""
+        """The embedding table; NotImplementedError if it is the output layer."""
         embedding = getattr(self.model, "embedding", None)
         if not isinstance(embedding, nn.Module):
             raise NotImplementedError(f"the embeddings of {type(self.model).__name__} are its output layer")
@@ -126,7 +126,7 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **others: Any
     ) -> None:
-        """A cache with room for exactly the text that `generate` was asked for; the last token is never read."""
+        """Allocate a cache of the exact length of `generate`; the last token is never read."""
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = AttnlabCache(self.model, max(generation_config.max_length - 1, 1))
 
@@ -143,17 +143,16 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits of the next tokens.
 
         Args:
-            input_ids: (B, T) int64; with a cache, the tokens after those that it holds.
-            attention_mask: (B, all positions so far), 1 where a token is real. Padding stands on the left or, without
-                a cache, on either side; logits at padding are zero on the left and unspecified on the right.
-            past_key_values: continues it, without gradients. None: all positions in parallel.
+            input_ids: (B, T) int64; with a cache, the tokens after the cached ones.
+            attention_mask: (B, all positions so far), 1 for tokens, 0 for padding: on the left or, without a cache, on
+                either side. Logits at padding are zero on the left and unspecified on the right.
+            past_key_values: the cache to continue, without gradients. None: all positions in parallel.
             labels: (B, T) int64, for the mean loss of the next tokens; -100 is not counted.
-            use_cache: whether to begin a cache where none is given. Unlike in other models the default is not to: a
-                cache has a size, which `generate` knows.
-            logits_to_keep: so many last positions alone, or these positions; 0: all.
+            use_cache: create a cache if `past_key_values` is None. False by default, unlike in other models: a cache
+                has a size, which `generate` knows.
+            logits_to_keep: number of last positions, or these positions; 0: all.
 
-        ValueError: the text is longer than the model takes, padding stands between tokens, or a cache is of another
-            model.
+        ValueError: a text longer than the model's maximum, padding between tokens, or a cache of another class.
         """
         batch, new = input_ids.shape
         if past_key_values is None and use_cache:
@@ -192,7 +191,7 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _build(values: Any, **more: Any) -> Any:
-    """The object that plain values describe; nested ones first."""
+    """Build the object of a description in plain values, and those nested in it."""
     if not isinstance(values, dict) or "class" not in values:
         return values
     arguments = {key: _build(value) for key, value in values.items() if key != "class"}
@@ -202,7 +201,7 @@ def _build(values: Any, **more: Any) -> Any:
 def _groups(
     mask: Tensor | None, batch: int, size: int, device: torch.device, right: bool = False
 ) -> list[tuple[Tensor, int]]:
-    """Rows with equally much padding on the left, and how much that is. `right`: padding may follow the text too."""
+    """Rows with equal padding on the left, and its length. `right`: padding on the right is valid too."""
     everything = torch.arange(batch, device=device)
     if mask is None:
         return [(everything, 0)]

@@ -1,4 +1,4 @@
-"""A language model as a folder with modelling files, which transformers loads with trust_remote_code=True."""
+"""Export of a language model as a folder with modelling files, for transformers with trust_remote_code=True."""
 
 import hashlib
 import pkgutil
@@ -13,8 +13,8 @@ from attnlab.models import LanguageModel
 
 CODE = ("attnlab.export.configuration_attnlab", "attnlab.export.modeling_attnlab")
 CONFIGURATION = "configuration_attnlab.py"
-# transformers uses one model class for one config class, and takes config files of equal content, in folders of equal
-# name, for one class: without the mark the second of two such folders would be built with the code of the first.
+# transformers uses one model class for one config class, and one config class for config files of equal content in
+# folders of equal name: without the mark the second of two such folders would be built with the code of the first.
 MARK = "\n# SHA-256 of the code of this folder, which makes its config class one of its own: {}\n"
 REGISTRY = "attnlab.export.classes"  # written for each folder
 
@@ -22,13 +22,13 @@ REGISTRY = "attnlab.export.classes"  # written for each folder
 def config_of(
     model: LanguageModel, cfg: DictConfig, layers: Sequence[Mapping[str, Any]] | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What config.json holds, and the module of each class that it names.
+    """The content of config.json, and the module of each of its classes.
 
     Args:
-        layers: what builds the attention of each layer, of a converted model; None: `cfg.attention`.
+        layers: the nodes of each layer's attention in a converted model; None: `cfg.attention`.
 
     Raises:
-        ConfigError: a node of `task.model` or `attention` names something else than a class.
+        ConfigError: the `_target_` of a node of `task.model` or `attention` is not a class.
     """
     pattern = cfg.attention.get("pattern")
     nodes = [cfg.attention] if pattern is None else [cfg.attention.mechanisms[name] for name in pattern]
@@ -54,9 +54,9 @@ def config_of(
 
 
 def code_of(modules: dict[str, str]) -> dict[str, str]:
-    """The Python files of a folder, content by name, with the module of each class that the config names.
+    """The Python files of a folder, content by name, for the modules of the config's classes.
 
-    ConfigError: a class has no source, or one that cannot be copied into a flat folder.
+    ConfigError: a class has no source, or cannot be copied into a flat folder.
     """
     files = sources.flatten([*CODE, *modules.values()], replaced=[REGISTRY])
     imports = [f"from .{sources.flat_name(module)} import {name}" for name, module in sorted(modules.items())]
@@ -70,7 +70,7 @@ def code_of(modules: dict[str, str]) -> dict[str, str]:
 
 
 def _described(node: Any, path: str, modules: dict[str, str]) -> Any:
-    """A node as plain values with `class` in place of `_target_`; `modules` gets the module of the class."""
+    """A node as plain values with `class` instead of `_target_`; `modules` gets the module of the class."""
     if not isinstance(node, dict) or "_target_" not in node:
         return node
     target = str(node["_target_"])

@@ -1,9 +1,8 @@
-"""Source files of classes, copied into one flat folder in which they import each other.
+"""Copies of the source files of classes in one flat folder, with imports of each other.
 
 transformers loads a model's code from a folder without subfolders, and follows relative imports between its files.
-So each module that a class needs becomes a file there, `attnlab.attention.ops.rope` the file
-`attention_ops_rope.py`, and its imports of other modules of the package are rewritten. Everything else stays as it is
-written: the folder's code is the code that trained the model, and no second implementation.
+Each module that a class needs becomes a file, `attnlab.attention.ops.rope` the file `attention_ops_rope.py`, with its
+imports of other modules of the package rewritten. The rest is unchanged: the code that trained the model.
 """
 
 import ast
@@ -20,23 +19,20 @@ parse = lru_cache(maxsize=64)(ast.parse)
 
 
 def flat_name(module: str) -> str:
-    """The name in the folder of a module of this package or of the user: its path with underscores."""
+    """The name of a module in the folder: its path with underscores."""
     return module.removeprefix(f"{PACKAGE}.").removeprefix("export.").replace(".", "_")
 
 
 def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, str]:
-    """The files of some modules and of all that they need of their packages.
+    """The files of modules and of their dependencies in their packages, content by file name.
 
     Args:
-        modules: dotted names, of this package or of others. What they import of their top-level packages and of
-            attnlab is copied too; imports of other packages stay.
-        replaced: modules that are not copied, because the caller writes a file of that flat name.
-
-    Returns:
-        Content by file name.
+        modules: dotted names. Their imports from their top-level packages and from attnlab are copied too; imports of
+            other packages stay.
+        replaced: modules that the caller writes instead of a copy.
 
     Raises:
-        ConfigError: a module has no source, or imports a module itself, for which the flat form has no name.
+        ConfigError: a module has no source, or imports another module by name, which a flat folder does not support.
     """
     todo, left_out = list(modules), set(replaced)
     packages = {PACKAGE, *(module.partition(".")[0] for module in todo)}
@@ -51,7 +47,7 @@ def flatten(modules: Iterable[str], replaced: Iterable[str] = ()) -> dict[str, s
 
 
 def defined_in(module: str, name: str) -> str:
-    """The module that defines a name which a package may only pass on: `attnlab.attention`, `MTLA` -> its file.
+    """The module with the definition of a name of a package, such as `MTLA` of `attnlab.attention`.
 
     ConfigError: the module has no source.
     """
@@ -67,7 +63,7 @@ def defined_in(module: str, name: str) -> str:
 
 
 def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
-    """The source of a module with flat imports, below a line that says where it is from; the modules that it needs."""
+    """The source of a module with flat imports, after a line with its origin; and the modules that it needs."""
     path, tree = _parsed(module)
     lines = path.read_text(encoding="utf-8").splitlines()
     edits: list[tuple[int, int, list[str]]] = []
@@ -75,7 +71,7 @@ def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
     skipped: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            edits.append((node.lineno, node.end_lineno or node.lineno, []))  # names in quoted annotations alone
+            edits.append((node.lineno, node.end_lineno or node.lineno, []))  # for quoted annotations alone
             skipped.update(ast.walk(node))
         elif isinstance(node, ast.Import) and node not in skipped:
             for alias in node.names:
@@ -115,7 +111,7 @@ def _parsed(module: str) -> tuple[Path, ast.Module]:
 
 
 def _absolute(node: ast.ImportFrom, module: str, path: Path) -> str:
-    """The dotted name of the module that a statement imports from."""
+    """The absolute name of the module in an import statement."""
     if not node.level:
         return node.module or ""
     parts = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]

@@ -1,4 +1,4 @@
-"""Any trained model as plain weights: a safetensors file, and the files beside it in every exported folder."""
+"""Export of any trained model as plain weights in a safetensors file, and the common files of exported folders."""
 
 import json
 import shutil
@@ -34,11 +34,7 @@ argument, so that the same model can be built with attnlab or written anew.{file
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """As :func:`attnlab.run.files.replacing_folder`; errors of the file system in the block name `folder`.
-
-    Raises:
-        WriteError: the folder cannot be written; an earlier one then stays.
-    """
+    """:func:`attnlab.run.files.replacing_folder`, with a WriteError of `folder` for errors of the file system."""
     with replacing_folder(folder) as partial:
         try:
             yield partial
@@ -47,19 +43,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:
-    """Write `weights` by name to `model.safetensors`: of names that share a tensor every one is written."""
+    """Write `weights` by name to `model.safetensors`; a shared tensor is written under each of its names."""
     tensors = {f"{prefix}{name}": value.detach().cpu().contiguous().clone() for name, value in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write plain values, readable."""
+    """Write plain values as indented JSON."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
 def check_logits(model: LanguageModel, exported: Any, near: float) -> None:
-    """DataError: the logits of a text of random tokens differ by more than `near`, relative to the largest or to 1."""
+    """DataError: the logits of random tokens differ by more than `near`, relative to the largest or to 1."""
     size = exported.config.vocab_size
     ids = torch.randint(size, (1, min(model.longest, 64)), generator=torch.Generator().manual_seed(0))
     expected = model(ids)
@@ -77,15 +73,14 @@ def export(
     files: Iterable[Path],
     folder: Path,
 ) -> None:
-    """Write `model.safetensors`, `config.json`, copies of `files`, and the model card.
+    """Write `model.safetensors`, `config.json`, copies of `files`, and the model card, replacing an earlier folder.
 
     Args:
-        attentions: those of its mechanisms that have a cache in decoding.
+        attentions: the mechanisms with a cache in decoding.
         files: tokenizers, vocabularies, class names and the like of the run directory.
-        folder: replaced when the new one is complete.
 
     Raises:
-        WriteError: the folder cannot be written; an earlier one then stays.
+        WriteError: the folder cannot be written.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
     about = {

@@ -1,12 +1,14 @@
-"""The interface of a family of pretrained models: where the matrices of a layer lie, how to read and replace them.
+"""Interface of a family of pretrained models: the paths of a layer's matrices, and how to read and replace them.
 
-Compression and conversion know a model through it alone. A family is one file in this folder; `families` finds it.
+Compression and conversion use a model through this interface alone. A family is one file in this folder.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -23,12 +25,11 @@ class Projection:
     """One matrix of a layer, y = W x + b with W of shape (out, in), and where the model stores it.
 
     Args:
-        path: path of the module that has `weight` and `bias`.
-        shape: (out, in) of W, whatever the layout in which it is stored.
-        axis: the axis of W that runs over heads x head width: "out" for q, k and v, "in" for o, None for a matrix
-            that has no heads.
+        path: the module with `weight` and `bias`.
+        shape: (out, in) of W, in either storage layout.
+        axis: the axis of W over heads x head width: "out" for q, k and v, "in" for o, None for a matrix without heads.
         heads: number of heads along that axis; k and v of grouped-query attention have fewer than q.
-        rows: which outputs of the module belong to this projection, in the order of W's rows; None: all. Fused
+        rows: the module's outputs that belong to this projection, in the order of W's rows; None: all. Fused
             projections share a module: timm's `qkv` (consecutive ranges), GPT-NeoX's `query_key_value` (interleaved).
         transposed: the module stores (in, out), as GPT-2's Conv1D does.
     """
@@ -47,13 +48,13 @@ class Projection:
         return self.shape[0 if self.axis == "out" else 1] // self.heads
 
     def read(self, model: nn.Module) -> Tensor:
-        """W, (out, in), detached: a view where the projection has its module to itself."""
+        """W, (out, in), detached; a view unless the projection is fused with others."""
         weight: Tensor = model.get_parameter(f"{self.path}.weight").detach()
         weight = weight.mT if self.transposed else weight
         return weight if self.rows is None else weight[self._index]
 
     def read_bias(self, model: nn.Module) -> Tensor | None:
-        """b, (out,), detached; None: the projection has none."""
+        """b, (out,), detached; None without a bias."""
         if not self.bias:
             return None
         bias = model.get_parameter(f"{self.path}.bias").detach()
@@ -61,10 +62,9 @@ class Projection:
 
     @torch.no_grad()
     def write(self, model: nn.Module, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Replace W, and with `bias` b, in place; in the model's type.
+        """Overwrite W (out, in), and b (out,) if there is a `bias`, in the model's dtype.
 
-        Raises:
-            ConfigError: `bias` is not zero and the projection has none.
+        ConfigError: a nonzero `bias` for a projection without one.
         """
         stored = model.get_parameter(f"{self.path}.weight")
         index = slice(None) if self.rows is None else self._index
@@ -72,10 +72,10 @@ class Projection:
         if bias is not None and self.bias:
             model.get_parameter(f"{self.path}.bias")[index] = bias.to(stored)
         elif bias is not None and bias.any():
-            raise ConfigError(f"{self.path} has no bias, so that a bias other than zero cannot be written into it")
+            raise ConfigError(f"{self.path} has no bias; a nonzero bias cannot be written into it")
 
     def split(self, weight: Tensor) -> Tensor:
-        """W (out, in) by head, (heads, model width, head width): the same layout for q, k, v and o."""
+        """Split W (out, in) by head, (heads, model width, head width): one layout for q, k, v and o."""
         if self.axis == "out":
             return weight.unflatten(0, (self.heads, -1)).mT
         return weight.unflatten(1, (self.heads, -1)).transpose(0, 1)
@@ -96,18 +96,18 @@ class Projection:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model: its named projections, and what else a method must know of it.
+    """One layer of a model.
 
     Args:
-        attention: path of its attention module; None: it has none.
-        mlp: path of its MLP module; None: it has none.
-        projections: q, k, v and o where they are known, and the matrices of the MLP under the family's names.
-        scale: factor of the logits; 0 where it is not known.
+        attention: path of its attention module, or None.
+        mlp: path of its MLP module, or None.
+        projections: q, k, v and o if they are known, and the matrices of the MLP under the family's names.
+        scale: factor of the logits; 0 if unknown.
         dropout: rates of the attention weights and of the attention module's output.
-        refusals: what cannot be done with this layer and why, by subject. "attention": the projections are unknown.
-            "products": something stands between projections and products (rotary positions, norms), so that the
-            query-key and value-output products of the weights are not what the layer computes. "mlp": its matrices
-            are unknown. Each text begins with the path of the module.
+        refusals: reasons why a layer cannot be changed, by subject. "attention": its projections are unknown.
+            "products": the layer changes queries or keys after the projections (rotary positions, norms), so that
+            products of the weights do not give its logits or outputs. "mlp": its matrices are unknown. Each reason
+            begins with the path of the module.
     """
 
     path: str
@@ -124,22 +124,22 @@ class Layer:
         return [name for name in self.projections if name not in ATTENTION]
 
     def products(self, tokens: int) -> int:
-        """Multiply-adds of both products of dense attention, queries by keys and weights by values, in all heads."""
+        """Multiply-adds of dense attention's two products in all heads: queries by keys, weights by values."""
         return tokens**2 * (self.projections["q"].shape[0] + self.projections["o"].shape[1])
 
     def attention_multiply_adds(self, tokens: int) -> int:
-        """Of dense attention for a sequence of that many tokens: projections and products."""
+        """Multiply-adds of dense attention for one sequence: projections and products."""
         shapes = (self.projections[name].shape for name in ATTENTION)
         return tokens * sum(out * width for out, width in shapes) + self.products(tokens)
 
 
 class Family(ABC):
-    """A kind of model that others wrote. It has no state: everything is read from the model.
+    """A stateless description of an external architecture.
 
     Attributes:
-        name: how a saved folder names the family.
-        options: the options of :meth:`create` that a saved folder may have; others are refused, for a folder may come
-            from anywhere and options of a library may open files.
+        name: the family's name in saved folders.
+        options: the options of :meth:`create` that a saved folder may have. Others are refused: the folder may come
+            from anywhere, and a library's options may open files.
     """
 
     name: ClassVar[str]
@@ -147,31 +147,38 @@ class Family(ABC):
 
     @abstractmethod
     def matches(self, model: nn.Module) -> bool:
-        """Whether `model` is of this family."""
+        """Whether `model` belongs to this family."""
 
     @abstractmethod
     def layers(self, model: nn.Module) -> list[Layer]:
-        """The layers of a model in order; sizes come from its modules and config, so that it may be on meta."""
+        """The layers of a model in order, from its modules and config: the model may be on the meta device."""
 
     def tokens(self, model: nn.Module) -> int | None:
-        """The length of the sequences inside a model, where its sizes fix it; None: they are as long as the input."""
+        """The fixed sequence length inside a model; None: it follows the input."""
         return None
 
     @abstractmethod
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
-        """The dense architecture with random weights, on the default device.
-
-        ConfigError: there is no such model, or it refuses the options.
-        """
+        """The dense architecture with random weights, on the default device. ConfigError: unknown model or options."""
 
     def empty(self, name: str, options: dict[str, Any]) -> nn.Module:
-        """The same on the CPU, for weights that are loaded next: parameters are not initialised."""
+        """The dense architecture on the CPU with uninitialised parameters, for weights that are loaded next."""
         with torch.device("meta"):
             model = self.create(name, options)
         return model.to_empty(device="cpu")
 
 
 def replace(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a dotted path of the model, in place of what is there or as a new submodule."""
+    """Set the submodule at a dotted path of the model."""
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
+
+
+def subclasses(base: type[Any], *packages: str) -> Iterator[type[Any]]:
+    """All subclasses of a class, after the import of every module of these packages."""
+    for package in packages:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            importlib.import_module(f"{package}.{module.name}")
+    for cls in base.__subclasses__():
+        yield cls
+        yield from subclasses(cls)

@@ -30,11 +30,7 @@ BASE = {
 
 
 class Bert(LanguageModel):
-    """Separate projections, all with biases; q, k and v lie beside the output projection in the attention module.
-
-    The MLP has no module: `Layer.mlp` is that of its first matrix. The matrices are named by their paths,
-    for `output.dense` ends the name of the attention's output too.
-    """
+    """Separate projections, all with biases. The MLP has no module: `Layer.mlp` is that of its first matrix."""
 
     name = "bert"
     classes = {"bert": "BertForMaskedLM"}
@@ -56,7 +52,7 @@ class Bert(LanguageModel):
 
 
 class Roberta(Bert):
-    """The same layers under another name."""
+    """BERT's layers under another name."""
 
     name = "roberta"
     classes = {"roberta": "RobertaForMaskedLM"}

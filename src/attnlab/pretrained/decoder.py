@@ -1,4 +1,4 @@
-"""Decoders of transformers as attnlab's: the configuration of the same model, its weights, and the way back."""
+"""Decoders of transformers as attnlab's: configuration and weights in both directions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnlab.models.decoder import Decoder
 from attnlab.pretrained import family_of, huggingface
 from attnlab.pretrained.base import ATTENTION
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # model_type of what can be read
+KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # supported values of model_type
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -38,109 +38,80 @@ SAMPLE: dict[str, Any] = {
     "eos_token_id": 256,
 }
 LINEARS = dict(zip(ATTENTION, ("query", "key", "value", "out"), strict=True))
+LLAMA = {  # names of options
+    "width": "hidden_size", "heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size",
+    "length": "max_position_embeddings", "eps": "rms_norm_eps", "activation": "hidden_act",
+    "dropout": "attention_dropout",
+}  # fmt: skip
+GPT2 = {
+    "width": "n_embd", "heads": "n_head", "layers": "n_layer", "ffn": "n_inner", "length": "n_positions",
+    "eps": "layer_norm_epsilon", "activation": "activation_function", "dropout": "attn_pdrop",
+}  # fmt: skip
 
 
 def nodes_of(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The nodes `task.model` and, for each layer, `attention`, of a model of transformers.
 
     Args:
-        options: its config as plain values, as :func:`attnlab.pretrained.huggingface.config_of` gives it.
+        options: its config, from :func:`attnlab.pretrained.huggingface.config_of`.
 
     Raises:
-        ConfigError: the model has something that cannot be carried over; the reason.
+        ConfigError: a part of the model is not supported.
     """
     kind = options["model_type"]
     if kind not in KINDS:
         raise ConfigError(
             f"model={source}: {kind} has layers that attnlab's decoder does not have; it reads {', '.join(KINDS)}"
         )
-    return _gpt2(options, source) if kind == "gpt2" else _llama(options, source)
-
-
-def _llama(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    kind, width, heads = options["model_type"], options["hidden_size"], options["num_attention_heads"]
-    groups = options.get("num_key_value_heads") or heads
+    gpt2 = kind == "gpt2"
+    names = GPT2 if gpt2 else LLAMA
+    for key, usual in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
+        if options.get(key, usual) is not usual:
+            raise ConfigError(f"model={source}: {key}={options[key]} is not supported")
+    width, heads, eps = options[names["width"]], options[names["heads"]], options[names["eps"]]
+    activation = options[names["activation"]]
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"model={source}: the activation {activation} is not one of {', '.join(ACTIVATIONS)}")
+    length = options[names["length"]]
     model = {
         "_target_": "attnlab.models.Decoder",
         "d_model": width,
-        "num_layers": options["num_hidden_layers"],
-        "ffn_dim": options["intermediate_size"],
-        "max_length": options["max_position_embeddings"],
-        "norm": "rms",
-        "norm_eps": options["rms_norm_eps"],
-        "activation": _activation(options["hidden_act"], source),
-        "gated": True,
-        "mlp_bias": bool(options.get("mlp_bias")),
-        "tied": bool(options["tie_word_embeddings"]),
-        "positions": 0,
-        "dropout": 0.0,
+        "num_layers": options[names["layers"]],
+        "ffn_dim": options.get(names["ffn"]) or 4 * width,
+        "max_length": length,
+        "norm": "layer" if gpt2 else "rms",
+        "norm_eps": eps,
+        "activation": ACTIVATIONS[activation],
+        "gated": not gpt2,
+        "mlp_bias": gpt2 or bool(options.get("mlp_bias")),
+        "tied": bool(options.get("tie_word_embeddings", True)),
+        "positions": length if gpt2 else 0,
+        "dropout": float(options.get("resid_pdrop") or 0.0),
     }
-    bias = {"qwen2": ["query", "key", "value"]}.get(kind, ["query", "key", "value", "out"])
-    biased = kind == "qwen2" or bool(options.get("attention_bias"))
+    bias: bool | list[str] = gpt2
+    if kind == "qwen2" or options.get("attention_bias"):
+        bias = ["query", "key", "value"] if kind == "qwen2" else ["query", "key", "value", "out"]
     attention = {
         "_target_": "attnlab.attention.MHA",
         "d_model": width,
         "num_heads": heads,
-        "num_kv_heads": groups,
+        "num_kv_heads": options.get("num_key_value_heads") or heads,
         "head_dim": options.get("head_dim") or width // heads,
-        "bias": bias if biased else False,
+        "bias": bias,
         "qk_norm": kind == "qwen3",
-        "dropout": float(options.get("attention_dropout") or 0.0),
+        "dropout": float(options.get(names["dropout"]) or 0.0),
         **_rotary(options, source),
-        "rope_dim": None,
-        "norm_eps": options["rms_norm_eps"],
+        "rope_dim": 0 if gpt2 else None,
+        "norm_eps": eps,
     }
     return model, [
         attention if window is None else attention | {"_target_": "attnlab.attention.SlidingWindow", "window": window}
-        for window in _windows(options)
+        for window in _windows(options, options[names["layers"]])
     ]
 
 
-def _gpt2(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    for key, usual in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
-        if options.get(key, usual) is not usual:
-            raise ConfigError(f"model={source}: {key}={options[key]} is not carried over")
-    width, heads = options["n_embd"], options["n_head"]
-    model = {
-        "_target_": "attnlab.models.Decoder",
-        "d_model": width,
-        "num_layers": options["n_layer"],
-        "ffn_dim": options.get("n_inner") or 4 * width,
-        "max_length": options["n_positions"],
-        "norm": "layer",
-        "norm_eps": options["layer_norm_epsilon"],
-        "activation": _activation(options["activation_function"], source),
-        "gated": False,
-        "mlp_bias": True,
-        "tied": bool(options.get("tie_word_embeddings", True)),
-        "positions": options["n_positions"],
-        "dropout": float(options.get("resid_pdrop") or 0.0),
-    }
-    attention = {
-        "_target_": "attnlab.attention.MHA",
-        "d_model": width,
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": width // heads,
-        "bias": True,
-        "qk_norm": False,
-        "dropout": float(options.get("attn_pdrop") or 0.0),
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "rope_dim": 0,
-        "norm_eps": options["layer_norm_epsilon"],
-    }
-    return model, [attention] * options["n_layer"]
-
-
-def _activation(name: str, source: str) -> str:
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"model={source}: the activation {name} is not one of {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
-
-
 def _rotary(options: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`; a theta of None: the frequencies are read from the model."""
+    """`rope_theta` and `rope_scaling`; a theta of None: the frequencies are those of the model."""
     rotary = options.get("rope_parameters") or {}
     kind = rotary.get("rope_type", "default")
     if kind not in STATIC:
@@ -149,7 +120,7 @@ def _rotary(options: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"rotated keys cannot follow; expected one of {', '.join(STATIC)}"
         )
     if rotary.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ConfigError(f"model={source}: partial_rotary_factor is not carried over")
+        raise ConfigError(f"model={source}: partial_rotary_factor is not supported")
     theta = float(rotary.get("rope_theta", 10000.0))
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
@@ -160,21 +131,19 @@ def _rotary(options: Mapping[str, Any], source: str) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
-def _windows(options: Mapping[str, Any]) -> list[int | None]:
-    """The sliding window of each layer; None: it has none."""
-    count, window, kinds = options["num_hidden_layers"], options.get("sliding_window"), options.get("layer_types")
+def _windows(options: Mapping[str, Any], count: int) -> list[int | None]:
+    """The sliding window of each layer, or None."""
+    window, kinds = options.get("sliding_window"), options.get("layer_types")
     if options["model_type"] in ("qwen2", "qwen3") and not options.get("use_sliding_window"):
         window = None
-    if window is None:
-        return [None] * count
-    if kinds:
-        return [window if kind == "sliding_attention" else None for kind in kinds]
-    return [window] * count
+    if window is None or not kinds:
+        return [window] * count
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 @torch.no_grad()
 def fill(decoder: Decoder, original: nn.Module) -> None:
-    """Copy the weights of a model of transformers into a decoder of the sizes that :func:`nodes_of` gives."""
+    """Copy the weights of a model of transformers into the decoder of :func:`nodes_of`."""
     for target, value in pairs(decoder, original):
         target.copy_(value)
     table = _table(original)
@@ -182,13 +151,13 @@ def fill(decoder: Decoder, original: nn.Module) -> None:
         assert isinstance(attention, MHA)
         if attention.rope_theta is None and table is not None:
             attention.frequencies = table.inv_freq.to(attention.frequencies)
-            scale = float(table.attention_scaling)  # of cos and sin, on both sides of the product
+            scale = float(table.attention_scaling)  # of cos and sin, in queries and keys
             for parameter in scaled(attention):
                 parameter.mul_(scale)
 
 
 def pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter of a decoder with the values that a model of transformers has for it."""
+    """Each parameter of a decoder with its values in a model of transformers."""
     config: Any = original.config
     gpt2 = config.model_type == "gpt2"
     at = original.get_parameter
@@ -226,22 +195,19 @@ def _same(module: nn.Module, original: nn.Module) -> Iterator[tuple[Tensor, Tens
 
 
 def _table(original: nn.Module) -> Any:
-    """The module with a model's rotary table; None: it has none."""
+    """The module with a model's rotary table, or None."""
     return next((module for module in original.modules() if hasattr(module, "inv_freq")), None)
 
 
 @torch.no_grad()
 def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Module:
-    """The way back: a model of transformers with the weights of a decoder that was read from one.
-
-    ConfigError: a mechanism that a model of transformers does not have.
-    """
+    """A model of transformers with the weights of a decoder. ConfigError: it has another mechanism of attention."""
     other = next((attention for attention in decoder.attentions if not isinstance(attention, MHA)), None)
     if other is not None:
         raise ConfigError(f"{type(other).__name__}: {options['model_type']} of transformers has no such attention")
     original = huggingface.create(source, dict(options)).to(decoder.embedding.weight.dtype)
     for target, place in pairs(decoder, original):
-        place.copy_(target)  # `place` is a view of their weight
+        place.copy_(target)  # `place` is a view of the original's weight
     table = _table(original)
     scale = 1.0 if table is None else float(table.attention_scaling)
     if scale != 1.0:
@@ -251,7 +217,7 @@ def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Modu
 
 
 def scaled(attention: Attention) -> list[Tensor]:
-    """The parameters that hold the scaling of a rotary table: those of the last map before queries and keys turn."""
+    """The parameters with the scaling of a rotary table: those of the last map before the rotation."""
     assert isinstance(attention, MHA)
     normed = not isinstance(attention.query_norm, nn.Identity)
     maps = (attention.query_norm, attention.key_norm) if normed else (attention.query, attention.key)

@@ -15,7 +15,7 @@ OPTIONS = (
 
 
 class GPTNeoX(LanguageModel):
-    """One module for q, k and v, interleaved by head: the rows of a head are its q, its k and its v."""
+    """One module for q, k and v, interleaved by head: rows q | k | v of each head."""
 
     name = "gpt_neox"
     classes = {"gpt_neox": "GPTNeoXForCausalLM"}

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face models: a local one first, the hub's second; read without running code from them."""
+"""Folders of Hugging Face models, local ones before those of the hub; read without running their code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 CONFIG = "config.json"
 TEXT = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second is read with weights_only
-SECONDS = 5.0  # to wait for an answer of the hub
+SECONDS = 5.0  # timeout of the hub
 
 
 def transformers() -> Any:
@@ -35,18 +35,18 @@ def transformers() -> Any:
     except ImportError as error:
         raise ConfigError("transformers is not installed: pip install 'attnlab[hf]'") from error
     if not sys.stderr.isatty():
-        library.utils.logging.disable_progress_bar()  # they would fill a log file
+        library.utils.logging.disable_progress_bar()  # it would fill a log file
     return library
 
 
 def folder(source: str, *, weights: bool = True) -> Path:
-    """The folder of a model: `source` itself, or its copy in the hub's cache, downloaded if it is not there.
+    """The folder of a model: `source` itself, or its copy in the hub's cache, downloaded if missing.
 
     Args:
-        weights: whether the weights are needed, or the config and the tokenizer are enough.
+        weights: False: the config and the tokenizer are sufficient.
 
     Raises:
-        DataError: no such folder or name, files that are missing, or a hub that does not answer within seconds.
+        DataError: an unknown folder or name, missing files, or no answer of the hub within seconds.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -58,7 +58,7 @@ def folder(source: str, *, weights: bool = True) -> Path:
 
 
 def _cached(name: str, weights: bool) -> Path | None:
-    """The copy in the hub's cache, without a network; None: there is none, or a part of what is needed."""
+    """The copy in the hub's cache, without a network; None if it is missing or incomplete."""
     from huggingface_hub import errors, snapshot_download
 
     try:
@@ -72,17 +72,17 @@ def _cached(name: str, weights: bool) -> Path | None:
 
 
 def file(name: str, source: str, names: Sequence[str]) -> Path:
-    """The first of these files that a model of the hub has, from its cache or downloaded.
+    """The first of these files in a model of the hub, from its cache or downloaded.
 
-    DataError: no such model or file, or a hub that does not answer within seconds.
+    DataError: an unknown model or file, or no answer of the hub within seconds.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     for file in names:
         if isinstance(path := try_to_load_from_cache(name, file), str):
             return Path(path)
-    there = _asked(name, source, "download it on a machine with a network, and give the file")
-    if not (wanted := [file for file in names if file in there]):
+    files = _files(name, source, "download it on a machine with a network, and give the file")
+    if not (wanted := [file for file in names if file in files]):
         raise DataError(f"model={source}: {name} on the hub has none of {', '.join(names)}")
     try:
         return Path(hf_hub_download(name, wanted[0], etag_timeout=SECONDS))
@@ -90,10 +90,10 @@ def file(name: str, source: str, names: Sequence[str]) -> Path:
         raise DataError(f"model={source}: the download failed ({first_line(error)}); run it again") from error
 
 
-def _asked(name: str, source: str, advice: str) -> list[str]:
-    """The files of a model of the hub. DataError: it cannot be asked, or refuses; with the advice.
+def _files(name: str, source: str, advice: str) -> list[str]:
+    """The files of a model of the hub, in one attempt within seconds: a download would retry for over a minute.
 
-    One attempt within seconds, for a download would retry for more than a minute.
+    DataError: the hub cannot be reached, or refuses; with the advice.
     """
     from huggingface_hub import HfApi, constants, errors
 
@@ -113,9 +113,9 @@ def _asked(name: str, source: str, advice: str) -> list[str]:
 
 @contextmanager
 def offline_if_unreachable() -> Iterator[bool]:
-    """Inside, where the hub cannot be reached, its libraries use what their caches have, and do not try again.
+    """Set the hub's libraries offline if the hub cannot be reached, and yield whether they are.
 
-    They would try five times for each file, for more than a minute. Gives whether they are offline.
+    Otherwise they would try five times for each file, for more than a minute.
     """
     import datasets  # type: ignore[import-untyped]
     from huggingface_hub import constants, get_session
@@ -125,7 +125,7 @@ def offline_if_unreachable() -> Iterator[bool]:
         try:
             get_session().head(constants.ENDPOINT, timeout=SECONDS)
         except Exception as error:  # of httpx or sockets
-            log.info("the hub cannot be reached (%s): what is not in its cache is missing", first_line(error))
+            log.info("the hub cannot be reached (%s): only its cache is used", first_line(error))
             constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield bool(constants.HF_HUB_OFFLINE)
@@ -137,7 +137,7 @@ def _downloaded(name: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     advice = f"download it on a machine with a network (hf download {name} --local-dir FOLDER) and give model=FOLDER"
-    files = _asked(name, name, advice)
+    files = _files(name, name, advice)
     patterns = list(TEXT)
     if weights:
         safe = any(re.fullmatch(r"model[^/]*\.safetensors", file) for file in files)
@@ -153,7 +153,7 @@ def _downloaded(name: str, weights: bool) -> Path:
 
 
 def _complete(path: Path, source: str, weights: bool) -> None:
-    """DataError: the folder lacks its config or, if they are needed, weights."""
+    """DataError: the folder lacks its config, or weights if they are needed."""
     if not (path / CONFIG).is_file():
         raise DataError(
             f"model={source}: {path / CONFIG} is missing; expected {CONFIG} and *.safetensors (a run: checkpoint=)"
@@ -161,7 +161,7 @@ def _complete(path: Path, source: str, weights: bool) -> None:
     for file in weight_files(path, source) if weights else ():
         if file.suffix != ".safetensors":
             continue
-        try:  # reads its head, and compares the size
+        try:  # reads the header, and compares the size
             with safe_open(file, "pt"):
                 pass
         except (OSError, SafetensorError) as error:
@@ -171,10 +171,9 @@ def _complete(path: Path, source: str, weights: bool) -> None:
 
 
 def weight_files(path: Path, source: str) -> list[Path]:
-    """The files of weights that transformers reads from a folder, in its order of preference; others may lie there.
+    """The files of weights that transformers reads from a folder, in its order of preference.
 
-    Raises:
-        DataError: there are none, the index of the parts is damaged, or a part is missing.
+    DataError: no weights, a damaged index of parts, or a missing part.
     """
     for kind in WEIGHTS:
         single, index = path / kind, path / f"{kind}.index.json"
@@ -192,7 +191,7 @@ def weight_files(path: Path, source: str) -> list[Path]:
 
 
 def read_config(path: Path, source: str) -> dict[str, Any]:
-    """config.json as it is. DataError: not an object, or the weights are quantised."""
+    """The content of config.json. DataError: not an object, or the weights are quantised."""
     file = path / CONFIG
     try:
         config = json.loads(file.read_bytes())
@@ -203,8 +202,8 @@ def read_config(path: Path, source: str) -> dict[str, Any]:
     if quantised := config.get("quantization_config") or config.get("compression_config"):
         kind = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         raise DataError(
-            f"model={source}: its weights are quantised ({kind}); weights are read in float32, float16 or "
-            "bfloat16: give the model that was quantised"
+            f"model={source}: its weights are quantised ({kind}); give the original model in float32, float16 or "
+            "bfloat16"
         )
     return config
 
@@ -214,10 +213,10 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
 
     Args:
         config: of that class; not read again from the folder, where it may name code.
-        dtype: of the parameters; None: as they are stored.
+        dtype: of the parameters; None: as stored.
 
     Raises:
-        DataError: damaged weights, missing ones, other shapes, or values that are not finite.
+        DataError: damaged or missing weights, other shapes, or values that are not finite.
     """
     files = weight_files(path, source)
     messages = transformers().utils.logging

@@ -1,4 +1,4 @@
-"""Language models by a local folder or a name of the Hugging Face hub: configs, weights, tokenizers, export."""
+"""Language models from a local folder or the Hugging Face hub: configs, weights, tokenizers, export."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ log = logging.getLogger(__name__)
 
 def language_families() -> dict[str, LanguageModel]:
     """The families of language models by `model_type`."""
-    known = [family for family in families().values() if isinstance(family, LanguageModel)]
-    return {kind: family for family in known for kind in family.classes}
+    return {
+        kind: family for family in families().values() if isinstance(family, LanguageModel) for kind in family.classes
+    }
 
 
 def family_for(kind: Any, source: str) -> LanguageModel:
-    """The family of a `model_type` of a config.json. ConfigError: there is none, with those that are known."""
+    """The family of a `model_type` of a config.json. ConfigError: unknown."""
     known = language_families()
     if kind == "attnlab":
         raise ConfigError(
-            f"model={source}: written by mode=export with its code, and code of a model's folder is never run "
-            "here; give checkpoint=<the run that it was written from>"
+            f"model={source}: an export with code, which attnlab never runs from a model's folder; give "
+            "checkpoint=<the exported run>"
         )
     if kind not in known:
         raise ConfigError(
@@ -42,13 +43,12 @@ def family_for(kind: Any, source: str) -> LanguageModel:
 
 
 def config_of(source: str) -> dict[str, Any]:
-    """The config of a model as plain values, `model_type` among them: what `create` takes.
+    """The config of a model as options of `create`, with `model_type`; no weights are needed.
 
-    A local folder is read first; then come the models whose sizes are part of the project, then the hub's cache and
-    the hub. No weights are needed.
+    In this order: a local folder, models whose sizes are known, the hub's cache, the hub.
 
     Raises:
-        DataError: no such folder or name, or a config that cannot be read, or quantised weights.
+        DataError: an unknown folder or name, an unreadable config, or quantised weights.
         ConfigError: an unknown family.
     """
     if not Path(source).expanduser().exists():
@@ -65,29 +65,24 @@ def _options(path: Path, source: str) -> dict[str, Any]:
     try:
         return family.options_of(config.from_dict(values))
     except Exception as error:  # of strict dataclasses or validators
-        reason = " ".join(str(error).split())[:200]  # the first line may only say where
+        reason = " ".join(str(error).split())[:200]  # the first line may be the location alone
         raise DataError(f"{path / hub.CONFIG}: {values['model_type']} refuses it: {reason}") from error
 
 
 def create(source: str, options: dict[str, Any] | None = None) -> nn.Module:
-    """The architecture of a model with random weights, on the default device, in eval mode.
-
-    Under `torch.device("meta")` it has sizes alone. `options` of the config: None gives those of `source`.
-    """
+    """The architecture of a model, or of other `options`, with random weights, on the default device, in eval mode."""
     options = config_of(source) if options is None else options
     return family_for(options.get("model_type"), source).create(source, options)
 
 
 def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> nn.Module:
-    """A pretrained language model in eval mode.
-
-    Config and family are checked before the weights are read or downloaded.
+    """Load a pretrained language model in eval mode; config and family are checked before the weights.
 
     Args:
-        dtype: of the parameters; None: as they are stored.
+        dtype: of the parameters; None: as stored.
 
     Raises:
-        DataError: no such model at hand, or one that is damaged or quantised.
+        DataError: a missing, damaged or quantised model.
         ConfigError: an unknown family.
     """
     options = _options(hub.folder(source, weights=False), source)
@@ -98,7 +93,7 @@ def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device 
 
 
 def options_of(model: nn.Module) -> dict[str, Any]:
-    """The config of a model as plain values: what `create` and a compressed model's folder take."""
+    """The config of a model as options of `create` and of a compressed model's folder."""
     family = family_of(model)
     if not isinstance(family, LanguageModel):
         raise ConfigError(f"{type(model).__name__} is no language model")
@@ -112,11 +107,11 @@ def tokenizer(source: str) -> Any:
     One without a padding token, as Llama 2's and GPT-J's, pads with its end token, which attention masks hide.
 
     Args:
-        source: a local folder, of a model or of a compressed one beside which it was saved, or a name of the hub.
+        source: a local folder of a model, also of a compressed one, or a name of the hub.
 
     Raises:
-        DataError: no such tokenizer, a damaged one, or one that can only be built by code in its folder, or that has
-            neither a padding token nor an end token.
+        DataError: a missing or damaged tokenizer, one that needs code of its folder, or one without padding and end
+            tokens.
     """
     path = Path(source).expanduser()
     path = path if path.is_dir() else hub.folder(source, weights=False)  # a compressed model's folder has no config
@@ -139,7 +134,7 @@ def tokenizer(source: str) -> Any:
 
 
 def save_tokenizer(words: Any, folder: Path, final: Path) -> None:
-    """Write a tokenizer into a folder that stands for `final` until it is complete; else WriteError."""
+    """Write a tokenizer into a temporary folder of `final`. WriteError: the folder cannot be written."""
     try:
         words.save_pretrained(folder)
     except Exception as error:  # tokenizers raises the file system's errors as Exception itself
@@ -147,15 +142,15 @@ def save_tokenizer(words: Any, folder: Path, final: Path) -> None:
 
 
 def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
-    """Write a plain Hugging Face checkpoint: what transformers loads without attnlab.
+    """Write a plain Hugging Face checkpoint, which transformers loads without attnlab.
 
     Args:
         folder: replaced when the new one is complete.
-        source: a model's folder or hub name, whose tokenizer is copied; None: no tokenizer.
+        source: a model's folder or hub name, for the tokenizer; None: no tokenizer.
 
     Raises:
-        ConfigError: the model is of another library, or has modules that transformers does not know.
-        WriteError: the folder cannot be written; an earlier one then stays.
+        ConfigError: the model is of another library, or has modules that are unknown to transformers.
+        WriteError: the folder cannot be written.
     """
     if not isinstance(family_of(model), LanguageModel):
         raise ConfigError(f"{type(model).__name__} is no language model of transformers")

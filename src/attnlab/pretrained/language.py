@@ -1,4 +1,4 @@
-"""What the families of language models have in common: Hugging Face's classes, described by their configs."""
+"""Base class of the families of language models: Hugging Face's classes, described by their configs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnlab.pretrained import hub
 from attnlab.pretrained.base import ATTENTION, Family, Layer
 from attnlab.pretrained.weights import first_line
 
-PLAIN = ("Linear", "Conv1D")  # of torch and transformers; other classes hold quantised or adapted weights
+PLAIN = ("Linear", "Conv1D")  # of torch and transformers; other classes have quantised or adapted weights
 COMMON = frozenset(
     {"model_type", "vocab_size", "initializer_range", "use_cache", "tie_word_embeddings"}
     | {"bos_token_id", "eos_token_id", "pad_token_id"}
@@ -22,12 +22,12 @@ COMMON = frozenset(
 
 
 class LanguageModel(Family):
-    """Models of transformers with one kind of layer, all of one size.
+    """Models of transformers with layers of one kind and size.
 
     Attributes:
-        classes: name of the class in transformers by `model_type`, the key of config.json that names an architecture.
+        classes: name of the class in transformers by `model_type`, the architecture in config.json.
         blocks: path of the list of layers.
-        known: configs of published models by their hub name, as in their config.json: sizes without a network.
+        known: configs of published models by hub name, as in their config.json, for sizes without a network.
     """
 
     classes: ClassVar[dict[str, str]]
@@ -36,7 +36,7 @@ class LanguageModel(Family):
 
     @abstractmethod
     def layer(self, config: Any, path: str, index: int) -> Layer:
-        """Layer number `index` by the sizes in a config; which projections have biases is read from the model."""
+        """Layer number `index` by the sizes in a config; biases are added from the model."""
 
     def matches(self, model: nn.Module) -> bool:
         kind = type(model)
@@ -54,8 +54,8 @@ class LanguageModel(Family):
             }
             kind = type(model.get_submodule(layer.attention or "")).__name__
             refusals = {
-                "products": f"{layer.attention}: {kind}: methods of query-key and value-output products have modules "
-                "for the attention of vision transformers alone; tensorllm, laser and trawl work on language models"
+                "products": f"{layer.attention}: {kind}: methods of query-key and value-output products support the "
+                "attention of vision transformers alone; tensorllm, laser and trawl work on language models"
             }
             for subject, names in (("attention", ATTENTION), ("mlp", layer.matrices)):
                 reasons = [reason for name in names if (reason := _refusal(model, layer, name, shared))]
@@ -64,18 +64,15 @@ class LanguageModel(Family):
         return described
 
     def options_of(self, config: Any) -> dict[str, Any]:
-        """What `create` takes to build the architecture of a config: its plain values, by the names of `options`."""
+        """The options of `create` for the architecture of a config."""
         values = {key: getattr(config, key) for key in sorted(self.options) if hasattr(config, key)}
         return values | {"model_type": config.model_type}
 
     def config(self, name: str, options: dict[str, Any]) -> Any:
-        """A config of transformers.
+        """A config of transformers. ConfigError: an unknown model type or option, or an invalid value.
 
         Args:
             name: a name of `known`, or any other name if the options have `model_type`.
-
-        Raises:
-            ConfigError: an unknown model type or option, or a value that transformers refuses.
         """
         transformers = hub.transformers()
         values = {**self.known.get(name, {}), **options}
@@ -102,7 +99,7 @@ class LanguageModel(Family):
     def empty(self, name: str, options: dict[str, Any]) -> nn.Module:
         from transformers.initialization import no_init_weights
 
-        # not on meta: buffers that no weight file has (rotary frequencies) are computed, in float32 as from_pretrained
+        # not on meta: buffers without stored weights (rotary frequencies) are computed, in float32 as by transformers
         dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
         try:
@@ -115,14 +112,14 @@ class LanguageModel(Family):
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The parameters in another type, in place; buffers (rotary frequencies) stay, as they do in from_pretrained."""
+    """Cast the parameters in place; buffers (rotary frequencies) keep their dtype, as in from_pretrained."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
 
 
 def _shared(model: nn.Module) -> dict[int, list[str]]:
-    """Names of every parameter that has several, by its id."""
+    """The names of each shared parameter, by its id."""
     names_by_id: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names_by_id.setdefault(id(parameter), []).append(name)
@@ -130,7 +127,7 @@ def _shared(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _refusal(model: nn.Module, layer: Layer, name: str, shared: dict[int, list[str]]) -> str | None:
-    """Why a projection can be neither read nor replaced; None: it can."""
+    """The reason why a projection can be neither read nor replaced, or None."""
     place = layer.projections[name]
     module = model.get_submodule(place.path)
     kind = type(module)

@@ -1,4 +1,4 @@
-"""Llama and its like: Mistral, Qwen2 (biases), Qwen3 (norms of queries and keys)."""
+"""Llama, Mistral, Qwen2 (biases) and Qwen3 (norms of queries and keys)."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ BETWEEN = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a
 
 
 class Timm(Family):
-    """Models whose blocks have timm's `Attention` (one `qkv` projection, rows q | k | v, each by head) and `Mlp`.
+    """Models with timm's `Attention` and `Mlp`: one `qkv` projection, rows q | k | v, each by head.
 
-    A layer is the module that has an `attn` or an `mlp`. Other attention is listed, and refused with the reason.
+    A layer is a module with an `attn` or an `mlp`. Other attention is listed with the reason for its refusal.
     """
 
     name = "timm"
@@ -53,7 +53,7 @@ class Timm(Family):
         return [Layer(path, **layer) for path, layer in by_path.items()]
 
     def tokens(self, model: nn.Module) -> int | None:
-        """Patches of an image and what stands before them, the class token."""
+        """Patches of an image and prefix tokens, as the class token."""
         patches = getattr(getattr(model, "patch_embed", None), "num_patches", None)
         return None if patches is None else int(patches) + int(getattr(model, "num_prefix_tokens", 0))
 
@@ -71,9 +71,9 @@ class Timm(Family):
         return model
 
     def load(self, model: nn.Module, source: str) -> None:
-        """Fill `model` with pretrained weights: from a local file or folder if `source` is one, else from the hub.
+        """Load pretrained weights from a local file or folder, or from the hub.
 
-        DataError: no such weights, damaged ones, or those of another architecture.
+        DataError: missing or damaged weights, or those of another architecture.
         """
         if path := files.find(source):
             files.fill(model, path, files.read(path))
@@ -96,7 +96,7 @@ class Timm(Family):
 
 @dataclass(frozen=True)
 class VisionTransformer:
-    """A timm model by name; sizes that are None are those that the name stands for.
+    """A timm model by name; sizes that are None are those of the name.
 
     Args:
         name: timm's name, "deit_small_patch16_224".
@@ -116,14 +116,14 @@ class VisionTransformer:
     drop_path_rate: Rate = 0.0
 
     def options(self, num_classes: int | None = None) -> dict[str, Any]:
-        """The keyword arguments of timm.create_model; `num_classes`: what the data has."""
+        """The keyword arguments of timm.create_model; `num_classes`: of the data."""
         sizes = {name: value for name in SIZES if (value := getattr(self, name)) is not None}
         if num_classes is not None and sizes.setdefault("num_classes", num_classes) != num_classes:
             raise ConfigError(f"task.model.num_classes={self.num_classes}: the data has {num_classes} classes")
         return sizes | {"drop_path_rate": self.drop_path_rate}
 
     def create(self, num_classes: int | None = None) -> nn.Module:
-        """With random weights. ConfigError: timm has no such model, or refuses the sizes."""
+        """The model with random weights. ConfigError: timm has no such model, or refuses the sizes."""
         return Timm().create(self.name, self.options(num_classes))
 
 
@@ -133,7 +133,7 @@ def _attention(path: str, module: nn.Module) -> dict[str, Any]:
     if type(module) is not Attention:
         reason = (
             f"{path}: {kind} is not timm's plain attention (another projection, rotary or relative positions, windows, "
-            "...): what stands between its projections and products is not in its weights"
+            "...): its weights alone do not determine its output"
         )
         return {"attention": path, "refusals": {"attention": reason}}
     width, dim = module.attn_dim, module.qkv.in_features

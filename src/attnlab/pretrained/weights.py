@@ -1,4 +1,4 @@
-"""Weight files that others wrote: read without running code, and loaded completely or not at all."""
+"""External weight files: read without running code, and loaded completely or not at all."""
 
 import errno
 from collections.abc import Mapping
@@ -16,14 +16,13 @@ from attnlab.run.files import verify
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors
 FLOATING = tuple(DTYPES.values())
-WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which checkpoints keep their weights
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys of the weights in checkpoints
 
 
 def find(source: str) -> Path | None:
-    """The local weight file that `source` names: a file, or a run's directory. None: it can only be a hub's name.
+    """The weight file at a local path of a file or of a run; None: `source` may be a name of the hub.
 
-    Raises:
-        DataError: it names a file or folder, and there are no weights.
+    DataError: a file or folder without weights.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -39,7 +38,7 @@ def find(source: str) -> Path | None:
 
 def read(path: Path) -> dict[str, Tensor]:
     """Weights by name. DataError: the file is damaged, or has more than tensors and plain values."""
-    verify(path)  # of a run; the files of others have no checksums
+    verify(path)  # files of runs have checksums
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -56,21 +55,13 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def fill(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Load every one of `weights`, exactly. DataError: as :func:`check`."""
+    """Load all of `weights`. DataError: as :func:`check`."""
     check(model, path, weights)
     model.load_state_dict(weights)
 
 
 def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Refuse weights that a model cannot have.
-
-    Args:
-        path: where the weights come from, for the errors.
-        weights: by the model's names.
-
-    Raises:
-        DataError: names the first tensor that is missing, of another shape or dtype, not finite, or unknown.
-    """
+    """Compare `weights` from a file with a model. DataError: a missing, unknown, wrong or nonfinite tensor."""
     state = model.state_dict()
     kind = type(model).__name__
     for name, value in state.items():
@@ -87,7 +78,7 @@ def check(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> None:
-    """Refuse a `value` of a file that a model would silently cast, or cannot compute with.
+    """Check a tensor `value` of a file for a parameter of `dtype`.
 
     DataError: integers, booleans or quantised values for floating point or the reverse, NaN, or infinite values.
     """
@@ -99,9 +90,9 @@ def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> No
 
 
 def check_stored(path: Path, model: nn.Module) -> None:
-    """Refuse a file in which a parameter is not floating point: libraries cast it without a word.
+    """DataError: a parameter is not floating point in a file, which libraries cast silently.
 
-    DataError: names the first tensor. The file may lack or have the `base_model_prefix` of the library's names.
+    Names in the file may lack or have the library's `base_model_prefix`.
     """
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as file:
@@ -118,13 +109,13 @@ def check_stored(path: Path, model: nn.Module) -> None:
 
 
 def cannot_write(path: Path, error: Exception) -> WriteError:
-    """The error of a file or folder for which safetensors, which wraps the file system's errors, has no space."""
+    """The WriteError of an error of the file system, also if safetensors wraps it."""
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
     return WriteError(number, first_line(error), str(path))
 
 
 def damage(error: Exception) -> str:
-    """What reading a file of weights has failed for."""
+    """The reason of a failure to read weights."""
     if type(error).__name__ == "UnpicklingError":
         return "damaged, or it holds more than tensors and plain values"
     return f"damaged, cut short or foreign ({first_line(error)})"

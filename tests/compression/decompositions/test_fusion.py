@@ -1,4 +1,4 @@
-"""Eq. 7 as a constraint: a fusion that satisfies it whatever the weights behind it are."""
+"""Eq. 7 as a constraint: the fusion satisfies it for any weights."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_it_holds_for_any_weights(heads: int, rank: int, seed: int) -> None:
         satisfies(constrained_fusion(weights))
 
 
-def test_one_that_satisfies_it_stays_as_it_is() -> None:
+def test_a_fusion_under_the_constraint_does_not_change() -> None:
     fusion = constrained_fusion(torch.rand(3, 8, dtype=torch.float64))
     torch.testing.assert_close(constrained_fusion(fusion), fusion, rtol=1e-14, atol=0)
 

@@ -25,5 +25,5 @@ def test_the_error_of_an_exact_decomposition_is_no_difference_of_squares() -> No
 
 
 def test_sides_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         Slices(torch.randn(3, 9, 4), torch.randn(3, 9, 5))

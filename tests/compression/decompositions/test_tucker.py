@@ -1,4 +1,4 @@
-"""Partial Tucker by HOOI: TensorLy as an oracle, closed forms, and what a sweep promises."""
+"""Partial Tucker by HOOI: TensorLy as an oracle, closed forms, and promises of a sweep."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def planted(noise: float = 0.0) -> Tensor:
 
 
 def swapped(tensor: Tensor) -> Tensor:
-    """The released code's tensor of the same matrices: head slices cut from the residual stream instead."""
+    """The released code's tensor of the same matrices, with head slices of the residual stream."""
     return tensor.movedim(1, 2).flatten(2, 3).movedim(-1, 1).unflatten(2, (H, -1)).movedim(2, 1)
 
 
@@ -140,7 +140,7 @@ def test_steps_end_where_eigenvectors_do(power: float, monkeypatch: pytest.Monke
 
 
 def test_errors_of_all_ranks_at_once() -> None:
-    """What HOOI starts from: an upper bound, exact where one mode is whole, zero at full ranks."""
+    """The errors at HOOI's start: an upper bound, exact at full rank of one mode, zero at full ranks."""
     tensor = planted(0.2)
     table = truncation_errors([tensor])
     assert table.shape == (D + 1, WIDTH + 1) and float(table[-1, -1]) < 1e-12 and float(table[0, 0]) == 1

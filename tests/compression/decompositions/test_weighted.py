@@ -1,4 +1,4 @@
-"""Decompositions that keep outputs: closed forms of single matrices, and what the sweeps promise of several."""
+"""Decompositions that approximate outputs: closed forms of single matrices, promises of sweeps of several."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ D, H, WIDTH = 24, 3, 8
 
 
 def gram(width: int, seed: int) -> Tensor:
-    """Of inputs whose directions differ in size by a factor of 30."""
+    """The Gram matrix of inputs whose directions differ in size by a factor of 30."""
     basis = torch.linalg.qr(normal(width, width, seed=seed))[0]
     return basis @ torch.diag(torch.logspace(0, -3, width, dtype=torch.float64)) @ basis.T
 
@@ -91,7 +91,7 @@ def test_several_matrices_with_inputs_of_both_kinds(stacks: list[int | None]) ->
 
 @pytest.mark.parametrize("dead", ["weight", "rows", "columns"])
 def test_a_matrix_without_outputs_has_no_weight(dead: str) -> None:
-    """Zero weights, or a Gram matrix of inputs that are all zero: the other matrices are improved as ever."""
+    """Zero weights, or zero inputs: the other matrices improve as usual."""
     block, rows, columns = normal(3, H, D, WIDTH), gram(D, 1), gram(H * WIDTH, 2)
     if dead == "weight":
         block[1] = 0

@@ -1,4 +1,4 @@
-"""Low-rank decompositions of stacks of matrices; they need torch alone, and compute in float64."""
+"""Low-rank decompositions of stacks of matrices, in float64; they need torch alone."""
 
 from .btd import btd, fusion_ranks, terms_from_cp
 from .cp import CP, balance, cost, cp_als, cp_epc, rescale

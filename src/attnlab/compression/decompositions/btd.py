@@ -1,9 +1,9 @@
 """Block-term decomposition in terms of rank (L, L, 1), whose ranks come from a CP decomposition's fusion factor.
 
-IrrAtt, algorithms 1 to 3, with three differences from the printed ones. The maxima of algorithm 1 are taken over heads
-and keep their sign, columns are sorted by the head that owns them, and a head that owns none gets one. Algorithm 2
-needs orthonormal factors for its least-squares step. Algorithm 3 continues from the current fusion instead of starting
-each term again, so that the error does not rise and the terms stay in the order of the heads.
+IrrAtt, algorithms 1 to 3, with three differences from the printed ones. The maxima of algorithm 1 are over heads and
+with sign, columns are sorted by the head that owns them, and each head gets at least one. Algorithm 2 uses orthonormal
+factors in its least-squares step. Algorithm 3 continues from the current fusion instead of restarting each term, so
+that the error does not rise and the terms stay in the order of the heads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .svd import BlockTerms, truncated_svd
 def fusion_ranks(fusion: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Algorithm 1: the head that owns each column of a fusion factor, and the largest entry of the column.
 
-    Each head gets at least one column and at most `most`. Columns move to the head with the next-largest entry that
-    has room, or that has no column; those that lose least by it move first.
+    Each head gets at least one column and at most `most`. Columns move from heads with too many to the head with the
+    next-largest entry, or to heads without a column; those with the smallest loss move first.
 
     Args:
         fusion: (H, R).
@@ -53,8 +53,7 @@ def terms_from_cp(tensor: Slices, factors: Factors) -> BlockTerms:
     """Algorithm 1: each head gets the columns that it owns, and the fusion becomes the identity.
 
     Args:
-        tensor: what the factors approximate; its error is computed again.
-        factors: of a CP decomposition: (I, R), (J, R), (H, R).
+        factors: of a CP decomposition of `tensor`: (I, R), (J, R), (H, R).
     """
     a, b, c = factors
     owner, largest = fusion_ranks(c, min(a.shape[-2], b.shape[-2], tensor.left.shape[-1]))
@@ -75,7 +74,7 @@ def btd(
     tolerance: float = 1e-4,
     watch: Watch | None = None,
 ) -> BlockTerms:
-    """Algorithm 3: the H terms in turn, each fitted by algorithm 2 to what the others leave. The error never rises.
+    """Algorithm 3: the H terms in turn, each fitted by algorithm 2 to the others' residual. The error never rises.
 
     Args:
         start: terms, or ranks, which then start from truncated SVDs.
@@ -93,7 +92,7 @@ def btd(
             break
         for h in range(len(left)):
             rest = [k for k in range(len(left)) if k != h]
-            # The empty slices are for a single head, which leaves no others.
+            # the empty slices are for a single head
             a, b = (torch.cat([side[h][:, :0], *(side[k] for k in rest)], -1) for side in (left, right))
             repeats = torch.tensor([left[k].shape[-1] for k in rest], dtype=torch.int64, device=fusion.device)
             columns = fusion[:, rest].repeat_interleave(repeats, -1)

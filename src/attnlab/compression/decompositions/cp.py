@@ -58,7 +58,7 @@ def cp_als(
     seed: int = 0,
     watch: Watch | None = None,
 ) -> CP:
-    """Alternating least squares. The error never rises; where it ends depends on the start.
+    """Alternating least squares. The error never rises; the result depends on the start.
 
     Args:
         start: "svd": the largest singular triplets over all heads, a CP decomposition with a fusion of 0 and 1, so
@@ -108,10 +108,10 @@ def cp_epc(
     One factor at a time, with G its MTTKRP, Gamma the Hadamard product of the other Grams and w the weights of its
     columns in the cost:
 
-        X = G (Gamma + mu diag w)^-1,   the largest mu >= 0 that keeps the bound,
+        X = G (Gamma + mu diag w)^-1,   the largest mu >= 0 within the bound,
 
-    found by bisection, because the error grows with mu. Where even mu = 0 misses the bound, a step of plain least
-    squares. A start within the bound never ends with a higher cost.
+    by bisection, because the error grows with mu; where mu = 0 exceeds the bound, by a step of plain least squares. A
+    start within the bound never ends with a higher cost.
 
     Args:
         bound: of the relative error; None: `slack` times that of `start`.
@@ -146,9 +146,7 @@ def cp_epc(
 def cost(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm", "sensitivity"]) -> Tensor:
     """norm: sum_r |a_r|^2 |b_r|^2 |c_r|^2. sensitivity: I sum |b|^2 |c|^2 + J sum |a|^2 |c|^2 + H sum |a|^2 |b|^2.
 
-    Args:
-        factors: (I, R), (J, R) and (H, R), float64.
-        sizes: I, J, H.
+    `factors` (I, R), (J, R) and (H, R), float64; `sizes` I, J, H.
     """
     a, b, c = (factor.square().sum(-2) for factor in factors)
     if objective == "norm":
@@ -160,9 +158,7 @@ def cost(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm
 def rescale(factors: Factors, sizes: tuple[int, int, int], objective: Literal["norm", "sensitivity"]) -> Factors:
     """The scaling of each term's three columns with the least cost: equal norms, or norms^2 in proportion to sizes.
 
-    Args:
-        factors: (I, R), (J, R) and (H, R), float64.
-        sizes: I, J, H.
+    `factors` and `sizes` as in :func:`cost`.
     """
     weights = (1.0, 1.0, 1.0) if objective == "norm" else tuple(float(size) for size in sizes)
     return balance(*factors, weights=weights)
@@ -200,7 +196,7 @@ def _gram(factors: Factors, mode: int) -> Tensor:
 
 
 def _least_squares(tensor: Slices, factors: Factors, mode: int) -> Tensor:
-    """The least-squares step from where the factor is: directions in the null space of the Gram do not change."""
+    """The least-squares step from the current factor: directions in the null space of the Gram do not change."""
     values, vectors = torch.linalg.eigh(_gram(factors, mode))
     inverse = torch.where(values > 1e-12 * values[-1], 1 / values.clamp_min(TINY), 0.0)
     residual = tensor.mttkrp(mode, *factors) - factors[mode] @ _gram(factors, mode)

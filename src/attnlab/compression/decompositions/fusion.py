@@ -20,15 +20,14 @@ def fusion_penalty(fusion: Tensor) -> Tensor:
 
 
 def constrained_fusion(free: Tensor) -> Tensor:
-    """A fusion S that satisfies eq. 7, S >= 0 and S S' = I, from weights that need not.
+    """A fusion S under eq. 7, S >= 0 and S S' = I, from unconstrained weights.
 
-    Each column keeps the weight of one head, the largest; each row is then divided by its norm. A head that would own
-    no column gets the one where its weight is largest, among those that are not the strongest of another head. The
-    weights that are set to zero receive the gradient of the entry that they would be (straight-through), so that in
-    training a column can move to another head.
+    The largest weight of each column stays and the others become zero; each row is then divided by its norm. A head
+    without a column gets the one with its largest weight that is not the strongest of another head. Weights set to zero
+    receive the gradient of their entry (straight-through), so that in training a column can move to another head.
 
     Args:
-        free: (H, R), R >= H. One that satisfies eq. 7 with a positive weight in each column is returned as it is.
+        free: (H, R), R >= H. One that satisfies eq. 7 with a positive weight in each column is returned unchanged.
     """
     owned = _owned(free.detach())
     weights = torch.where(owned, free.clamp_min(FLOOR), 0.0)
@@ -38,7 +37,7 @@ def constrained_fusion(free: Tensor) -> Tensor:
 
 
 def _owned(free: Tensor) -> Tensor:
-    """(H, R), bool: the head of each column; every head has one. No value is read on the host."""
+    """(H, R), bool: the head of each column; every head has one. Without synchronisation with the host."""
     heads, rank = free.shape
     columns = torch.arange(rank, device=free.device)
     owner = free.argmax(0)

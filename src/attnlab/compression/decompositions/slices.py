@@ -1,4 +1,4 @@
-"""The tensor that is decomposed: H matrices of one size, each given as a product, so that none is ever formed."""
+"""The tensor to decompose: H matrices of one size, each as a product of two, so that none is ever formed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Slices:
         right: (H, J, D).
 
     Raises:
-        ValueError: the shapes do not fit each other.
+        ValueError: the shapes do not match.
     """
 
     left: Tensor
@@ -28,13 +28,13 @@ class Slices:
     def __post_init__(self) -> None:
         heads, _, width = self.left.shape
         if self.right.dim() != 3 or (heads, width) != (len(self.right), self.right.shape[-1]):
-            raise ValueError(f"left {tuple(self.left.shape)} and right {tuple(self.right.shape)} do not fit")
+            raise ValueError(f"left {tuple(self.left.shape)} and right {tuple(self.right.shape)} do not match")
         object.__setattr__(self, "left", self.left.detach().double())
         object.__setattr__(self, "right", self.right.detach().double())
 
     @classmethod
     def of(cls, dense: Tensor) -> Slices:
-        """From Y itself, (I, J, H)."""
+        """The slices of a dense tensor (I, J, H)."""
         left = dense.movedim(-1, 0)
         size = dense.shape[1]
         return cls(left, torch.eye(size, dtype=left.dtype, device=left.device).expand(len(left), size, size))
@@ -45,7 +45,7 @@ class Slices:
         return self.left.shape[1], self.right.shape[1], len(self.left)
 
     def dense(self) -> Tensor:
-        """(I, J, H). For tests, and for tensors known to be small."""
+        """Y, (I, J, H); for small tensors."""
         return (self.left @ self.right.mT).movedim(0, -1)
 
     def square(self) -> Tensor:
@@ -70,7 +70,7 @@ class Slices:
     def error(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """|Y - sum_r a_r o b_r o c_r| / |Y|.
 
-        Without cancellation: the norm of each slice's difference from the triangular factors of both its sides.
+        Without cancellation: the norm of each slice's difference is that of its sides' triangular factors.
         """
         a, b = (x.expand(len(self.left), -1, -1) for x in (a, b))
         left = torch.linalg.qr(torch.cat([self.left, -a * c[:, None]], -1))[1]

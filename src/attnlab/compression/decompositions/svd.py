@@ -1,7 +1,7 @@
 """Singular values: per head, over all heads, and of a plain matrix.
 
-With the fusion fixed to the identity the heads decouple, so the best block terms of given ranks are each head's own
-truncated SVD, and the best ranks for a given total belong to the largest singular values over all heads.
+With the fusion fixed to the identity the heads decouple: the best block terms of fixed ranks are each head's truncated
+SVD, and the best ranks for a fixed total are those of the largest singular values over all heads.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Spectrum:
 
 
 def spectrum(tensor: Slices) -> Spectrum:
-    """The singular values of every slice, from D x D matrices: both sides are made triangular first."""
+    """The singular values of every slice, from the D x D product of both sides' triangular factors."""
     (q, r), (p, s) = torch.linalg.qr(tensor.left), torch.linalg.qr(tensor.right)
     u, values, vh = torch.linalg.svd(r @ s.mT, full_matrices=False)
     return Spectrum(q @ u, values, p @ vh.mT)
@@ -63,9 +63,6 @@ def spectrum(tensor: Slices) -> Spectrum:
 
 def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> BlockTerms:
     """Each slice's best approximation of its rank, with both sides scaled by the root of the singular values.
-
-    Args:
-        tensor: a `Spectrum` where it is known already.
 
     Raises:
         ValueError: a rank below 1 or above D.
@@ -84,9 +81,9 @@ def truncated_svd(tensor: Slices | Spectrum, ranks: int | Sequence[int]) -> Bloc
 
 
 def global_ranks(values: Tensor, total: int) -> list[int]:
-    """How many of the `total` largest singular values each head has; at least one each.
+    """The number of each head's singular values among the `total` largest; at least one each.
 
-    By Eckart and Young no other ranks of this sum give a smaller error with the fusion fixed to the identity.
+    By Eckart and Young no other ranks of this sum have a smaller error with the fusion fixed to the identity.
 
     Args:
         values: singular values, (H, D), descending.
@@ -98,7 +95,7 @@ def global_ranks(values: Tensor, total: int) -> list[int]:
     if not heads <= total <= heads * width:
         raise ValueError(f"total rank {total}: expected {heads} (one for each head) to {heads * width}")
     first = torch.zeros_like(values, dtype=torch.bool)
-    first[:, 0] = True  # before all others, so that no head is left without
+    first[:, 0] = True  # before all others: one for each head
     order = torch.argsort(torch.where(first, torch.inf, values).flatten(), descending=True, stable=True)
     return torch.bincount(order[:total] // width, minlength=heads).tolist()
 
@@ -110,10 +107,7 @@ def global_svd(tensor: Slices, total: int) -> BlockTerms:
 
 
 def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """The best a @ b of a rank for a matrix.
-
-    Args:
-        matrix: (m, n), of any type.
+    """The best approximation a @ b of a matrix (m, n) at a rank.
 
     Returns:
         a (m, rank) and b (rank, n) in float64, and the relative error, Frobenius norm.
@@ -132,13 +126,12 @@ def low_rank(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 def randomised_low_rank(
     matrix: Tensor, rank: int, *, iterations: int = 2, seed: int = 0
 ) -> tuple[Tensor, Tensor, float]:
-    """An approximation a @ b by subspace iteration without oversampling, as LASER's released code computes it.
+    """An approximation a @ b of a matrix (m, n) by subspace iteration without oversampling, as LASER's released code.
 
     Its error is larger than that of `low_rank`, most where singular values fall slowly. In float32.
 
     Args:
-        matrix: (m, n), of any type.
-        seed: of the random subspace; the global generator stays as it is.
+        seed: of the random subspace; the global generator does not change.
 
     Returns:
         a (m, rank) and b (rank, n) in float64, and the relative error, Frobenius norm.

@@ -1,8 +1,8 @@
 """Partial Tucker decomposition by HOOI of stacks of matrices that share their row and their column subspace.
 
 A block has the shape (n, h, I, J): n matrices of each of h heads. With one block of n = 4 this is the tensor W_all of
-TensorLLM (eq. 14) with its modes in another order: U1 on I, U2 on J, U3 on n, and the heads left free. Several blocks
-(grouped-query attention: heads of q and o, and fewer of k and v) share U1 and U2; each has a U3 of its own, or none.
+TensorLLM (eq. 14) with its modes in another order: U1 on I, U2 on J, U3 on n, and no factor on the heads. The blocks of
+grouped-query attention (q and o; k and v) share U1 and U2, and each may have a U3.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from .slices import TINY
 
 Watch = Callable[[int, int], None]  # sweeps done, sweeps at most
-LEAST = 3  # sweeps before the tolerance counts, as in TensorLy
-EXACT = 1e-6  # relative errors below this come from the residual itself: a difference of squares has lost its digits
+LEAST = 3  # sweeps before the tolerance applies, as in TensorLy
+EXACT = 1e-6  # relative errors below this are those of the residual: a difference of squares loses all digits
 LARGE = 512  # rows above which a sweep takes one step of subspace iteration instead of all eigenvectors
 
 
@@ -28,10 +28,10 @@ class Tucker:
     Args:
         u1: U1, (I, R1), orthonormal columns.
         u2: U2, (J, R2), orthonormal columns.
-        u3: U3 of each block, (n, R3), orthonormal columns; None: the block has none.
+        u3: U3 of each block, (n, R3), orthonormal columns, or None.
         cores: G of each block, (R3, h, R1, R2); (n, h, R1, R2) without a U3.
         history: relative errors, Frobenius norm, one of each sweep; they do not rise.
-        errors: the same of each matrix of each block after the last sweep, (n,).
+        errors: relative errors of each block's matrices after the last sweep, (n,).
     """
 
     u1: Tensor
@@ -46,7 +46,7 @@ class Tucker:
         return self.history[-1]
 
     def dense(self) -> list[Tensor]:
-        """The blocks that the factors stand for, (n, h, I, J) each."""
+        """The approximated blocks, (n, h, I, J) each."""
         return [self.u1 @ _stack(core, u3) @ self.u2.T for core, u3 in zip(self.cores, self.u3, strict=True)]
 
 
@@ -65,16 +65,15 @@ def tucker(
     Each sweep replaces U1, U2 and then every U3 by the leading eigenvectors of a Gram matrix of the tensor that the
     other factors project, so that the error does not rise. It ends in a local minimum.
 
-    For a large U1 the eigenvectors cost most of a sweep, and the next sweep changes the matrix again: there, one step
-    of subspace iteration from the U1 of the sweep before (at first: from eigenvectors in float32) takes their place.
-    The error does not rise either, because the captured energy tr(U1.T G U1) of a positive semidefinite G never falls
-    in such a step. When the steps change the error by less than the tolerance, sweeps with all eigenvectors follow
-    until these do.
+    For a large U1 the eigenvectors cost most of a sweep, and the next sweep changes the matrix again. Instead, one step
+    of subspace iteration continues from the last U1, at first from eigenvectors in float32. The error does not rise
+    either, because the captured energy tr(U1.T G U1) of a positive semidefinite G never falls in such a step. When the
+    steps change the error by less than the tolerance, sweeps with all eigenvectors follow until these do.
 
     Args:
-        blocks: (n, h, I, J) each, of any floating type; I and J are the same in all.
-        ranks: R1 (1 to I) and R2 (1 to J). Columns of U1 beyond those that the other factors leave (R1 > h R2 R3)
-            are not determined, and random from `seed`.
+        blocks: (n, h, I, J) each, of any floating dtype, with equal I and J.
+        ranks: R1 (1 to I) and R2 (1 to J). Columns of U1 beyond the rank of its unfolding (R1 > h R2 R3) are random
+            from `seed`.
         stack_ranks: R3 of each block, 1 to n; None: no factor on that mode.
         tolerance: change of the relative error at which the sweeps end, from the third one on; 0: all sweeps.
 
@@ -84,8 +83,11 @@ def tucker(
     blocks = [block.detach().double() for block in blocks]
     stacks = [None] * len(blocks) if stack_ranks is None else list(stack_ranks)
     _check(blocks, ranks, stacks)
-    whole = [rank == len(block) for rank, block in zip(stacks, blocks, strict=True)]
-    stacks = [None if all_of_it else rank for rank, all_of_it in zip(stacks, whole, strict=True)]  # U3 is I
+    identities = [
+        torch.eye(rank).to(blocks[0]) if rank == len(block) else None
+        for rank, block in zip(stacks, blocks, strict=True)
+    ]
+    stacks = [rank if u3 is None else None for rank, u3 in zip(stacks, identities, strict=True)]  # a full U3 is I
     generator = torch.Generator().manual_seed(seed)
     square = sum(float(block.square().sum()) for block in blocks)
     history: list[float] = []
@@ -114,18 +116,16 @@ def tucker(
         if sweep + 1 >= LEAST and history[-2] - history[-1] < tolerance:
             if exact or not large:
                 break
-            exact = True  # single steps change little before they are at the end: eigenvectors finish
+            exact = True  # single steps change little before they converge: eigenvectors finish
     assert u1 is not None
     result = _with_errors(blocks, narrow, Tucker(u1, u2, u3, cores, history, []))
-    identities = [torch.eye(len(block)).to(u1) for block in blocks]
-    return replace(result, u3=[i if all_of_it else u for i, all_of_it, u in zip(identities, whole, u3, strict=True)])
+    return replace(result, u3=[u if i is None else i for i, u in zip(identities, u3, strict=True)])
 
 
 def truncation_errors(blocks: Sequence[Tensor], stack_ranks: Sequence[int | None] | None = None) -> Tensor:
     """The relative squared error of every pair of ranks, (I + 1, J + 1), from one decomposition.
 
-    Entry (R1, R2) belongs to U1 and U2 cut from the singular vectors of the unfoldings: HOOI starts there, and
-    ends at or below it.
+    Entry (R1, R2) is that of the leading singular vectors of the unfoldings, where HOOI starts.
 
     Args:
         blocks: (n, h, I, J) each.
@@ -153,28 +153,29 @@ def _check(blocks: Sequence[Tensor], ranks: tuple[int, int], stacks: Sequence[in
     for stack, block in zip(stacks, blocks, strict=True):
         if stack is not None and not 1 <= stack <= len(block):
             raise ValueError(f"R3={stack}: expected 1 to {len(block)}")
-    if not all(block.sum().isfinite() for block in blocks):  # of float64: finite values have a finite sum
+    if not all(block.sum().isfinite() for block in blocks):  # in float64 finite values have a finite sum
         raise ValueError("the tensor has values that are not numbers or not finite")
 
 
-def _with_errors(blocks: Sequence[Tensor], narrow: Sequence[Tensor], found: Tucker) -> Tucker:
-    """With the relative error of each matrix; `narrow`: the blocks between U1 and U2, (n, h, R1, R2)."""
+def _with_errors(blocks: Sequence[Tensor], narrow: Sequence[Tensor], result: Tucker) -> Tucker:
+    """Add the relative error of each matrix; `narrow`: the blocks between U1 and U2, (n, h, R1, R2)."""
     squares = [block.square().sum((1, 2, 3)) for block in blocks]
-    history = found.history
-    if found.error < EXACT:
+    history = result.history
+    if result.error < EXACT:
         losses = [
-            torch.stack([_residual(block[m], found, b, m) for m in range(len(block))]) for b, block in enumerate(blocks)
+            torch.stack([_residual(block[m], result, b, m) for m in range(len(block))])
+            for b, block in enumerate(blocks)
         ]
         square = sum(float(part.sum()) for part in squares)
         last = (sum(float(lost.sum()) for lost in losses) / max(square, TINY)) ** 0.5
         history = [*(max(error, last) for error in history[:-1]), last]
-    else:  # of orthonormal factors: what lies outside of both subspaces, and what U3 changes inside
+    else:  # of orthonormal factors: the part outside both subspaces, and the change by U3 inside
         losses = []
-        for total, core, low_core, u in zip(squares, narrow, found.cores, found.u3, strict=True):
+        for total, core, low_core, u in zip(squares, narrow, result.cores, result.u3, strict=True):
             inside = (core - _stack(low_core, u)).square().sum((1, 2, 3))
             losses.append((total - core.square().sum((1, 2, 3)) + inside).clamp_min(0))
     errors = [(lost / total.clamp_min(TINY)).sqrt() for lost, total in zip(losses, squares, strict=True)]
-    return replace(found, history=history, errors=errors)
+    return replace(result, history=history, errors=errors)
 
 
 def _residual(matrix: Tensor, decomposition: Tucker, block: int, m: int) -> Tensor:
@@ -226,9 +227,9 @@ def _leading(gram: Tensor, rank: int) -> Tensor:
 
 
 def _step(unfoldings: Sequence[Tensor], rank: int, near: Tensor | None) -> Tensor:
-    """One step of subspace iteration towards the leading left singular vectors of unfoldings side by side.
+    """One step of subspace iteration towards the leading left singular vectors of concatenated unfoldings.
 
-    near: where it starts, orthonormal (I, rank); None: the eigenvectors of the Gram matrix in float32.
+    near: the start, orthonormal (I, rank); None: the eigenvectors of the Gram matrix in float32.
     """
     if near is None:
         near = _leading(sum((half @ half.T for half in map(Tensor.float, unfoldings)), torch.zeros(())), rank)
@@ -240,10 +241,10 @@ def _step(unfoldings: Sequence[Tensor], rank: int, near: Tensor | None) -> Tenso
 
 
 def _subspace(unfoldings: Sequence[Tensor], rank: int, generator: torch.Generator) -> Tensor:
-    """The leading left singular vectors of unfoldings side by side, (I, rank), by the smaller of both Gram matrices.
+    """The leading left singular vectors of concatenated unfoldings, (I, rank), from the Gram matrix.
 
-    With fewer columns than rows, a QR decomposition and a small problem of the columns give the same without squaring
-    what it depends on; columns that the data does not determine are random, and orthogonal to the rest.
+    With fewer columns than rows, from a QR decomposition and a small SVD, which is more exact; columns beyond the rank
+    are random, and orthogonal to the others.
     """
     rows, columns = len(unfoldings[0]), sum(part.shape[1] for part in unfoldings)
     if columns >= rows:

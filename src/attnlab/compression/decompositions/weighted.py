@@ -1,8 +1,8 @@
-"""Partial Tucker that keeps what matrices do to their inputs, instead of their entries.
+"""Partial Tucker that approximates the outputs of matrices instead of their entries.
 
 The error of a matrix W is tr(dW C dW.T) / tr(W C W.T) with C the Gram matrix of its inputs: the relative squared error
 of its outputs. The inputs of q, k and v run along the first mode of the tensor, those of o along the heads and the
-second mode, so that no whitening makes this an ordinary decomposition: the factors are found in turn, by least squares.
+second mode, so that no whitening makes this an ordinary decomposition: the factors are fitted in turn.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def weighted_tucker(
         rows: Gram matrix of the inputs of all matrices whose inputs run along I, (I, I), positive definite.
         columns: for each matrix of each block the Gram matrix of its inputs along (h J), (h J, h J), positive definite;
             None: its inputs run along I.
-        sweeps: at most; each solves for U1 exactly, and takes steps for the others.
+        sweeps: at most; each solves for U1 exactly, and takes steps for the other factors.
         steps: of conjugate gradients for each core, for U2 and for each U3.
 
     Returns:
@@ -56,7 +57,7 @@ def weighted_tucker(
         error = float(reduced.loss(new).clamp_min(0).sqrt())
         if watch is not None:
             watch(sweep + 1, sweeps)
-        if error > history[-1]:  # by rounding: nothing is left to gain
+        if error > history[-1]:  # by rounding, at the minimum
             break
         decomposition = new
         history.append(error)
@@ -69,22 +70,12 @@ def weighted_tucker(
 def output_errors(
     blocks: Sequence[Tensor], decomposition: Tucker, rows: Tensor | None, columns: Columns
 ) -> list[Tensor]:
-    """The relative error of the outputs of each matrix of each block; arguments as for `weighted_tucker`.
-
-    Args:
-        blocks: (n, h, I, J) each.
-        rows: Gram matrix of the inputs that run along I, (I, I), or None.
-        columns: for each matrix the Gram matrix of its inputs along (h J), or None.
-    """
+    """The relative error of the outputs of each matrix; `blocks`, `rows` and `columns` as in `weighted_tucker`."""
     return _Problem(blocks, rows, columns).errors(decomposition)
 
 
 def weight_errors(blocks: Sequence[Tensor], decomposition: Tucker) -> tuple[float, list[Tensor]]:
-    """The relative error of the tensor, and of each matrix of each block, in the Frobenius norm.
-
-    Args:
-        blocks: (n, h, I, J) each.
-    """
+    """The relative error of the tensor, and of each matrix of the blocks (n, h, I, J), in the Frobenius norm."""
     lost, square = [], []
     for block, dense in zip(blocks, decomposition.dense(), strict=True):
         lost.append((block.double() - dense).square().sum((1, 2, 3)))
@@ -95,11 +86,7 @@ def weight_errors(blocks: Sequence[Tensor], decomposition: Tucker) -> tuple[floa
 
 
 def orthonormal(decomposition: Tucker) -> Tucker:
-    """The same tensor with orthonormal columns in U1, U2 and U3: their triangular parts move into the cores.
-
-    Args:
-        decomposition: with any factors.
-    """
+    """The same tensor with orthonormal columns in U1, U2 and U3: their triangular factors move into the cores."""
     (u1, r1), (u2, r2) = torch.linalg.qr(decomposition.u1), torch.linalg.qr(decomposition.u2)
     u3: list[Tensor | None] = []
     cores = []
@@ -119,7 +106,7 @@ def orthonormal(decomposition: Tucker) -> Tucker:
 class _Matrix:
     """One matrix of a block: weight (I, h J), its product with the metric, the metric of the columns, tr(W C W.T).
 
-    The last is infinite where it would be 0: a matrix without outputs has no weight in the loss, and no error.
+    The last is infinite instead of 0: a matrix whose outputs are zero has no weight in the loss, and no error.
     """
 
     block: int
@@ -130,7 +117,7 @@ class _Matrix:
     square: float
 
     def wide(self, decomposition: Tucker) -> Tensor:
-        """What U1 is multiplied by, (R1, h J)."""
+        """The other factor of U1, (R1, h J)."""
         core, factor = decomposition.cores[self.block], decomposition.u3[self.block]
         mixed = core[self.m] if factor is None else torch.tensordot(factor[self.m], core, 1)
         return (mixed @ decomposition.u2.T).transpose(0, 1).flatten(1)
@@ -150,14 +137,14 @@ class _Problem:
                 elif self.rows is not None:
                     product = self.rows @ weight
                 else:
-                    raise ValueError("rows: expected a Gram matrix, for there are matrices whose inputs run along I")
+                    raise ValueError("rows: expected a Gram matrix for the matrices whose inputs run along I")
                 square = float((weight * product).sum())
                 square = math.inf if square <= TINY else square
                 metric = None if metric is None else metric.double()
                 self.matrices.append(_Matrix(b, m, weight, product, metric, square))
 
     def errors(self, decomposition: Tucker) -> list[Tensor]:
-        """Relative errors of outputs, from the difference itself."""
+        """Relative errors of outputs, without cancellation."""
         errors: list[list[Tensor]] = [[] for _ in decomposition.cores]
         for matrix in self.matrices:
             wide = matrix.wide(decomposition)
@@ -171,7 +158,7 @@ class _Problem:
         return [torch.stack(of_block) for of_block in errors]
 
     def solve(self, decomposition: Tucker, spectrum: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The best U1 beside the other factors: rows U1 A + U1 B = Q, with A and B made diagonal together."""
+        """The best U1 for fixed other factors: rows U1 A + U1 B = Q, with A and B diagonalised jointly."""
         rank, size = decomposition.u1.shape[1], decomposition.u1.shape[0]
         zero = decomposition.u1.new_zeros(rank, rank)
         a, b, q = zero, zero, decomposition.u1.new_zeros(size, rank)
@@ -197,7 +184,7 @@ class _Problem:
         return u1 if spectrum is None else spectrum[1] @ u1
 
     def reduced(self, u1: Tensor) -> _Reduced:
-        """The problem of the other factors while U1 stays."""
+        """The problem of the other factors at a fixed U1."""
         gram = u1.T @ u1 if self.rows is None else u1.T @ self.rows @ u1
         return _Reduced(self.matrices, gram, u1.T @ u1, [u1.T @ matrix.product for matrix in self.matrices])
 
@@ -221,7 +208,7 @@ class _Reduced:
         return total / len(self.matrices)
 
     def curvature(self) -> _Reduced:
-        """The same without the linear terms: the gradient of its loss is the second derivative times the factor."""
+        """The problem without linear terms: the gradient of its loss is the second derivative times the factor."""
         return replace(self, products=[torch.zeros_like(product) for product in self.products])
 
 
@@ -236,7 +223,7 @@ def _descend(reduced: _Reduced, decomposition: Tucker, part: tuple[str, int], st
             at = at.detach().requires_grad_()
             return torch.autograd.grad(problem.loss(_with(decomposition, part, at)), at)[0]
 
-    curvature = reduced.curvature()  # a difference of two gradients would lose the digits of a small direction
+    curvature = reduced.curvature()  # a difference of two gradients would lose digits for a small direction
     residual = -gradient(reduced, x)
     direction, square = residual, residual.square().sum()
     least = square * 1e-20
@@ -253,7 +240,7 @@ def _descend(reduced: _Reduced, decomposition: Tucker, part: tuple[str, int], st
 
 
 def _part(decomposition: Tucker, part: tuple[str, int]) -> Tensor | None:
-    """A factor by its name and, of those that each block has, its number."""
+    """A factor by its name and the number of its block."""
     name, i = part
     if name == "u2":
         return decomposition.u2
@@ -261,13 +248,13 @@ def _part(decomposition: Tucker, part: tuple[str, int]) -> Tensor | None:
 
 
 def _with(decomposition: Tucker, part: tuple[str, int], value: Tensor) -> Tucker:
-    """The same with another factor."""
+    """The decomposition with another factor."""
     name, i = part
     if name == "u2":
         return replace(decomposition, u2=value)
-    if name == "cores":
-        return replace(decomposition, cores=[*decomposition.cores[:i], value, *decomposition.cores[i + 1 :]])
-    return replace(decomposition, u3=[*decomposition.u3[:i], value, *decomposition.u3[i + 1 :]])
+    factors: list[Any] = list(getattr(decomposition, name))
+    factors[i] = value
+    return replace(decomposition, u3=factors) if name == "u3" else replace(decomposition, cores=factors)
 
 
 def _mean(errors: Sequence[Tensor]) -> float:

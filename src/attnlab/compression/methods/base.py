@@ -1,4 +1,4 @@
-"""What every method is: a plan of independent units of work over the named projections of a model."""
+"""Base class of compression methods: a plan of independent units over the named projections of a model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from attnlab.pretrained.base import Layer, Projection
 
 Share = Annotated[float, Gt(0), Le(1)]
 KeepOf = Literal["parameters", "multiply_adds"]
-Watch = Callable[[str, int, int], None]  # what is being computed, sweeps done, sweeps at most
+Watch = Callable[[str, int, int], None]  # the current step, sweeps done, sweeps at most
 Place = tuple[str, str]  # path of a layer and name of one of its projections
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a unit puts in place: `modules`, and `projections` of modules."""
+    """The replaced `modules` and `projections` of a unit."""
 
     modules: Mapping[str, Replacement] = field(default_factory=dict)  # by path
     projections: Mapping[Place, Replacement | Tensor] = field(default_factory=dict)  # a tensor: W (out, in)
@@ -32,14 +32,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Unit:
-    """One step of a compression, computed and stored as one.
+    """One step of a compression, computed and stored at once.
 
     Args:
-        path: what progress and the report call it: the path of a module, or a name for several layers together.
+        path: its name in progress and reports: the path of a module, or a name for several layers together.
         reads: paths of the modules whose weights it reads.
-        settings: plain values that make two fits of the same weights differ.
-        fit: decomposes, in float64; the new modules may be float64 too.
-        outline: the same modules at the same sizes with any weights, for counting; no weight is read.
+        settings: plain values on which the result depends, besides the weights.
+        fit: decomposes in float64; the new modules may be float64 too.
+        outline: returns modules of the same sizes with any weights, for counting; no weight is read.
     """
 
     path: str
@@ -55,30 +55,29 @@ class Step:
 
     parameters: int  # of its matrices, without biases
     error: float  # relative squared error, 0 to 1
-    value: Any  # the ranks as plain values; None: the layer stays dense
+    value: Any  # the ranks as plain values; None: dense
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """What a budget can choose from in one layer."""
+    """The choices of a budget in one layer."""
 
-    path: str  # of the layer or matrix; what the choice is stored under
+    path: str  # of the layer or matrix; the key of the choice
     dense: int  # parameters of the dense matrices
     steps: Sequence[Step]
 
 
 class Method(ABC):
-    """A way to compress a model.
+    """A compression method.
 
     Attributes:
-        keep: the share of the matrices it compresses that remains; ranks are then chosen for each layer
+        keep: the remaining share of the compressed matrices; ranks are then chosen for each layer
             (:mod:`attnlab.compression.keep`). None: the ranks of the method's arguments.
-        keep_of: what `keep` counts. "parameters", of all layers together; "multiply_adds", of each layer alone (IrrAtt,
-            section 3.4), for methods that have :meth:`rated`.
-        calibration: where the inputs of projections come from that the method needs: "validation" (the task's
-            split) or a text file; None: it needs none.
-        grams: what was collected of them, :class:`attnlab.compression.calibration.Grams`; None: nothing was.
-        chosen: the ranks that were chosen, by the path of the ladder; None: none were.
+        keep_of: the unit of `keep`. "parameters", of all layers together; "multiply_adds", of each layer alone (IrrAtt,
+            section 3.4), for methods with :meth:`rated`.
+        calibration: source of the inputs that the method needs: "validation" (the task's split) or a text file.
+        grams: the collected :class:`attnlab.compression.calibration.Grams`.
+        chosen: the ranks chosen by a budget, by path of the ladder.
     """
 
     calibration: str | None = None
@@ -89,64 +88,50 @@ class Method(ABC):
 
     @abstractmethod
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
-        """What has to be done, in order. No weight is read here: the model may be on the meta device.
+        """The units in order. No weight is read: the model may be on the meta device.
 
-        Raises:
-            ConfigError: what would keep the compression from finishing: nothing to compress, a rank out of bounds,
-                a layer whose weights do not determine what it computes.
+        ConfigError: nothing to compress, a rank out of bounds, or a layer whose output depends on more than weights.
         """
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        """What a budget chooses from: a ladder for each layer. On the meta device errors are those of noise.
+        """A ladder for each layer; on the meta device with the errors of noise.
 
-        Raises:
-            ConfigError: as `units` does; or the method has no ranks to choose.
+        ConfigError: as `units`; or a budget cannot choose the method's ranks.
         """
         raise ConfigError(f"compress.keep: {type(self).__name__} has no ranks that a budget could choose")
 
     def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
-        """The ranks of each layer whose multiply-adds are at most `keep` of its dense ones, by path, as `ladders` has.
+        """The largest ranks of each layer with at most `keep` of its dense multiply-adds, by path of the ladder.
 
-        Raises:
-            ConfigError: as `units` does; or even the smallest ranks take more; or the method has no such rule.
+        ConfigError: as `units`; or the smallest ranks take more; or the method counts parameters alone.
         """
         raise ConfigError(f"compress.keep_of=multiply_adds: {type(self).__name__} takes parameters")
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
-        """The value of `rank=` that a unit's report amounts to; None: the method has no such knob."""
+        """The value of `rank=` for a unit's report; None without such a value."""
         return None
 
 
 def counts_what(keep: float | None, keep_of: KeepOf) -> None:
-    """Refuse a `keep_of` that would have no effect.
-
-    Args:
-        keep: the share that remains; None: the method's arguments give the ranks.
-
-    Raises:
-        ConfigError: "multiply_adds" without a share.
-    """
+    """ConfigError: a `keep_of` has no effect without `keep`."""
     if keep is None and keep_of != "parameters":
         raise ConfigError(
-            f"compress.keep_of={keep_of}: it says what compress.keep counts, which is null; give compress.keep, or "
+            f"compress.keep_of={keep_of}: it is the unit of compress.keep, which is null; give compress.keep, or "
             "leave compress.keep_of out"
         )
 
 
 def settings_of(method: Method, *without: str) -> dict[str, Any]:
-    """The class and the arguments of a method as plain values, except those named."""
-    without = (*without, "keep", "keep_of", "chosen", "calibration", "grams")  # units add what they use of these
+    """The class and the arguments of a method as plain values, without the named ones."""
+    without = (*without, "keep", "keep_of", "chosen", "calibration", "grams")  # units add the values that they use
     return {"method": type(method).__name__, **{k: v for k, v in vars(method).items() if k not in without}}
 
 
 def chosen_layers(layers: Sequence[Layer], numbers: Sequence[int] | None) -> list[Layer]:
-    """The layers that `compress.layers` names, each once and in the model's order.
+    """The layers of `compress.layers` in the model's order. ConfigError: an unknown layer, or an empty list.
 
     Args:
         numbers: from 0, or from the end if negative; None: all.
-
-    Raises:
-        ConfigError: a layer that does not exist, or none at all.
     """
     if numbers is None:
         return list(layers)
@@ -160,12 +145,12 @@ def chosen_layers(layers: Sequence[Layer], numbers: Sequence[int] | None) -> lis
 
 
 def already_compressed(path: str) -> ConfigError:
-    """The error of a module that compression has already replaced."""
+    """The error for a compressed module."""
     return ConfigError(f"{path} is compressed already; start from an uncompressed model")
 
 
 def refuse_compressed(model: nn.Module, path: str) -> None:
-    """Raise ConfigError if compression has already replaced the module at a path."""
+    """ConfigError: the module at a path is compressed."""
     if isinstance(model.get_submodule(path), Replacement):
         raise already_compressed(path)
 
@@ -174,22 +159,22 @@ def refuse_compressed(model: nn.Module, path: str) -> None:
 
 
 def pair(matrix: Projection, rank: int) -> LowRankLinear:
-    """The two factors of a matrix, with any weights."""
+    """Two factors for a matrix, with any weights."""
     return LowRankLinear(matrix.shape[1], rank, matrix.shape[0], bias=matrix.bias)
 
 
 def saves(matrix: Projection, rank: int) -> bool:
     """Whether two factors take fewer multiply-adds than the dense product."""
-    return rank * sum(matrix.shape) < matrix.shape[0] * matrix.shape[1]
+    return rank <= largest_rank(matrix.shape)
+
+
+def largest_rank(shape: tuple[int, int]) -> int:
+    """The largest rank at which two factors are smaller than a dense matrix of this shape."""
+    return (shape[0] * shape[1] - 1) // sum(shape)
 
 
 def fitted_pair(model: nn.Module, matrix: Projection, a: Tensor, b: Tensor) -> LowRankLinear:
-    """The factors of W = a @ b in float64, with the bias of the matrix.
-
-    Args:
-        a: (out, rank).
-        b: (rank, in).
-    """
+    """The factors of W = a (out, rank) @ b (rank, in) in float64, with the bias of the matrix."""
     module, bias = pair(matrix, a.shape[1]).double(), matrix.read_bias(model)
     module.load_state_dict({"0.weight": b, "1.weight": a} | ({} if bias is None else {"1.bias": bias}))
     return module

@@ -24,10 +24,10 @@ class FromCP(QueryKeyMethod):
     """A method that begins with a CP decomposition of the query-key tensor.
 
     Attributes:
-        start: "random": the best of `restarts` random starts counts, the first with the seed `start_seed`; anything
-            else: the largest singular triplets over all heads.
-        objective: what the error-preserving correction makes small; "none": no correction.
-        tolerance: relative change of the error at which the decomposition ends; the correction ends at ten times it.
+        start: "random": the best of `restarts` random starts with the seeds from `start_seed` on; other values: the
+            largest singular triplets over all heads.
+        objective: objective of the error-preserving correction; "none": no correction.
+        tolerance: relative change of the error at which the decomposition ends; ten times that for the correction.
     """
 
     start: str
@@ -46,7 +46,7 @@ class FromCP(QueryKeyMethod):
         starts = self.restarts if self.start == "random" else 1
         for i in range(starts):
 
-            def told(what: str, done: int, most: int, number: int = i + 1) -> None:
+            def named(what: str, done: int, most: int, number: int = i + 1) -> None:
                 watch(what if self.start != "random" else f"start {number} of {starts}, {what}", done, most)
 
             cp = cp_als(
@@ -56,7 +56,7 @@ class FromCP(QueryKeyMethod):
                 seed=self.start_seed + i,
                 sweeps=self.sweeps,
                 tolerance=self.tolerance,
-                watch=partial(told, "CP"),
+                watch=partial(named, "CP"),
             )
             if self.objective != "none":
                 cp = cp_epc(
@@ -65,9 +65,9 @@ class FromCP(QueryKeyMethod):
                     objective=self.objective,
                     sweeps=self.sweeps,
                     tolerance=10 * self.tolerance,
-                    watch=partial(told, "correction"),
+                    watch=partial(named, "correction"),
                 )
-            yield cp, told
+            yield cp, named
 
 
 class CPSlimAtt(FromCP):
@@ -75,21 +75,19 @@ class CPSlimAtt(FromCP):
 
     Args:
         rank: columns for all heads together; None: half of the exact rank.
-        objective: what the correction makes small; "none": no correction.
-        tolerance: relative change of the error at which the decomposition stops; ten times that for the correction.
         start: of the decomposition. "global": the largest singular triplets over all heads, each of which belongs to
             one head, so that the fusion begins block-diagonal; "random": blocks of the result come from the weights.
-        restarts: random starts, of which the one with the lowest error counts.
-        start_seed: of the first random start; the others have the seeds that follow.
+        restarts: number of random starts; the one with the lowest error is used.
+        start_seed: of the first random start; the next ones follow.
         fusion: "free", or "constrained": eq. 7 holds, S >= 0 and S S' = I, after the decomposition and at every step
-            of training. The first weights are then those of section 3.3: the columns go to the heads that own them in
-            the CP decomposition, and each head's columns are its largest singular triplets.
-        fusion_penalty: weight in training of what keeps heads from sharing columns (eq. 7 as a penalty), so that a
-            fine-tuned model can become an IrrAtt one: `compress=irratt model=<its folder>`.
-        Others are those of `QueryKeyMethod`.
+            of training. The first weights are those of section 3.3: each head gets as many columns as it owns in the CP
+            decomposition, its largest singular triplets.
+        fusion_penalty: weight in training of eq. 7 as a penalty on columns shared by heads, so that a fine-tuned model
+            can become an IrrAtt one: `compress=irratt model=<its folder>`.
+        Others are those of `FromCP` and `QueryKeyMethod`.
 
     Raises:
-        ConfigError: a penalty beside fusion="constrained".
+        ConfigError: a penalty with fusion="constrained".
         ValueError: a rank or a number of starts below 1, or a negative number of sweeps or penalty.
     """
 
@@ -113,8 +111,8 @@ class CPSlimAtt(FromCP):
         super().__init__(rank, vo_rank, mlp_rank, keep, vo, keep_of)
         if fusion == "constrained" and fusion_penalty:
             raise ConfigError(
-                f"compress.fusion=constrained and compress.fusion_penalty={fusion_penalty}: the constraint holds "
-                "already; give one of them"
+                f"compress.fusion=constrained and compress.fusion_penalty={fusion_penalty}: the constraint makes the "
+                "penalty zero; give one of them"
             )
         self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
         self.start, self.restarts, self.start_seed = start, restarts, start_seed
@@ -146,7 +144,7 @@ class CPSlimAtt(FromCP):
         return module, report
 
     def _factors(self, heads: Heads, cp: CP) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-        """The factors of the layer, and what is reported of them."""
+        """The factors of the layer, and the report."""
         report: dict[str, Any] = {"ranks": cp.rank, "qk_error": cp.error, **ownership(cp.c, heads.width)}
         report |= {"history": cp.history, "costs": cp.costs}
         if self.fusion == "free":
@@ -156,31 +154,23 @@ class CPSlimAtt(FromCP):
 
 
 def ownership(fusion: Tensor, width: int) -> dict[str, Any]:
-    """How near a fusion is to a block-diagonal one, for the report.
-
-    Args:
-        fusion: (H, R).
+    """Measure how block-diagonal a fusion (H, R) is, for the report.
 
     Returns:
         `head_ranks`, the number of columns that each head owns by algorithm 1; `fusion_own`, the mean over columns of
-        the share of squared weights in the owner: 1 for a block-diagonal fusion, 1/H for one that is spread evenly.
+        the share of squared weights in the owner: 1 for a block-diagonal fusion, 1/H for an evenly spread one.
     """
     owner, largest = fusion_ranks(fusion, width)
     square = fusion.square().sum(0)
     share = torch.where(square > 0, largest.square() / square.clamp_min(1e-300), 1.0)
-    return {
-        "head_ranks": torch.bincount(owner, minlength=len(fusion)).tolist(),
-        "fusion_own": float(share.mean()),
-    }
+    return {"head_ranks": torch.bincount(owner, minlength=len(fusion)).tolist(), "fusion_own": float(share.mean())}
 
 
 def nonnegative(terms: BlockTerms) -> tuple[Tensor, Tensor, Tensor]:
-    """Separate heads as factors (I, R), (J, R), (H, R) whose third one satisfies eq. 7.
+    """Turn truncated SVDs, with both sides scaled by the root of the singular values, into CP factors under eq. 7.
 
-    Its rows are the singular values of the heads, divided by their norm (section 3.3).
-
-    Args:
-        terms: truncated SVDs: both sides scaled by the root of the singular values.
+    Returns:
+        (I, R), (J, R) and (H, R), whose rows are the heads' singular values divided by their norm (section 3.3).
     """
     left, right, rows = [], [], []
     for a, b in zip(terms.left, terms.right, strict=True):

@@ -1,4 +1,4 @@
-"""Several methods one after another, each on other matrices: the hybrids of TensorLLM, table III."""
+"""Several methods on disjoint matrices: the hybrids of TensorLLM, table III."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from attnlab.compression.methods.base import Ladder, Method, Share, Unit
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
-RANKS = ("rank", "rho", "rate", "free_ranks", "vo_rank", "mlp_rank", "keep")  # how a step says what remains
+RANKS = ("rank", "rho", "rate", "free_ranks", "vo_rank", "mlp_rank", "keep")  # arguments of steps that set ranks
 
 
 class Hybrid(Method):
-    """The units of several methods. No two of them may change the same matrix.
+    """The units of several methods, which change different matrices.
 
     Args:
-        steps: methods by name, in their order. A new hybrid is a file in conf/compress that lists them:
+        steps: methods by name, in order. A new hybrid is a file in conf/compress that lists them:
             `laser_mlp@steps.laser` under `defaults` gives conf/compress/laser_mlp.yaml the name laser.
         layers: numbers of layers for all steps; None: those of each step.
-        keep: the share that remains of the parameters of all matrices of all steps together; None: the ranks, or the
-            budget, of each step.
+        keep: the remaining share of the parameters of all steps' matrices together; None: the ranks, or the budget, of
+            each step.
 
     Raises:
-        ConfigError: no steps, one that is no method, ranks of a step beside `keep`, or steps with different calibration
-            data.
+        ConfigError: no steps, a step that is not a method, ranks of a step with `keep`, or different calibration data.
     """
 
     def __init__(self, steps: dict[str, Any], layers: list[int] | None = None, keep: Share | None = None) -> None:
@@ -51,9 +50,7 @@ class Hybrid(Method):
         self.keep, self.layers = keep, layers
         wanted = {step.calibration for step in self.steps.values() if step.calibration is not None}
         if len(wanted) > 1:
-            raise ConfigError(
-                f"compress.steps: calibration is {' and '.join(sorted(wanted))}; expected the same in all"
-            )
+            raise ConfigError(f"compress.steps: calibration is {' and '.join(sorted(wanted))}; expected a single one")
         self.calibration = next(iter(wanted), None)
         self._step_of: dict[str, str] = {}  # by the path of a unit; shared by copies
 
@@ -80,13 +77,13 @@ class Hybrid(Method):
         return collected
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
-        """That of the last step, which `rank=` belongs to; None for the others."""
+        """The rank of the last step, which `rank=` sets; None for the others."""
         last = list(self.steps)[-1]
         return self.steps[last].rank_of(report) if self._step_of.get(report["path"]) == last else None
 
     @contextmanager
     def _named(self, step: str) -> Iterator[None]:
-        """Errors of a step name its key, unless that is one of all steps."""
+        """Add the key of a step to its errors, except for keys of all steps."""
         try:
             yield
         except ConfigError as error:
@@ -96,11 +93,11 @@ class Hybrid(Method):
             raise ConfigError(f"compress.steps.{step}.{key}") from error
 
     def _ready(self) -> dict[str, Method]:
-        """The steps with the calibration data and the ranks that were chosen for this method."""
-        collected = {name: copy.copy(step) for name, step in self.steps.items()}
-        for step in collected.values():
+        """The steps with the calibration data and the chosen ranks of this method."""
+        ready = {name: copy.copy(step) for name, step in self.steps.items()}
+        for step in ready.values():
             if step.calibration is not None:
                 step.grams = self.grams
             if self.chosen is not None:
                 step.chosen = self.chosen
-        return collected
+        return ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,9 +20,10 @@ from attnlab.compression.decompositions import (
     terms_from_cp,
     truncated_svd,
 )
+from attnlab.compression.keep import even
 from attnlab.compression.methods.base import KeepOf, Share, Unit, Watch
 from attnlab.compression.methods.cp_slimatt import FromCP, Objective
-from attnlab.compression.methods.query_key import Fit, Heads, Sizes, ValueRanks, even, factored
+from attnlab.compression.methods.query_key import Fit, Heads, Sizes, ValueRanks, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
 from attnlab.config.bounds import Rank
 
@@ -29,21 +31,20 @@ from attnlab.config.bounds import Rank
 class IrrAtt(FromCP):
     """BTD-(L, L, 1) of the query-key tensor; ranks differ between heads.
 
-    A model compressed by CP SlimAtt is continued (algorithm 1 on its trained layers): ranks are then those that
-    training has left, `rank` has no effect, and values and outputs stay.
+    A model compressed by CP SlimAtt is continued, with algorithm 1 on its trained layers: the ranks are those after
+    training, `rank` has no effect, and values and outputs stay.
 
     Args:
         rank: of all heads together; None: half of the exact rank.
-        vo: "truncatt": values and outputs have the same rank in each head (table 1); "irratt": block terms too, each
-            head with another rank and a fusion that is the identity (table 2), from the same `start`.
-        start: where ranks and first terms come from. "random": a CP decomposition that starts at random, then
-            algorithms 1 and 3: the ranks are discovered in the weights. "cp": the same from the largest singular
-            triplets over all heads; each of them belongs to one head, so that the ranks are mostly those of
-            "global". "global": the largest singular values, without a CP decomposition.
-        fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity", heads apart,
-            which fused kernels run: each head is fitted again at its rank. (Eq. 7 leaves an H x H fusion nothing but
-            the order of the heads, so that "identity" is its constrained form; for the constraint on CP SlimAtt's
-            H x R fusion see there.)
+        vo: "truncatt": values and outputs have the same rank in each head (table 1); "irratt": block terms of
+            different ranks with the identity as fusion (table 2), from the same `start`.
+        start: source of the ranks and first terms. "random": a CP decomposition from a random start, then algorithms 1
+            and 3, which take the ranks from the weights. "cp": the same from the largest singular triplets over all
+            heads; each belongs to one head, so that the ranks are mostly those of "global". "global": the largest
+            singular values, without a CP decomposition.
+        fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity": no mixing,
+            which fused kernels run, each head fitted again at its rank. Eq. 7 leaves an H x H fusion nothing but the
+            order of the heads, so that "identity" is its constrained form.
         Others are those of `QueryKeyMethod`.
 
     Raises:
@@ -100,12 +101,12 @@ class IrrAtt(FromCP):
     def _terms(
         self, tensor: Slices, rank: int, free: bool, watch: Watch
     ) -> tuple[BlockTerms, list[float], list[dict[str, Any]]]:
-        """The best block terms over all starts, their errors from the start on, and what each random start gave."""
+        """The best block terms over all starts, their history of errors, and the result of each random start."""
         if self.start == "global":
             return *self._refined(tensor, global_svd(tensor, rank), free, watch), []
         solutions = [
-            self._refined(tensor, terms_from_cp(tensor, cp.factors), free, told)
-            for cp, told in self.decompositions(tensor, rank, watch)
+            self._refined(tensor, terms_from_cp(tensor, cp.factors), free, named)
+            for cp, named in self.decompositions(tensor, rank, watch)
         ]
         starts = [
             {"seed": self.start_seed + i, "error": terms.error, "ranks": terms.ranks}
@@ -115,12 +116,11 @@ class IrrAtt(FromCP):
 
     def _refined(self, tensor: Slices, first: BlockTerms, free: bool, watch: Watch) -> tuple[BlockTerms, list[float]]:
         """Algorithm 3; with the identity as fusion the best terms of these ranks."""
-        best = truncated_svd(tensor, first.ranks)  # of these ranks, unmixed: a start that costs one SVD
+        best = truncated_svd(tensor, first.ranks)  # the best unmixed start of these ranks, for one SVD
         if not free:
             return best, [first.error, *best.history]
         start = first if first.error < best.error else best
-        watched = lambda *done: watch("BTD", *done)  # noqa: E731
-        terms = btd(tensor, start, sweeps=self.sweeps, tolerance=self.tolerance, watch=watched)
+        terms = btd(tensor, start, sweeps=self.sweeps, tolerance=self.tolerance, watch=partial(watch, "BTD"))
         return terms, [first.error, *terms.history]
 
     def again(self, module: CompressedAttention, path: str) -> Unit:
@@ -135,7 +135,7 @@ class IrrAtt(FromCP):
 
     @torch.no_grad()
     def refit(self, slim: SlimAttention, sizes: Sizes) -> Fit:
-        """Algorithm 1 on a trained layer, best with a fusion penalty: a column loses its weights in other heads."""
+        """Algorithm 1 on a trained layer: a column loses its weights in other heads, small after a fusion penalty."""
         slim = copy.deepcopy(slim).double()
         query, key, value = slim.qkv.weight.split([slim.rank, slim.rank, slim.value_rank])
         a = torch.cat([query.T, slim.query_bias[None]])

@@ -20,6 +20,7 @@ from attnlab.compression.methods.base import (
     Watch,
     chosen_layers,
     fitted_pair,
+    largest_rank,
     pair,
     refuse_compressed,
     saves,
@@ -32,35 +33,35 @@ from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 RHO = 0.1  # the default of rank, rho and rate
-ALIASES = {"fc_in": ("fc1", "gate"), "fc_up": ("up",), "fc_out": ("fc2", "down")}  # LASER's names, and the families'
+ALIASES = {"fc_in": ("fc1", "gate"), "fc_up": ("up",), "fc_out": ("fc2", "down")}  # the families' names by LASER's
 
 
 class LASER(Method):
-    """Each chosen matrix becomes its best approximation of a lower rank; biases stay.
+    """The best approximation of a lower rank for each chosen matrix; biases stay.
 
-    A matrix is stored and computed as two factors where these take fewer multiply-adds than the dense product
-    (k (in + out) < in * out), and otherwise as the dense product; the report names the dense ones.
+    A matrix becomes two factors where these take fewer multiply-adds than the dense product (k (in + out) < in * out),
+    and otherwise their dense product; the report names the dense ones.
 
     Args:
         layers: numbers of the layers, from 0, or negative from the end; None: all.
-        matrices: names of matrices. q, k, v, o; those that the family gives to the MLP (Llama: gate, up, down);
-            LASER's own names fc_in, fc_up and fc_out (for Llama gate, up and down); or the groups mlp, attn and all.
-            Names must be equal: the released code compares ends of names, so that in RoBERTa its group
-            mlp takes the output projection of attention too.
+        matrices: names of matrices. q, k, v, o; the family's names in the MLP (Llama: gate, up, down); LASER's names
+            fc_in, fc_up and fc_out (for Llama gate, up and down); or the groups mlp, attn and all. Names must be
+            equal: the released code compares ends of names, so that in RoBERTa its group mlp includes the output
+            projection of attention.
         rank: k of every matrix.
         rho: the share of the largest possible rank: k = floor(min(in, out) rho).
-        rate: the same in the unit of the released scripts, rho = (10 - rate) 0.1, computed in this order, so that the
-            floor agrees with theirs. At most one of `rank`, `rho` and `rate`; all None: rho = 0.1.
+        rate: `rho` in the unit of the released scripts, rho = (10 - rate) 0.1, computed in this order for the same
+            floor. At most one of `rank`, `rho` and `rate`; all None: rho = 0.1.
         compat: "none": the exact singular value decomposition, in float64. "randomised": as released,
             torch.svd_lowrank(q=k) in float32 without oversampling, here with a seed; its error is larger.
         iterations: power iterations of compat="randomised"; released: 2, for RoBERTa 20.
         factorised: False: always the dense product, as released.
-        keep: the share of the matrices' parameters that remains; the rank is then chosen for each matrix, and a matrix
-            may stay as it is.
+        keep: the remaining share of the matrices' parameters; the rank is then chosen for each matrix, and a matrix
+            may stay dense.
 
     Raises:
-        ValueError: more than one of `rank`, `rho`, `rate` and `keep`, one out of its range, or `keep` where nothing
-            would be saved (factorised=False).
+        ValueError: more than one of `rank`, `rho`, `rate` and `keep`, a value out of its range, or `keep` with
+            factorised=False, which saves nothing.
     """
 
     def __init__(
@@ -106,21 +107,19 @@ class LASER(Method):
         return units
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        self.units(model, layers)  # what cannot be compressed is refused there
+        self.units(model, layers)  # raises ConfigErrors
         choices = []
         for layer in chosen_layers(layers, self.layers):
             for name in named(layer, self.matrices):
                 matrix = layer.projections[name]
-                out_dim, dim = matrix.shape
-                most = (out_dim * dim - 1) // (out_dim + dim)  # more takes as many parameters as the dense matrix
-                choices.append(matrix_ladder(model, place_of(layer, name), [matrix], most))
+                choices.append(matrix_ladder(model, place_of(layer, name), [matrix], largest_rank(matrix.shape)))
         return choices
 
     def _rank(self, layer: Layer, name: str) -> int:
         return self.rank_for(layer.projections[name]) if self.chosen is None else self.chosen[place_of(layer, name)]
 
     def rank_for(self, matrix: Projection) -> int:
-        """k of a matrix. ConfigError: it is 0 or larger than the matrix allows."""
+        """k of a matrix. ConfigError: 0, or larger than its smaller side."""
         most = min(matrix.shape)
         if self.rank is not None:
             key, rank = f"compress.rank={self.rank}", self.rank
@@ -168,18 +167,14 @@ class LASER(Method):
 
 
 def place_of(layer: Layer, name: str) -> str:
-    """What a budget calls a matrix: its projection, for several may share a module."""
+    """The name of a matrix in a budget."""
     return f"{layer.path}.{name}"
 
 
 def named(layer: Layer, names: Sequence[str]) -> list[str]:
-    """The projections of a layer that names, LASER's names and groups stand for, each once.
+    """The projections of a layer by their names, LASER's names, or the groups attn, mlp and all; each once.
 
-    Args:
-        names: of projections, of LASER's aliases, or of the groups attn, mlp and all.
-
-    Raises:
-        ConfigError: a name that the layer does not have, or a matrix that cannot be compressed.
+    ConfigError: an unknown name, or a matrix that cannot be compressed.
     """
     groups = {"mlp": layer.matrices, "attn": list(ATTENTION), "all": [*ATTENTION, *layer.matrices]}
     chosen: list[str] = []

@@ -1,9 +1,9 @@
-"""Truncated SVD of MLP matrices; attention stays as it is (IrrAtt, table 1, "Original" with an MLP rank)."""
+"""Truncated SVD of MLP matrices; attention stays dense (IrrAtt, table 1, "Original" with an MLP rank)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,19 +29,17 @@ from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer, Projection
 
-STEPS = 32  # ranks that a budget chooses from
-
 
 class MLPSVD(Method):
     """Each matrix of every MLP as a product of two.
 
     Args:
-        mlp_rank: the rank of each matrix, at least 1 and at most its smaller side; None: `keep` chooses it.
+        mlp_rank: the rank of each matrix, at most its smaller side; None: `keep` chooses it.
         keep_of: "parameters": of all MLPs together; the rank is then chosen for each MLP by its singular values.
             "multiply_adds": of each MLP alone, the largest rank that allows it (IrrAtt, section 3.4).
 
     Raises:
-        ConfigError: not one of `mlp_rank` and `keep`, or `keep_of` without `keep`.
+        ConfigError: not exactly one of `mlp_rank` and `keep`, or `keep_of` without `keep`.
     """
 
     def __init__(self, mlp_rank: Rank | None = None, keep: Share | None = None, keep_of: KeepOf = "parameters") -> None:
@@ -61,29 +59,29 @@ class MLPSVD(Method):
             for unit in mlp_units(model, [layer], rank)
         ]
 
-    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        mlp_units(model, layers, 1)  # what cannot be compressed is refused there
-        ladders = []
+    def _mlps(self, model: nn.Module, layers: Sequence[Layer]) -> Iterator[tuple[str, list[Projection]]]:
+        """The path and the matrices of each MLP."""
+        mlp_units(model, layers, 1)  # raises ConfigErrors
         for layer in layers:
             if layer.mlp is not None:
-                matrices = [layer.projections[name] for name in layer.matrices]
-                most = min(min(matrix.shape) for matrix in matrices)
-                ladders.append(matrix_ladder(model, layer.mlp, matrices, most))
-        return ladders
+                yield layer.mlp, [layer.projections[name] for name in layer.matrices]
+
+    def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
+        return [
+            matrix_ladder(model, path, matrices, min(min(matrix.shape) for matrix in matrices))
+            for path, matrices in self._mlps(model, layers)
+        ]
 
     def rated(self, model: nn.Module, layers: Sequence[Layer]) -> dict[str, Any]:
-        mlp_units(model, layers, 1)  # what cannot be compressed is refused there
         assert self.keep is not None
         ranks = {}
-        for layer in layers:
-            if layer.mlp is not None:
-                shapes = [layer.projections[name].shape for name in layer.matrices]
-                dense, least = sum(out * width for out, width in shapes), sum(out + width for out, width in shapes)
-                if least > self.keep * dense:
-                    raise ConfigError(
-                        f"compress.keep={self.keep}: {layer.mlp} can keep {least / dense:.4f} to 1 of its multiply-adds"
-                    )
-                ranks[layer.mlp] = min(int(self.keep * dense / least), *(min(shape) for shape in shapes))
+        for path, matrices in self._mlps(model, layers):
+            shapes = [matrix.shape for matrix in matrices]
+            dense, least = sum(map(math.prod, shapes)), sum(map(sum, shapes))
+            if least > self.keep * dense:
+                share = f"{least / dense:.4f} to 1 of its multiply-adds"
+                raise ConfigError(f"compress.keep={self.keep}: {path} can keep {share}")
+            ranks[path] = min(int(self.keep * dense / least), *map(min, shapes))
         return ranks
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
@@ -91,19 +89,15 @@ class MLPSVD(Method):
 
 
 def matrix_ladder(model: nn.Module, path: str, matrices: Sequence[Projection], most: int) -> Ladder:
-    """Ranks 1 to `most` of several matrices at once, each as two factors."""
+    """Ranks 1 to `most` of several matrices together, each as two factors."""
     lost = [lost_squares(matrix.read(model)) for matrix in matrices]
     count = sum(sum(matrix.shape) for matrix in matrices)
-    steps = [Step(rank * count, sum(float(errors[rank]) for errors in lost), rank) for rank in grid(most, STEPS)]
+    steps = [Step(rank * count, sum(float(errors[rank]) for errors in lost), rank) for rank in grid(most)]
     return Ladder(path, sum(math.prod(matrix.shape) for matrix in matrices), steps)
 
 
 def lost_squares(weight: Tensor) -> Tensor:
-    """The relative squared error of every rank from 0 on.
-
-    Args:
-        weight: (out, in); on the meta device all singular values count as equal.
-    """
+    """The relative squared error of weight (out, in) at ranks 0, 1, 2, ...; on meta of equal singular values."""
     if weight.is_meta:
         squares = torch.ones(min(weight.shape), dtype=torch.float64, device="cpu")
     else:
@@ -112,23 +106,21 @@ def lost_squares(weight: Tensor) -> Tensor:
 
 
 def mlp_units(model: nn.Module, layers: Sequence[Layer], rank: int) -> list[Unit]:
-    """A unit for each MLP of the model. ConfigError: none, one whose matrices are unknown, or a rank out of bounds."""
+    """A unit for each MLP. ConfigError: no MLP, unknown matrices, or a rank out of bounds."""
     units = []
     for layer in layers:
         if layer.mlp is None:
             continue
         if reason := layer.refusals.get("mlp"):
             raise ConfigError(reason)
-        for matrix in (layer.projections[name] for name in layer.matrices):
+        matrices = [layer.projections[name] for name in layer.matrices]
+        for matrix in matrices:
             out_dim, dim = matrix.shape
-            if rank > min(dim, out_dim):
-                most = min(dim, out_dim)
+            if rank > (most := min(dim, out_dim)):
                 raise ConfigError(f"compress.mlp_rank={rank}: {matrix.path} ({dim} x {out_dim}) takes 1 to {most}")
-        paths = [layer.projections[name].path for name in layer.matrices]
         settings = {"method": MLPSVD.__name__, "rank": rank}
-        units.append(
-            Unit(layer.mlp, paths, settings, partial(_fit, model, layer, rank), partial(_outline, layer, rank))
-        )
+        fit, outline = partial(_fit, model, layer, rank), partial(_outline, layer, rank)
+        units.append(Unit(layer.mlp, [matrix.path for matrix in matrices], settings, fit, outline))
     if not units:
         raise ConfigError(f"{type(model).__name__} has no MLP; leave compress.mlp_rank out")
     return units

@@ -1,4 +1,4 @@
-"""The base of methods that decompose the query-key tensor of attention layers."""
+"""Base class of methods that decompose the query-key tensor of attention layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from attnlab.errors import ConfigError
 from attnlab.pretrained import family_of
 from attnlab.pretrained.base import ATTENTION, Layer
 
-STEPS = 32  # ranks that a budget chooses from
 ValueRanks = Literal["truncatt", "irratt"]
 
 
@@ -52,9 +51,8 @@ class Sizes:
 
     @classmethod
     def of(cls, layer: Layer) -> Sizes:
-        """ConfigError: the products of the layer's weights are not what it computes, or heads share keys."""
-        reason = layer.refusals.get("attention") or layer.refusals.get("products")
-        if reason:
+        """ConfigError: products of the layer's weights do not determine its output, or heads share keys."""
+        if reason := layer.refusals.get("attention") or layer.refusals.get("products"):
             raise ConfigError(reason)
         q, k, o = (layer.projections[name] for name in "qko")
         if q.heads != k.heads:
@@ -63,18 +61,18 @@ class Sizes:
 
     @property
     def rest(self) -> dict[str, Any]:
-        """The arguments that every module takes alike."""
+        """The arguments common to all modules."""
         return {"out_dim": self.out_dim, "attn_drop": self.attn_drop, "proj_drop": self.proj_drop}
 
 
 @dataclass(frozen=True)
 class Heads:
-    """An attention layer's weights by head, in float64, its biases moved to where the algebra has room for them.
+    """An attention layer's weights by head, in float64, with its biases in two places.
 
     Args:
         query: (H, F + 1, D), the last row its bias: the homogeneous coordinate.
         key: (H, F, D), without its bias, which adds the same number to all logits of a query.
-        value: (H, F, D), without its bias, which the rows of attention, summing to 1, carry into `bias`.
+        value: (H, F, D), without its bias, which is in `bias`: attention weights sum to 1.
         output: (H, F', D).
         bias: of the output, (F').
         scale: factor of the logits.
@@ -109,7 +107,7 @@ class Heads:
 
     @property
     def vo(self) -> Slices:
-        """Y^VO: what head h adds to the output, before attention weighs it."""
+        """Y^VO: X Y_h is head h's output of each position, before the weighted sum."""
         return Slices(self.value, self.output)
 
     @property
@@ -127,8 +125,8 @@ class QueryKeyMethod(Method):
     Args:
         rank: of the query-key tensor; None: half of the exact rank, at least one for each head.
         vo_rank: of each head's value-output matrix; None: half the head's width.
-        mlp_rank: of both matrices of an MLP; None: MLPs stay as they are.
-        keep: the share that remains of what `keep_of` names.
+        mlp_rank: of both matrices of an MLP; None: MLPs stay dense.
+        keep: the remaining share of `keep_of`.
         vo: "truncatt": the value-output matrices of all heads have the same rank, as in table 1; "irratt": ranks differ
             between heads, `vo_rank` on average (table 2): those of the largest singular values over all heads.
         keep_of: "parameters": `keep` of all layers' q, k, v and o remain; `rank` and `vo_rank` are chosen for each
@@ -137,7 +135,7 @@ class QueryKeyMethod(Method):
             allows it, so that layers of equal sizes have equal ranks.
 
     Attributes:
-        per_head: whether `rank` counts for each head, or for all heads together.
+        per_head: `rank` is that of each head, not of all heads together.
 
     Raises:
         ConfigError: `keep` beside a rank that it chooses.
@@ -164,12 +162,12 @@ class QueryKeyMethod(Method):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What makes two fits of the same weights differ."""
+        """The settings of a unit."""
         return settings_of(self, "mlp_rank")
 
     @abstractmethod
     def outline(self, sizes: Sizes) -> CompressedAttention:
-        """A layer with the size and arithmetic of a fit, ranks shared out evenly; any weights."""
+        """A layer of the sizes of a fit, with evenly distributed ranks and any weights."""
 
     @abstractmethod
     def fit(self, heads: Heads, sizes: Sizes, watch: Watch) -> Fit:
@@ -188,7 +186,7 @@ class QueryKeyMethod(Method):
         return units + ([] if self.mlp_rank is None else mlp_units(model, layers, self.mlp_rank))
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        self.units(model, layers)  # what cannot be compressed is refused there
+        self.units(model, layers)  # raises ConfigErrors
         return [self._ladder(model, layer, layer.attention) for layer in layers if layer.attention is not None]
 
     def _ladder(self, model: nn.Module, layer: Layer, path: str) -> Ladder:
@@ -200,7 +198,7 @@ class QueryKeyMethod(Method):
             heads = Heads.of(model, layer)
             qk, vo = (spectrum(tensor).values.square().cpu() for tensor in (heads.qk, heads.vo))
         steps = []
-        for rank in grid(sizes.width, STEPS):
+        for rank in grid(sizes.width):
             value = [rank if self.per_head else rank * sizes.heads, rank]
             with torch.device("meta"):
                 module = self._at(value).outline(sizes)
@@ -217,7 +215,7 @@ class QueryKeyMethod(Method):
                 "depends; give keep_of=parameters"
             )
         plain = self._at((None, self.vo_rank))
-        plain.units(model, layers)  # what cannot be compressed is refused there
+        plain.units(model, layers)  # raises ConfigErrors
         return {
             layer.attention: plain._rated(self.keep or 1.0, layer, tokens)
             for layer in layers
@@ -271,15 +269,14 @@ class QueryKeyMethod(Method):
         return Unit(path, [path], self.settings, fitted, lambda: Change({path: outline()}))
 
     def again(self, module: CompressedAttention, path: str) -> Unit:
-        """From a module that is compressed already. ConfigError, except for methods that continue from such a one."""
+        """The unit of a compressed module. ConfigError, except for methods that continue from it."""
         raise already_compressed(path)
 
     def values(self, heads: Heads, rank: int, report: dict[str, Any]) -> BlockTerms:
-        """The value-output tensor, head by head.
+        """Decompose the value-output tensor; `report` gets the relative error, and with vo="irratt" the ranks.
 
         Args:
             rank: of each head's matrix; with vo="irratt" on average.
-            report: gets the relative error, and with vo="irratt" the ranks.
         """
         if self.vo == "truncatt":
             factors = truncated_svd(heads.vo, rank)
@@ -290,7 +287,7 @@ class QueryKeyMethod(Method):
         return factors
 
     def ranks(self, sizes: Sizes, path: str = "attention") -> tuple[int, int]:
-        """Query-key and value-output rank in use. ConfigError: out of bounds for a layer of these sizes."""
+        """The query-key and value-output ranks of a layer. ConfigError: out of bounds for its sizes."""
         heads, width = sizes.heads, sizes.width
         least, most = (1, width) if self.per_head else (heads, heads * width)
         rank = max(least, (most + 1) // 2) if self.rank is None else self.rank
@@ -310,18 +307,18 @@ class QueryKeyMethod(Method):
         return total // len(ranks) if self.per_head else total
 
 
-def _lost(squares: Tensor, rank: int, alike: bool) -> float:
-    """The relative squared error of heads with this rank each, or on average; squares of singular values (H, D)."""
-    largest = squares[:, :rank] if alike else squares.flatten().topk(rank * len(squares)).values
+def _lost(squares: Tensor, rank: int, uniform: bool) -> float:
+    """The relative squared error at a rank of each head, or on average; squares: of singular values, (H, D)."""
+    largest = squares[:, :rank] if uniform else squares.flatten().topk(rank * len(squares)).values
     return float(1 - largest.sum() / squares.sum())
 
 
 def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, fused: bool) -> FactoredAttention:
-    """The layer of these terms, heads in the order of falling rank.
+    """The layer of these terms, with heads by falling rank.
 
     Args:
         bias: of the output, (F').
-        fused: whether there is a fusion; else it is the identity.
+        fused: use the terms' fusion; False: the identity.
     """
     order = sorted(range(len(terms.ranks)), key=lambda h: -terms.ranks[h])
     module = FactoredAttention(
@@ -344,19 +341,7 @@ def factored(terms: BlockTerms, vo: BlockTerms, bias: Tensor, sizes: Sizes, *, f
 
 @torch.no_grad()
 def fill(module: FactoredAttention | SlimAttention, query: Tensor, key: Tensor, value: Tensor, output: Tensor) -> None:
-    """Write weights, which are in columns.
-
-    Args:
-        query: (F + 1, R), the last row its bias.
-        key: (F, R).
-        value: (F, P).
-        output: (F', P).
-    """
+    """Set the weights: query (F + 1, R), whose last row is the bias, key (F, R), value (F, P), output (F', P)."""
     module.qkv.weight.copy_(torch.cat([query[:-1], key, value], -1).T)
     module.query_bias.copy_(query[-1])
     module.proj.weight.copy_(output)
-
-
-def even(total: int, heads: int) -> list[int]:
-    """A total shared out as evenly as can be, the larger shares first."""
-    return [total // heads + (h < total % heads) for h in range(heads)]

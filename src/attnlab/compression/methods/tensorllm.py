@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,8 +39,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
 FACTORS = "factors"  # name of the module of the factors inside an attention module
-STEPS = 32  # values of R1, and of R2, that a budget chooses from
-PAIRS = (("q", "o"), ("k", "v"))  # the stacks of the coupled form: matrices with as many heads as queries, and as keys
+PAIRS = (("q", "o"), ("k", "v"))  # the stacks of the coupled form, by number of heads: of queries, and of keys
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Stack:
 class Sizes:
     """The tensor of one layer and its ranks."""
 
-    places: Mapping[str, Projection]  # in the order of q, k, v, o; their axis is the one that the heads are cut from
+    places: Mapping[str, Projection]  # in the order of q, k, v, o; heads are slices of their axis
     dim: int  # d, the length of the first mode
     width: int  # dv, the length of the second mode
     ranks: tuple[int, int]  # R1, R2
@@ -67,7 +67,7 @@ class Sizes:
         return sum(place.shape[0] * place.shape[1] for place in self.places.values())
 
     def parameters(self, absorbed: bool = False) -> int:
-        """Of the factors: sum of h R1 R2 R3, d R1, dv R2, n R3 (the denominator of the paper's rate)."""
+        """Parameters of the factors: sum of h R1 R2 R3, d R1, dv R2, n R3 (the denominator of the paper's rate)."""
         first, second = self.ranks
         columns = sum((stack.rank or len(stack.names)) * stack.heads * second for stack in self.stacks)
         small = self.width * second + sum(len(stack.names) * (stack.rank or 0) for stack in self.stacks)
@@ -75,29 +75,28 @@ class Sizes:
 
 
 class TensorLLM(Method):
-    """Partial Tucker (HOOI) of the tensor of all heads' q, k, v and o: shared U1, U2 and U3, heads left free.
+    """Partial Tucker (HOOI) of the tensor of all heads' q, k, v and o: shared U1, U2 and U3, no factor over heads.
 
     With grouped queries the matrices have different numbers of heads. Without a stack rank U1 and U2 are shared by all
     head slices, and each slice has a core; `coupled` gives q with o, and k with v, a U3 each.
 
     Args:
-        rank: r of the tied ranks (d r / dv, r, stack_rank), which keep the same share of both modes; the paper's
-            (h r, r, s) where d = h dv. None: half the head's width, unless `ranks` or `keep` is set.
+        rank: r of the tied ranks (d r / dv, r, stack_rank), the same share of both modes; the paper's (h r, r, s)
+            where d = h dv. None: half the head's width, unless `ranks` or `keep` is set.
         stack_rank: R3 beside `rank`; None: no factor on that mode, which loses nothing there.
         ranks: [R1, R2, R3], or [R1, R2] without R3; in place of `rank` and `stack_rank`.
         layers: numbers of layers, negative from the end; None: all.
         layout: "heads" cuts the heads as the paper defines them; "released" cuts consecutive parts of the model's
             width instead, as the published code does.
-        matrices: which of q, k, v and o are in the tensor (table IV); the others stay dense.
-        coupled: a stack factor for q and o and another for k and v.
-        absorb: multiply core and U1 into one matrix where that has fewer parameters; it computes the same.
+        matrices: the members of the tensor (table IV); the others of q, k, v and o stay dense.
+        coupled: one stack factor for q and o and another for k and v.
+        absorb: multiply core and U1 into one matrix where that has fewer parameters; the result is equal.
         seed: of columns of U1 that the tensor does not determine.
-        calibration: "validation" (the task's validation split) or a text file: data whose activations give the
-            errors of outputs, which the report then has; None: no such errors.
-        weighted: keep the outputs over the calibration data instead of the weights; takes the validation split where
-            `calibration` is None.
-        damping: times the mean squared activation, counts for every direction of the inputs that calibration lacks.
-        keep: the share of the matrices' parameters that remains; R1 and R2 are then chosen for each layer, by the
+        calibration: "validation" (the task's validation split) or a text file, for errors of outputs in the report.
+        weighted: approximate the outputs over the calibration data instead of the weights; the data is the validation
+            split where `calibration` is None.
+        damping: times the mean squared activation, the weight of input directions outside the calibration data.
+        keep: the remaining share of the matrices' parameters; R1 and R2 are then chosen for each layer, by the
             singular values of its tensor, and a layer may stay dense.
 
     Raises:
@@ -145,15 +144,15 @@ class TensorLLM(Method):
         ]
 
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
-        self.units(model, layers)  # what cannot be compressed is refused there
+        self.units(model, layers)  # raises ConfigErrors
         return [self._ladder(model, layer) for layer in self._layers(model, layers)]
 
     def _layers(self, model: nn.Module, layers: Sequence[Layer]) -> list[Layer]:
-        """The layers that are compressed. ConfigError: none, or one without attention."""
+        """The layers to compress. ConfigError: none, or one without attention."""
         chosen = chosen_layers(layers, self.layers)
         attending = [layer for layer in chosen if layer.attention is not None]
         if not attending or (self.layers is not None and len(attending) < len(chosen)):
-            where = f"{type(model).__name__}" if not attending else next(x.path for x in chosen if x.attention is None)
+            where = type(model).__name__ if not attending else next(x.path for x in chosen if x.attention is None)
             raise ConfigError(f"{where} has no attention with projections that are known: nothing to compress")
         return attending
 
@@ -170,18 +169,13 @@ class TensorLLM(Method):
         reads = sorted({place.path for place in sizes.places.values()})
         if self.grams is not None:
             settings["calibration"] = self.grams.digest(reads)
-        return Unit(
-            layer.attention,
-            reads,
-            settings,
-            partial(self._fit, model, layer, sizes),
-            lambda: self._change(layer, sizes),
-        )
+        fit, outline = partial(self._fit, model, layer, sizes), partial(self._change, layer, sizes)
+        return Unit(layer.attention, reads, settings, fit, outline)
 
     # --- sizes --------------------------------------------------------------------------------------------------
 
     def sizes(self, layer: Layer) -> Sizes:
-        """The tensor of a layer and its ranks. ConfigError: a rank out of bounds, or heads that do not fit."""
+        """The tensor of a layer and its ranks. ConfigError: a rank out of bounds, or heads of different widths."""
         places = {name: layer.projections[name] for name in self.matrices}
         if self.layout == "released":
             places = {name: _turned(place, str(layer.attention)) for name, place in places.items()}
@@ -191,16 +185,16 @@ class TensorLLM(Method):
         if any(_modes(place) != (dim, width) for place in places.values()):
             shapes = ", ".join(f"{name} {_modes(place)}" for name, place in places.items())
             raise ConfigError(f"{layer.attention}: model and head widths differ ({shapes}): no common tensor")
-        r1, r2, r3 = self._ranks(dim, width, str(layer.attention))
-        where = f"{layer.attention} takes"
-        setting = f"compress.ranks={self.free_ranks}" if self.free_ranks else f"rank={r2}"
+        path = str(layer.attention)
+        r1, r2, r3 = self._ranks(dim, width, path)
         if r1 > dim or r2 > width:
-            raise ConfigError(f"{setting}: {where} R1 1 to {dim} (model width) and R2 1 to {width} (head width)")
-        stacks = self._stacks(heads, r3, str(layer.attention))
+            setting = f"compress.ranks={self.free_ranks}" if self.free_ranks else f"rank={r2}"
+            raise ConfigError(f"{setting}: {path} takes R1 1 to {dim} (model width) and R2 1 to {width} (head width)")
+        stacks = self._stacks(heads, r3, path)
         for stack in stacks:
-            if stack.rank is not None and stack.rank > len(stack.names):
+            if stack.rank is not None and stack.rank > (most := len(stack.names)):
                 names = ", ".join(stack.names)
-                raise ConfigError(f"the stack rank {stack.rank}: {where} 1 to {len(stack.names)} (matrices {names})")
+                raise ConfigError(f"the stack rank {stack.rank}: {path} takes 1 to {most} (matrices {names})")
         return Sizes(places, dim, width, (r1, r2), stacks)
 
     def _ranks(self, dim: int, width: int, path: str) -> tuple[int, int, int | None]:
@@ -227,7 +221,7 @@ class TensorLLM(Method):
         return tuple(Stack(tuple(name for name in heads if heads[name] == h), h, rank) for h in counts)
 
     def _ladder(self, model: nn.Module, layer: Layer) -> Ladder:
-        """Every pair of a grid of ranks, each with the error of cut singular vectors, which HOOI then lowers."""
+        """All pairs of a grid of ranks, each with the error of truncated singular vectors, which HOOI then lowers."""
         sizes = self.sizes(layer)
         if next(model.parameters()).is_meta:
             rows, columns = (torch.linspace(0, 1, size + 1, device="cpu") for size in (sizes.dim, sizes.width))
@@ -235,17 +229,16 @@ class TensorLLM(Method):
         else:
             lost = truncation_errors(_read_blocks(model, sizes), [stack.rank for stack in sizes.stacks]).cpu()
         steps = []
-        for r1 in grid(sizes.dim, STEPS):
-            for r2 in grid(sizes.width, STEPS):
-                at = replace(sizes, ranks=(r1, r2))
-                count = min(at.parameters(), at.parameters(absorbed=True)) if self.absorb else at.parameters()
-                steps.append(Step(count, float(lost[r1, r2]), [r1, r2]))
+        for r1, r2 in itertools.product(grid(sizes.dim), grid(sizes.width)):
+            at = replace(sizes, ranks=(r1, r2))
+            count = min(at.parameters(), at.parameters(absorbed=True)) if self.absorb else at.parameters()
+            steps.append(Step(count, float(lost[r1, r2]), [r1, r2]))
         return Ladder(str(layer.attention), sizes.original, steps)
 
     # --- decomposing --------------------------------------------------------------------------------------------
 
     def _change(self, layer: Layer, sizes: Sizes) -> Change:
-        """The modules at their sizes; any weights."""
+        """The modules with any weights."""
         path = f"{layer.attention}.{FACTORS}"
         owner = HeadFactors(
             sizes.dim,
@@ -273,7 +266,7 @@ class TensorLLM(Method):
             sweeps=self.sweeps,
             tolerance=self.tolerance,
             seed=self.seed,
-            watch=lambda *done: watch("HOOI", *done),
+            watch=partial(watch, "HOOI"),
         )
         (owner,) = change.modules.values()
         assert isinstance(owner, HeadFactors)
@@ -295,13 +288,13 @@ class TensorLLM(Method):
         return Change(change.modules, change.projections, self._counted(sizes, owner) | report)
 
     def _calibrated(self, sizes: Sizes, blocks: list[Tensor], decomposition: Tucker, watch: Watch) -> Tucker:
-        """The decomposition that keeps outputs, if that is asked for."""
+        """The decomposition that approximates outputs, with `weighted`."""
         if self.grams is None:
             raise ConfigError("compress.calibration: there is no calibration data; leave it and compress.weighted out")
         if not self.weighted:
             return decomposition
         metrics = self._metrics(sizes, self.damping)
-        return weighted_tucker(blocks, decomposition, *metrics, watch=lambda *done: watch("weighted", *done))
+        return weighted_tucker(blocks, decomposition, *metrics, watch=partial(watch, "weighted"))
 
     def _metrics(self, sizes: Sizes, damping: float) -> tuple[Tensor | None, list[list[Tensor | None]]]:
         """Gram matrices of inputs along the first mode, and of those along the heads by matrix."""
@@ -313,15 +306,15 @@ class TensorLLM(Method):
         return rows, columns
 
     def _counted(self, sizes: Sizes, owner: HeadFactors) -> dict[str, Any]:
-        has = sum(parameter.numel() for parameter in owner.parameters())
+        count = sum(parameter.numel() for parameter in owner.parameters())
         report = {
             "ranks": [*sizes.ranks, *{stack.rank for stack in sizes.stacks}],
-            "parameters": has,
+            "parameters": count,
             "parameters_dense": sizes.original,
-            "rate": sizes.original / has,
+            "rate": sizes.original / count,
         }
-        if not owner.absorbed and (less := sizes.parameters(absorbed=True)) < has:
-            report["rate_absorbed"] = sizes.original / less
+        if not owner.absorbed and (absorbed := sizes.parameters(absorbed=True)) < count:
+            report["rate_absorbed"] = sizes.original / absorbed
         return report
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
@@ -329,11 +322,7 @@ class TensorLLM(Method):
 
 
 def _named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:
-    """Errors by name of the matrix.
-
-    Args:
-        errors: for each stack those of its matrices, (n,).
-    """
+    """Errors by name of the matrix; errors: (n,) for each stack of n matrices."""
     matrices = {
         name: float(error)
         for stack, values in zip(sizes.stacks, errors, strict=True)
@@ -346,9 +335,7 @@ def _read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
     """The tensor of each stack, (n, h, d, dv), in float64. DataError: a weight is not finite."""
     for place in sizes.places.values():
         if not place.read(model).isfinite().all():
-            raise DataError(
-                f"{place.path}: its weight has values that are not numbers or not finite; it cannot be used"
-            )
+            raise DataError(f"{place.path}: its weight has values that are not numbers or not finite")
     return [
         torch.stack([sizes.places[name].split(sizes.places[name].read(model)).double() for name in stack.names])
         for stack in sizes.stacks
@@ -356,12 +343,12 @@ def _read_blocks(model: nn.Module, sizes: Sizes) -> list[Tensor]:
 
 
 def _modes(place: Projection) -> tuple[int, int]:
-    """Length of the mode that is not cut into heads, and width of a head."""
+    """Length of the mode without heads, and width of a head."""
     return place.shape[1 if place.axis == "out" else 0], place.width
 
 
 def _turned(place: Projection, where: str) -> Projection:
-    """The same matrix with its other axis cut into as many parts as it has heads: the released code's layout."""
+    """The matrix with its other axis cut into heads: the released code's layout."""
     if place.shape[0] != place.shape[1]:
         out, width = place.shape
         raise ConfigError(
@@ -373,7 +360,7 @@ def _turned(place: Projection, where: str) -> Projection:
 
 @torch.no_grad()
 def fill(owner: HeadFactors, decomposition: Tucker) -> None:
-    """Write a decomposition into the module of its factors, in float64."""
+    """Set the factors of a module, in float64."""
     state: dict[str, Tensor] = {"u2": decomposition.u2}
     columns = []
     for i, (u3, core) in enumerate(zip(decomposition.u3, decomposition.cores, strict=True)):

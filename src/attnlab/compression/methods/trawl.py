@@ -1,7 +1,9 @@
-"""TRAWL: matrices of one or more layers stacked into a tensor, CP or Tucker (Luo et al., 2024; code MIT)."""
+"""TRAWL: CP or Tucker of a stack of matrices of one or more layers (Luo et al., 2024; code MIT)."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +14,7 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from attnlab.compression.decompositions import Slices, cp_als, truncation_errors, tucker
-from attnlab.compression.keep import value_of
+from attnlab.compression.keep import even, value_of
 from attnlab.compression.methods.base import (
     Change,
     Ladder,
@@ -24,6 +26,7 @@ from attnlab.compression.methods.base import (
     Watch,
     chosen_layers,
     fitted_pair,
+    largest_rank,
     pair,
     refuse_compressed,
     saves,
@@ -34,23 +37,19 @@ from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import ATTENTION, Layer, Projection
 
-SPAN = ("model", "layer", "thirds")  # of modes 1 to 3, attention, and again of modes 4 to 6, the MLP
-DOWN = ("fc_out", "down", "fc2")  # matrices of an MLP that are stacked as their transposes
-SHARE = 10  # of the smaller side: the default rank
+SPAN = ("model", "layer", "thirds")  # of modes 1 to 3, attention, and of modes 4 to 6, the MLP
+DOWN = ("fc_out", "down", "fc2")  # matrices of an MLP that are transposed in the stack
+SHARE = 10  # the default rank is the smaller side divided by this
 
 
 @dataclass(frozen=True)
 class MatrixStack:
-    """Matrices of one shape that are stacked to a tensor."""
+    """Matrices of one shape, stacked to a tensor."""
 
     name: str  # in reports
     matrices: Mapping[Place, Projection]
-    turned: frozenset[Place]  # those that are stacked as their transposes
+    turned: frozenset[Place]  # the matrices that are transposed in the stack
     shape: tuple[int, int]  # I, J of each matrix in the stack
-
-    @property
-    def dense(self) -> int:
-        return len(self.matrices) * self.shape[0] * self.shape[1]
 
     def read(self, model: nn.Module) -> Tensor:
         """The tensor (matrices, I, J), float64."""
@@ -62,29 +61,28 @@ class MatrixStack:
 
 
 class TRAWL(Method):
-    """Each matrix of a stack becomes a matrix of rank R at most, with row and column spaces shared by the stack.
+    """Approximate the matrices of a stack by matrices of rank R with common row and column spaces.
 
-    The matrices of a layer are q, k, v and o as they are stored, (out, in), without cutting heads; or those of the MLP,
-    with the one that leads back to the model's width transposed. A matrix is stored as two factors where
-    these take fewer multiply-adds than the dense product, and otherwise as the dense product; the report names the
-    dense ones.
+    The matrices of a layer are q, k, v and o as stored, (out, in), without heads; or those of the MLP, with the down
+    projection transposed. A matrix becomes two factors where these take fewer multiply-adds than the dense product, and
+    otherwise their dense product; the report names the dense ones.
 
     Args:
-        mode: what is stacked. 1: q, k, v, o of all layers together; 2: of each layer; 3: of each third of the layers
-            (the earlier thirds take what is left over, 10, 9 and 9 of GPT-J's 28). 4, 5, 6: the same of the MLP.
+        mode: the stacks. 1: q, k, v, o of all layers together; 2: of each layer; 3: of each third of the layers (the
+            first thirds are larger: 10, 9 and 9 of GPT-J's 28). 4, 5, 6: the same of the MLP.
         layers: numbers of the layers, from 0, or negative from the end; None: all.
         method: "cp": W_i = sum_r a_ir b_r c_r^T. "tucker": W_i = B (sum_s a_is G_s) C^T.
         rank: R; None: a tenth of the smaller side.
-        stack_rank: of "tucker", the rank of the mode that counts the matrices; None: not reduced. The released code has
-            2 (3 for LLaMA2's MLP), which for q, k, v and o leaves two combinations of the four.
-        start: of "cp", where the iteration begins: "svd", the largest singular triplets, or "random", as released. A
-            rank below the number of matrices always begins at random.
+        stack_rank: of "tucker", the rank of the mode over the matrices; None: not reduced. The released code has 2 (3
+            for LLaMA2's MLP), which for q, k, v and o leaves two combinations of the four.
+        start: of "cp": "svd", the largest singular triplets, or "random", as released. A rank below the number of
+            matrices always starts at random.
         seed: of a random start; the released code sets none.
-        keep: the share of the matrices' parameters that remains; R is then chosen for each stack by the singular
-            values of its unfoldings, and a stack may stay dense.
+        keep: the remaining share of the matrices' parameters; R is then chosen for each stack by the singular values of
+            its unfoldings, and a stack may stay dense.
 
     Raises:
-        ValueError: a rank below 1, a mode that does not exist, or both `rank` and `keep`.
+        ValueError: a rank below 1, an unknown mode, or both `rank` and `keep`.
     """
 
     def __init__(
@@ -128,28 +126,22 @@ class TRAWL(Method):
     def ladders(self, model: nn.Module, layers: Sequence[Layer]) -> list[Ladder]:
         choices = []
         for stack in self.stacks(model, layers):
-            out, width = stack.shape
-            most = (out * width - 1) // (out + width)  # more takes as many parameters as the dense matrices
+            dense, most, count = math.prod(stack.shape), largest_rank(stack.shape), len(stack.matrices)
             if next(model.parameters()).is_meta:
-                lost = [1 - rank * rank / (out * width) for rank in range(most + 1)]
+                lost = [1 - rank * rank / dense for rank in range(most + 1)]
             else:
                 lost = truncation_errors([stack.read(model)[:, None]], [self.stack_rank]).diagonal().tolist()
-            count = len(stack.matrices) * (out + width)
-            steps = [Step(rank * count, float(lost[rank]), rank) for rank in range(1, most + 1)]
-            choices.append(Ladder(stack.name, stack.dense, steps))
+            steps = [Step(rank * count * sum(stack.shape), lost[rank], rank) for rank in range(1, most + 1)]
+            choices.append(Ladder(stack.name, count * dense, steps))
         return choices
 
     def stacks(self, model: nn.Module, layers: Sequence[Layer]) -> list[MatrixStack]:
-        """The tensors of the mode. ConfigError: matrices that are unknown, compressed already, or of several shapes."""
+        """The stacks of the mode. ConfigError: unknown or compressed matrices, or matrices of several shapes."""
         chosen = chosen_layers(layers, self.layers)
         span = SPAN[(self.mode - 1) % 3]
         count = {"model": 1, "layer": len(chosen), "thirds": min(3, len(chosen))}[span]
-        sizes = [len(chosen) // count + (i < len(chosen) % count) for i in range(count)]
-        units, first = [], 0
-        for size in sizes:
-            units.append(self._stack(model, chosen[first : first + size]))
-            first += size
-        return units
+        starts = list(itertools.accumulate(even(len(chosen), count), initial=0))
+        return [self._stack(model, chosen[first:end]) for first, end in itertools.pairwise(starts)]
 
     def _stack(self, model: nn.Module, layers: Sequence[Layer]) -> MatrixStack:
         attention = self.mode <= 3
@@ -178,7 +170,7 @@ class TRAWL(Method):
         return MatrixStack(name, matrices, turned, next(iter(shapes.values())))
 
     def rank_for(self, stack: MatrixStack) -> int:
-        """R of a stack. ConfigError: more than its smaller side allows."""
+        """R of a stack. ConfigError: larger than its smaller side."""
         most = min(stack.shape)
         rank = max(1, most // SHARE) if self.rank is None else self.rank
         if rank > most:
@@ -218,7 +210,7 @@ class TRAWL(Method):
                 sweeps=self.sweeps,
                 tolerance=self.tolerance,
                 seed=self.seed,
-                watch=lambda *done: watch("CP", *done),
+                watch=partial(watch, "CP"),
             )
             return solution.a * solution.c[:, None], solution.b.expand(count, -1, -1), solution.history
         core = tucker(
@@ -228,7 +220,7 @@ class TRAWL(Method):
             sweeps=self.sweeps,
             tolerance=self.tolerance,
             seed=self.seed,
-            watch=lambda *done: watch("Tucker", *done),
+            watch=partial(watch, "Tucker"),
         )
         middle = core.cores[0][:, 0] if core.u3[0] is None else torch.tensordot(core.u3[0], core.cores[0][:, 0], 1)
         return core.u1 @ middle, core.u2.expand(count, -1, -1), core.history

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from attnlab.compression.decompositions import global_svd, truncated_svd
+from attnlab.compression.keep import even
 from attnlab.compression.methods.base import Watch
-from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, even, factored
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, factored
 from attnlab.compression.modules.attention import FactoredAttention
 
 
@@ -29,8 +30,8 @@ class TruncAtt(QueryKeyMethod):
 class GlobalSVD(TruncAtt):
     """The arguments are those of QueryKeyMethod; `rank` is that of all heads together, one each to the full width.
 
-    The papers lack this baseline: by Eckart and Young no other ranks of this total, whatever finds them, leave a
-    smaller error while the fusion is the identity; it takes one sort.
+    A baseline that the papers lack: by Eckart and Young no other ranks of this total have a smaller error while the
+    fusion is the identity. It takes one sort.
     """
 
     per_head = False

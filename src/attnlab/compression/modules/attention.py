@@ -1,4 +1,4 @@
-"""Compressed attention for timm's vision transformers: modules in place of an attention module."""
+"""Compressed attention modules for timm's vision transformers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.nn import functional as F
 from attnlab.compression.decompositions import constrained_fusion
 from attnlab.compression.modules.base import Dense, Replacement
 
-CACHED = 2**18  # logits that are computed at a time on a CPU: 1 MiB in float32
-ROUND = 8  # widths are multiples of it: vector registers, tensor cores
-MOST = 3  # calls of scaled_dot_product_attention that heads of different ranks share
-CALL = 16  # what one more call costs, in columns of one head
+CACHED = 2**18  # logits computed at a time on a CPU: 1 MiB in float32
+ROUND = 8  # padded widths are multiples of this: vector registers, tensor cores
+MOST = 3  # calls of scaled_dot_product_attention for heads of different ranks
+CALL = 16  # cost of one more call, in columns of one head
 
 
 class CompressedAttention(Replacement):
-    """What both forms share: R query and key columns, and of each head P_h value and output columns.
+    """Base class: R query and key columns, and P_h value and output columns of each head.
 
     x: (B, N, F) -> (B, N, F'). `qkv` has the rows queries | keys | values, `query_bias` (R) is added to the queries,
     `proj` is (F', P).
@@ -69,7 +69,7 @@ class CompressedAttention(Replacement):
 
     @abstractmethod
     def products(self) -> int:
-        """Multiplications that give the logits of one pair of tokens in all heads."""
+        """Multiplications for the logits of one pair of tokens in all heads."""
 
     @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
@@ -90,8 +90,8 @@ class CompressedAttention(Replacement):
     def dense(self) -> tuple[Dense, float]:
         """q, k, v, o of heads whose width is scale^-2, and the relative error of the query-key tensor.
 
-        A head whose effective query-key matrix has a higher rank than its width (a free fusion, CP SlimAtt) cannot be
-        written exactly: the nearest matrix of that rank is taken (Eckart and Young).
+        If a head's effective query-key matrix has a higher rank than its width (a free fusion, CP SlimAtt), the nearest
+        matrix of that rank is used (Eckart and Young).
         """
         query, key, value = self.qkv.weight.double().split([self.rank, self.rank, self.value_rank])
         query = torch.cat([query, self.query_bias.double()[:, None]], -1)
@@ -117,20 +117,18 @@ class CompressedAttention(Replacement):
 
 
 class FactoredAttention(CompressedAttention):
-    """Attention whose head h has its own query-key rank R_h and value-output rank P_h: TruncAtt, global SVD, IrrAtt.
+    """Attention with a query-key rank R_h and a value-output rank P_h of each head h: TruncAtt, global SVD, IrrAtt.
 
         logits_g = scale * sum_h fusion[g, h] (x A_h + a_h) (x B_h)',     y = sum_g softmax(logits_g) x V_g O_g' + o
 
-    Heads are sorted by falling R_h; `heads` has their numbers in the original layer. Without a fusion (the identity)
-    neighbouring heads of similar ranks are packed to a common width and go through scaled_dot_product_attention, one
-    call for each bucket. With one, logits are mixed before the softmax: (B, H, N, N) numbers, which no fused kernel
-    does.
+    Heads are sorted by falling R_h. Without a fusion (the identity) neighbouring heads of similar ranks are padded to a
+    common width for scaled_dot_product_attention, one call for each bucket. With a fusion, logits are mixed before the
+    softmax, (B, H, N, N) numbers, for which no fused kernel exists.
 
     Args:
-        dim: F, the width of the input.
         ranks: R_h, the largest first.
         value_ranks: P_h, in the same order.
-        fused: whether there is a fusion, (H, H), trained with the rest (IrrAtt, section 3.1).
+        fused: with a fusion, (H, H), trained with the rest (IrrAtt, section 3.1).
         heads: the numbers of the heads in the original layer; None: 0, 1, ...
         Others are those of `CompressedAttention`.
 
@@ -216,8 +214,7 @@ class SlimAttention(CompressedAttention):
         logits_h = scale * (x S^Q + a) diag(S^H[h]) (x S^K)'
 
     Args:
-        constrained: S^H satisfies eq. 7 at every step of training: it is `constrained_fusion` of the parameter
-            `fusion`, which itself is free.
+        constrained: S^H satisfies eq. 7 at every step of training, as `constrained_fusion` of the parameter `fusion`.
         Others are those of `CompressedAttention`.
 
     Raises:
@@ -249,7 +246,7 @@ class SlimAttention(CompressedAttention):
 
     @property
     def weights(self) -> Tensor:
-        """S^H, (H, R): the parameter `fusion`, or what the constraint makes of it."""
+        """S^H, (H, R): the parameter `fusion`, constrained if `constrained` is set."""
         return constrained_fusion(self.fusion) if self.constrained else self.fusion
 
     def mixing(self) -> Tensor:
@@ -273,7 +270,7 @@ class SlimAttention(CompressedAttention):
 
 
 def _pack(z: Tensor, ranks: Sequence[int], bucket: Bucket, width: int) -> Tensor:
-    """Columns (B, N, sum ranks) of the bucket's heads, each filled up with zeros: (B, h, N, width)."""
+    """Columns (B, N, sum ranks) of the bucket's heads, each padded with zeros: (B, h, N, width)."""
     in_bucket = ranks[bucket.first : bucket.end]
     begin = sum(ranks[: bucket.first])
     z = z[..., begin : begin + sum(in_bucket)]
@@ -287,7 +284,7 @@ def _pack(z: Tensor, ranks: Sequence[int], bucket: Bucket, width: int) -> Tensor
 
 
 def _unpack(y: Tensor, ranks: Sequence[int]) -> Tensor:
-    """(B, N, h, E) -> (B, N, sum ranks): what was filled up falls away."""
+    """(B, N, h, E) -> (B, N, sum ranks): drop the padding."""
     if len(set(ranks)) == 1:
         return y[..., : ranks[0]].flatten(2)
     return torch.cat([y[:, :, h, :rank] for h, rank in enumerate(ranks)], -1)
@@ -315,7 +312,7 @@ def _softmax(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tenso
 
 @dataclass(frozen=True)
 class Bucket:
-    """Heads `first` to `end` - 1, filled up to `width`: one call of scaled_dot_product_attention."""
+    """Heads `first` to `end` - 1, padded to `width`: one call of scaled_dot_product_attention."""
 
     first: int
     end: int
@@ -323,13 +320,10 @@ class Bucket:
 
 
 def buckets(ranks: Sequence[int], value_ranks: Sequence[int]) -> list[Bucket]:
-    """The cheapest way to cut heads, sorted by falling rank, into at most three buckets.
+    """The cheapest split of heads, sorted by falling rank, into at most three buckets.
 
-    A bucket is as wide as its widest query or value, because fused kernels want the two alike; its cost is its number
-    of heads times its width. Heads of one rank that needs no filling up stay as they are.
-
-    Args:
-        value_ranks: of the value-output matrix of each head, in the same order.
+    A bucket is as wide as its widest query or value, because fused kernels need equal widths; its cost is its number
+    of heads times its width. Heads of one rank for queries and values are not padded.
     """
     heads = len(ranks)
 

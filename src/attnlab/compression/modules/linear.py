@@ -1,4 +1,4 @@
-"""Modules in place of linear layers."""
+"""Replacements of linear layers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from attnlab.compression.modules.base import Dense, Replacement, build, describe
 
 
 class LowRankLinear(Replacement, nn.Sequential):
-    """A linear layer as two, y = B (A x) + b: (..., dim) -> (..., rank) -> (..., out_dim).
-
-    Args:
-        bias: whether the second has a bias; the first has none.
-    """
+    """A linear layer as two, y = B (A x) + b: (..., dim) -> (..., rank) -> (..., out_dim)."""
 
     kind = "linear"
 
@@ -38,14 +34,14 @@ class LowRankLinear(Replacement, nn.Sequential):
 
 
 class Fused(Replacement):
-    """Modules side by side in place of one linear layer that several projections share (timm's qkv).
+    """A part for each projection of a fused linear layer (timm's qkv).
 
     (..., in) -> (..., out): output i of part p is output rows[p][i] of the layer.
 
     Args:
-        parts: a Replacement for each projection, or its layout; {"kind": "dense", "dim", "out_dim", "bias"} is a linear
-            layer for what stays dense.
-        rows: the outputs of the layer that each part computes; together they are all of them, each once.
+        parts: a Replacement or nn.Linear for each projection, or its layout; that of an nn.Linear is
+            {"kind": "dense", "dim", "out_dim", "bias"}.
+        rows: the layer's outputs that each part computes; each output once.
     """
 
     kind = "fused"

@@ -1,4 +1,4 @@
-"""Attention projections whose heads share two subspaces: one module owns the factors, a light one serves each matrix.
+"""Attention projections whose heads share two subspaces: a module with the factors, and a projection for each matrix.
 
 W_i of head i of matrix m, (d, dv), is U1 M_mi U2.T with M_mi = sum_c U3[m, c] G[c, i] (TensorLLM, eq. 12 to 14).
 """
@@ -23,20 +23,20 @@ class HeadFactors(Replacement):
 
     A matrix whose outputs are heads ("out": q, k, v) computes x U1, then M_mi of every head, then U2.T; one whose
     inputs are heads ("in": o) does the same backwards. Matrices of one axis have the same input: their first product is
-    computed once. The form with the fewest multiply-adds is taken: "factors"; "stacked", where the product with G is
-    shared too and U3 comes after it; "merged", where M_mi U2.T is multiplied out; "joined", where U1 M_mi is; or
-    "dense", the matrix itself. Such products of weights are cached while the weights do not change. With gradients,
-    where they would be computed for every batch, the last two are not used.
+    computed once. The form with the fewest multiply-adds is used: "factors"; "stacked", with the product with G shared
+    too and U3 after it; "merged", with M_mi U2.T multiplied out; "joined", with U1 M_mi multiplied out; or "dense", the
+    matrix itself. Products of weights are cached until a weight changes. With gradients, which would need them in every
+    batch, the last two are not used.
 
-    A change of the weights is seen by torch's count of changes in place. Writing through `parameter.data` does not
-    count: call `model.eval()` after it. `train()`, `eval()` and every forward pass with gradients forget the products.
+    Changes of the weights are detected by torch's count of in-place changes. Writing through `parameter.data` does not
+    count: call `model.eval()` after it. `train()`, `eval()` and every forward pass with gradients clear the cache.
 
     Args:
         width: dv, of a head.
         ranks: R1 and R2.
-        stacks: of each: `names` of its matrices, `heads` (h), and `rank`, R3; None: no U3, and a core of each matrix.
+        stacks: the `names` of its matrices, `heads` (h), and `rank`, R3; None: no U3, and a core of each matrix.
         axes: "out" or "in" by name of the matrix.
-        absorbed: U1 and all cores are multiplied into one (d, sum of R3 h R2), which computes the same.
+        absorbed: U1 and all cores are one matrix, (d, sum of R3 h R2), with equal results.
     """
 
     kind = "tensorllm"
@@ -71,20 +71,14 @@ class HeadFactors(Replacement):
         self._shared: dict[str, Any] = {}  # products with the last input
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_derived": {}, "_shared": {}}  # a copy computes its products itself
+        return {**vars(self), "_derived": {}, "_shared": {}}  # a copy computes its own products
 
     def layout(self) -> dict[str, Any]:
-        return {
-            "dim": self.dim,
-            "width": self.width,
-            "ranks": self.ranks,
-            "stacks": self.stacks,
-            "axes": self.axes,
-            "absorbed": self.absorbed,
-        }
+        names = ("dim", "width", "ranks", "stacks", "axes", "absorbed")
+        return {name: getattr(self, name) for name in names}
 
     def multiply_adds(self, tokens: int) -> int:
-        """None: :class:`HeadProjection` counts what is computed for its matrix."""
+        """0: each :class:`HeadProjection` counts its products."""
         return 0
 
     def dense(self) -> tuple[Dense, float]:
@@ -114,10 +108,10 @@ class HeadFactors(Replacement):
         mixed = self.mixed(name)
         return (mixed if self.absorbed else self.u1 @ mixed) @ self.u2.T
 
-    # --- what it costs ------------------------------------------------------------------------------------------
+    # --- costs ----------------------------------------------------------------------------------------------------
 
     def costs(self, axis: str, form: Form) -> tuple[int, dict[str, int]]:
-        """Multiply-adds of one token: of the product that matrices of an axis share, and of the rest of each."""
+        """Multiply-adds of one token: of the product shared by the matrices of an axis, and of the rest of each."""
         names = [name for name in self.place if self.axes[name] == axis]
         (first, second), dv, d = self.ranks, self.width, self.dim
         if form == "dense":
@@ -149,12 +143,8 @@ class HeadFactors(Replacement):
             forms += ["dense"] if self.absorbed else ["joined", "dense"]
         if axis == "out" and self.u3 and not self.absorbed:
             forms.append("stacked")
-
-        def total(form: Form) -> int:
-            shared, rest = self.costs(axis, form)
-            return shared + sum(rest.values())
-
-        return min(forms, key=total)
+        costs = {form: self.costs(axis, form) for form in forms}
+        return min(forms, key=lambda form: costs[form][0] + sum(costs[form][1].values()))
 
     # --- computing ----------------------------------------------------------------------------------------------
 
@@ -187,22 +177,22 @@ class HeadFactors(Replacement):
         z = x @ self.u1
         if form != "stacked":
             return z
-        read = {str(self.place[name][0]) for name, axis in self.axes.items() if axis == "out"}
+        cores = [core for i, core in self.cores.items() if int(i) in self._outward]
+        return F.linear(z, self._weight("out", lambda: torch.cat([c.transpose(2, 3).flatten(0, 2) for c in cores])))
 
-        def joined() -> Tensor:
-            return torch.cat([core.transpose(2, 3).flatten(0, 2) for i, core in self.cores.items() if i in read])
-
-        return F.linear(z, self._weight("out", joined))
+    @property
+    def _outward(self) -> set[int]:
+        """Numbers of the stacks with matrices of the axis "out"."""
+        return {self.place[name][0] for name, axis in self.axes.items() if axis == "out"}
 
     def _inner(self, name: str, z: Tensor, form: Form) -> Tensor:
-        """What `_first` gives -> x U1 M_mi of every head, (..., h, R2)."""
+        """The result of `_first` -> x U1 M_mi of every head, (..., h, R2)."""
         h, second = self.heads(name), self.ranks[1]
         if not self.absorbed and form != "stacked":
             weight = self._weight(name, lambda: self.mixed(name).transpose(1, 2).flatten(0, 1))
             return F.linear(z, weight).unflatten(-1, (h, second))
         i, m = self.place[name]
-        read = {self.place[other][0] for other, axis in self.axes.items() if axis == "out"}
-        columns = [size if self.absorbed or j in read else 0 for j, size in enumerate(self.columns)]
+        columns = [size * (self.absorbed or j in self._outward) for j, size in enumerate(self.columns)]
         part = z.split(columns, -1)[i].unflatten(-1, (-1, h, second))
         if str(i) not in self.u3:
             return part[..., m, :, :]
@@ -238,7 +228,7 @@ class HeadFactors(Replacement):
         return product
 
     def _state(self) -> tuple[Any, ...]:
-        """What changes when a weight changes."""
+        """A value that changes with every weight."""
         return tuple((_version(p), p.data_ptr(), p.dtype, p.device) for p in self.parameters())
 
     def train(self, mode: bool = True) -> HeadFactors:
@@ -248,13 +238,13 @@ class HeadFactors(Replacement):
         return self
 
     def _once(self, axis: str, name: str, x: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """The product that matrices of an axis share: computed for the first of them, forgotten after the last."""
+        """The product shared by the matrices of an axis: computed for the first, dropped after the last."""
         names = {other for other in self.place if self.axes[other] == axis}
         if len(names) == 1 or torch.compiler.is_compiling():
             return make()
         state = (_version(x), torch.is_grad_enabled(), _autocast(x.device.type), self._state())
-        last, was, shared, waiting = self._shared.get(axis, (None, None, None, set()))
-        if last is not x or was != state or name not in waiting:
+        last_x, last_state, shared, waiting = self._shared.get(axis, (None, None, None, set()))
+        if last_x is not x or last_state != state or name not in waiting:
             shared, waiting = make(), names
         waiting = waiting - {name}
         if waiting:
@@ -266,11 +256,7 @@ class HeadFactors(Replacement):
 
 
 class HeadProjection(Replacement):
-    """One matrix of a layer whose factors lie in a HeadFactors; only the bias lies here.
-
-    Args:
-        factors: path of the HeadFactors in the model.
-    """
+    """One matrix of a layer, with its bias; `factors` is the path of the HeadFactors in the model."""
 
     kind = "tensorllm_projection"
 
@@ -278,7 +264,7 @@ class HeadProjection(Replacement):
         super().__init__()
         self.factors, self.name, self.in_features, self.out_features = factors, name, in_features, out_features
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
-        self._owner: list[HeadFactors] = []  # in a list, so that it is not a submodule here too
+        self._owner: list[HeadFactors] = []  # in a list, so that it does not become a submodule
 
     def layout(self) -> dict[str, Any]:
         sizes = {"in_features": self.in_features, "out_features": self.out_features}
@@ -290,7 +276,7 @@ class HeadProjection(Replacement):
             raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
         sizes, shape = (owner.heads(self.name) * owner.width, owner.dim), (self.out_features, self.in_features)
         if shape != (sizes if owner.axes[self.name] == "out" else sizes[::-1]):
-            raise ValueError(f"{path}: its sizes {shape} are not those of its factors")
+            raise ValueError(f"{path}: its sizes {shape} differ from those of its factors")
         self._owner = [owner]
 
     @property
@@ -315,11 +301,11 @@ class HeadProjection(Replacement):
 
 
 def _autocast(kind: str) -> torch.dtype | None:
-    """The type of autocast on a kind of device; None: it is off, or the device has none."""
+    """The dtype of autocast on a type of device; None: off or unavailable."""
     on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else None
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place; tensors of the inference mode do not count that."""
+    """The number of in-place changes of a tensor; -1 in inference mode, which does not count them."""
     return -1 if tensor.is_inference() else tensor._version
