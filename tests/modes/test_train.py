@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from attnlab.callbacks.summary import show
 from attnlab.decoding import BeamSearch
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
@@ -227,15 +226,6 @@ def test_translation_starts_from_a_recognition_encoder(start: Start, tmp_path: P
         with pytest.raises(DataError, match=f"task.encoder_checkpoint: {message}"):
             train.run(cfg, record, tmp_path / "wider")
         assert not (tmp_path / "wider").exists()  # before any data is read
-
-
-def test_text_that_looks_like_markup_is_shown_as_it_is(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = "id\tsource\treference\thypothesis\na\tone [/b] [laughter]\teins\tzwei\n"
-    (tmp_path / "predictions.tsv").write_text(rows)
-    show({**trained[1], "corpus": "at /a[/b]"}, tmp_path)
-    assert "one [/b] [laughter]" in capsys.readouterr().out
 
 
 def test_weights_that_give_no_numbers_are_no_result(start: Start, tmp_path: Path, trained: Trained) -> None:
