@@ -1,6 +1,5 @@
 """Right command lines, and configuration files; wrong command lines are in tests/golden/refusals.tsv."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +29,6 @@ def error(*arguments: str) -> str:
     assert "\n" not in message and message
     assert caught.value.exit_code == 2
     return message
-
-
-RIGHT: dict[str, dict[str, Any]] = {
-    "attention=mtla stride=3": {"attention.stride": 3, "stride": 3},
-    "attention=mha": {"stride": None, "rank": None},
-    "attention=mla rank=64": {"attention.latent_dim": 64, "rank": 64, "stride": None},
-    "attention.stride=4": {"attention.stride": 4},
-    "+task.optimizer.eps=1e-9": {"task.optimizer.eps": 1e-9},
-    "task.model.encoder.conv_kernels.0=7": {"task.model.encoder.conv_kernels.0": 7},
-    "hydra.run.dir=x seed=3": {"seed": 3},
-}
-
-
-@pytest.mark.parametrize("line", RIGHT)
-def test_a_right_command_line(line: str) -> None:
-    cfg = compose(*shlex.split(line))
-    assert {key: OmegaConf.select(cfg, key) for key in RIGHT[line]} == RIGHT[line]
 
 
 RECIPES = [(task, scale) for task in options("task") for scale in Composer().scales(task)]
@@ -117,14 +99,6 @@ def test_the_examples_of_the_help_are_right() -> None:
 
 
 # --- attention.pattern=[...]: the files that a hybrid stack is made of ----------------------------------------
-
-
-def test_a_pattern_alone_is_a_hybrid_stack_of_the_files_values() -> None:
-    cfg = compose("task=wikitext2", "attention.pattern=[mtla,mtla,mha]")
-    assert cfg.choices.attention == "hybrid" and list(cfg.attention.pattern) == ["mtla", "mtla", "mha"]
-    for name in ("mtla", "mha"):
-        assert cfg.attention.mechanisms[name] == compose("task=wikitext2", f"attention={name}").attention
-    assert set(cfg.attention.mechanisms) == {"mtla", "mha"}
 
 
 def test_a_multirun_takes_a_stack_with_values_of_its_own() -> None:

@@ -27,10 +27,7 @@ import pytest
 from attnlab.config.build import CONF
 
 ROOT = CONF.parent
-PAGES = [
-    ROOT / "README.md",
-    *(page for name in ("docs", "experiments") for page in sorted((ROOT / name).rglob("*.md"))),
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").rglob("*.md"))]
 MARK = re.compile(r"<!-- = (.*?) -->", re.DOTALL)
 NUMBER = re.compile(r"(?<!\w)-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {

@@ -37,11 +37,7 @@ EACH_ROW = [
     (path, row) if row.command in FIRST.values() else pytest.param(path, row, marks=pytest.mark.slow)
     for path, row in SEVERAL.values()
 ]
-COMPUTED = {
-    "attention": "attention_percent",
-    "flops": "multiply_adds_percent",
-    "parameters": "parameters_percent",
-}  # columns that mode=describe fills
+COMPUTED = {"attention": "attention_percent", "flops": "multiply_adds_percent", "parameters": "parameters_percent"}
 TOTALS = {  # with 5,000 pieces: MHA's, and fairseq's s2t_transformer_m
     "mtla/asr_pretraining": 77_690_112 - 2 * 3000 * 512,
     "mtla/asr_pretraining_cross": 71_207_936,

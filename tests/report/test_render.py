@@ -159,6 +159,8 @@ def test_runs_of_other_data_in_outputs_do_not_change_a_table(
         (["bench", "--out", "outputs"], ConfigError),
         (["table", "."], DataError),  # a folder without specifications
         (["needle", "no"], DataError),
+        ([], DataError),  # no outputs/
+        ([".", "--output"], ConfigError),
     ],
 )
 def test_wrong_words(words: list[str], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import copy
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,10 @@ from attnlab.run.directory import locked
 from attnlab.run.store import collect
 from attnlab.run.sweep import listed
 from tests.report.conftest import MUSTC, set_values
+from tests.run.test_sweep import note
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 Job = Callable[..., Path]
-
-
-def note(sweep: Path, number: int, name: str, place: str = "", settings: Sequence[str] = ()) -> None:
-    """What a multirun notes of a job."""
-    (sweep / "jobs").mkdir(exist_ok=True)
-    about = {"name": name, "directory": place or name, "what": "start", "settings": settings}
-    (sweep / "jobs" / f"{number}.json").write_text(json.dumps(about))
 
 
 @pytest.fixture

@@ -7,10 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +21,7 @@ from attnlab.training.trainer import cluster_environment
 from tests.golden.runs import corpus
 from tests.run import fake_slurm
 from tests.run.test_kill import TINY
+from tests.run.test_sweep import wait_for
 
 JOB = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-4]"}
 SECOND = JOB | {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_PROCID": "1"}
@@ -88,14 +86,6 @@ def test_the_examples_are_right(page: str, mark: str, monkeypatch: pytest.Monkey
     assert len(jobs) == 3 and (jobs[0].hardware.num_nodes, jobs[0].hardware.devices) == (2, 4)
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> Any:
-    deadline = time.monotonic() + 900
-    while not (result := condition()):
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(0.1)
-    return result
-
-
 def start(folder: Path, environment: dict[str, str], *words: str) -> tuple[subprocess.Popen[bytes], Path]:
     """A sweep of small jobs that last for a while."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
@@ -135,7 +125,7 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
         "hydra.launcher.partition=tiny",
     )  # fmt: skip
     try:
-        run = wait_for(lambda: training(tmp_path), process, log)
+        run = wait_for(lambda: training(tmp_path), process, log.read_text)
         job = fake_slurm.JOB + json.loads((run / "record.json").read_text())["seed"] - 1
         for path in sorted((tmp_path / "slurm" / "pids").glob(f"{job}.*"), reverse=True):
             task = psutil.Process(int(path.read_text()))

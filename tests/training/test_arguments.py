@@ -8,9 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnlab.config.check import compose
 from attnlab.modes import train
-from attnlab.run.identity import recipe
 from tests.tasks.conftest import Start
 
 
@@ -61,14 +59,6 @@ AVERAGES = {
     "zero": ("callbacks=ema", "callbacks.ema.decay=0.0"),
     "slow": ("callbacks=ema", "callbacks.ema.decay=0.9"),
 }
-
-
-def test_what_changes_no_number_changes_no_recipe() -> None:
-    plain = recipe(compose())
-    same = ("tags=[first]", "logger=tensorboard", "trainer.profiler=simple", "hardware.gradient_checkpointing=true")
-    assert recipe(compose(*same, "callbacks=[learning_rate,device_stats]")) == plain
-    other = ["callbacks=[ema,device_stats]", "trainer.limit_train_batches=3"]
-    assert len({plain, *(recipe(compose(setting)) for setting in other)}) == 3
 
 
 @pytest.mark.slow
