@@ -55,25 +55,25 @@ def _loggers() -> Iterator[None]:
             logger.disabled, logger.propagate, logger.level = False, True, logging.NOTSET
 
 
-MANY = set(
-    """
-test_a_cache_without_rows test_a_child_ends_with_its_killed_parent test_a_command_composes
-test_a_long_bfloat16_decode_keeps_counting test_a_method test_a_table test_a_whole_run_and_its_checkpoint
-test_a_wrong_file_is_found_as_a_wrong_command_line_is test_after_any_operations_extend_equals_recomputation
-test_alone_and_in_a_padded_batch_are_the_same test_checks_pass_in_every_precision test_commands_are_right
-test_compiled_steps_equal_eager_steps test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere
-test_equals_a_dense_softmax_across_blocks test_equals_one_dense_softmax test_empty_texts_give_empty_tensors
-test_every_hardware_has_the_same_keys test_extend_by_nothing_changes_nothing
-test_extend_in_any_chunking_equals_forward test_extend_in_low_precision
-test_layers_follow_the_pattern_and_counts_follow_the_layers test_learns_and_decodes
-test_logits_hundreds_apart_stay_exact test_losses_are_as_before test_mode_evaluate
-test_multiply_adds_of_a_step_are_as_counted test_options_equal_the_equations_forward_backward_and_cached
-test_overlay test_parallel test_precisions test_row test_specification test_static_steps_equal_others test_steps
-test_stored_saved_and_trained test_the_correction_never_costs_more test_the_factors_compute_what_their_matrices_do
-test_the_loop_is_the_layer test_totals_of_the_other_tasks test_what_is_wrong_is_one_line
-test_whole_models_of_every_kind_of_task test_wrong_settings
-""".split()
-)  # tests of many cases that take the same path: two of three cases are slow
+MANY = {  # tests of many cases that take the same path: two of three cases are slow
+    "test_a_cache_without_rows", "test_a_child_ends_with_its_killed_parent", "test_a_command_composes",
+    "test_a_long_bfloat16_decode_keeps_counting", "test_a_method", "test_a_table",
+    "test_a_whole_run_and_its_checkpoint", "test_a_wrong_file_is_found_as_a_wrong_command_line_is",
+    "test_after_any_operations_extend_equals_recomputation", "test_alone_and_in_a_padded_batch_are_the_same",
+    "test_checks_pass_in_every_precision", "test_commands_are_right", "test_compiled_steps_equal_eager_steps",
+    "test_crop_to_the_beginning_of_a_slot_and_an_error_elsewhere", "test_equals_a_dense_softmax_across_blocks",
+    "test_equals_one_dense_softmax", "test_empty_texts_give_empty_tensors", "test_every_hardware_has_the_same_keys",
+    "test_extend_by_nothing_changes_nothing", "test_extend_in_any_chunking_equals_forward",
+    "test_extend_in_low_precision", "test_layers_follow_the_pattern_and_counts_follow_the_layers",
+    "test_learns_and_decodes", "test_logits_hundreds_apart_stay_exact", "test_losses_are_as_before",
+    "test_mode_evaluate", "test_multiply_adds_of_a_step_are_as_counted",
+    "test_options_equal_the_equations_forward_backward_and_cached", "test_overlay", "test_parallel",
+    "test_precisions", "test_row", "test_specification", "test_static_steps_equal_others", "test_steps",
+    "test_stored_saved_and_trained", "test_the_correction_never_costs_more",
+    "test_the_factors_compute_what_their_matrices_do", "test_the_loop_is_the_layer",
+    "test_totals_of_the_other_tasks", "test_what_is_wrong_is_one_line", "test_whole_models_of_every_kind_of_task",
+    "test_wrong_settings",
+}  # fmt: skip
 
 
 def _is_mla_besides(item: pytest.Item) -> bool:
