@@ -85,25 +85,9 @@ def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:
     assert np.asarray(axes.lines[-1].get_xydata()).tolist() == [[2.0, 0.1], [4.0, 0.5], [16.0, 0.9]]
 
 
-PANELS = [Panel("loss", "training loss"), Panel("val_loss", "perplexity, B", exp=True, rows="B")]
-
-
-def logged_runs(tmp_path: Path, *names: str) -> list[tuple[str, int, Path]]:
-    runs = []
-    for seed, name in enumerate(names):
-        folder = tmp_path / f"{seed}" / "curves"
-        folder.mkdir(parents=True)
-        (folder / "metrics.csv").write_text(f"step,epoch,loss,val_loss\n10,0,{3 + seed},\n20,0,2.5,\n20,0,,1.0\n")
-        runs.append((name, seed, folder.parent))
-    return runs
-
-
-def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
-    data = together([*logged_runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
-    rows = {name: panel.to_numpy().tolist() for name, panel in data.groupby("panel")}
-    assert [row[1:] for row in rows["training loss"]] == [
-        [name, seed, update, value]
-        for seed, name in enumerate("ABB")
-        for update, value in ((10, 3.0 + seed), (20, 2.5))
-    ]
-    assert [row[1:] for row in rows["perplexity, B"]] == [["B", seed, 20, 2.718281828459045] for seed in (1, 2)]
+def test_a_panel_takes_some_rows_and_exp_of_its_metric(tmp_path: Path) -> None:
+    (tmp_path / "curves").mkdir()
+    (tmp_path / "curves" / "metrics.csv").write_text("step,epoch,loss,val_loss\n10,0,3,\n20,0,2.5,\n20,0,,1.0\n")
+    panel = Panel("val_loss", "perplexity, B", exp=True, rows="B")
+    data = together([("A", 1, tmp_path), ("B", 2, tmp_path), ("B", 3, tmp_path / "none")], [panel])
+    assert data.to_numpy().tolist() == [["perplexity, B", "B", 2, 20, 2.718281828459045]]

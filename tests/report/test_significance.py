@@ -31,8 +31,6 @@ def texts(seed: int, count: int = 40, right: float = 1.0) -> list[str]:
 
 REFERENCES = texts(0)
 GOOD, BAD = texts(1, right=0.9), texts(2, right=0.7)
-
-
 CLOSE = [*BAD[:3], *REFERENCES[3:6], *GOOD[6:]]  # than GOOD
 
 

@@ -103,10 +103,6 @@ def training(folder: Path) -> Path | None:
     return next((path.parents[1] for path in folder.glob("outputs/**/last.ckpt")), None)
 
 
-def saved(run: Path) -> list[str]:
-    return [line for line in (run / "run.log").read_text().splitlines() if "interrupted by" in line]
-
-
 CASES = {  # nodes, seeds, the strategy, and whether SLURM signals all processes of a job instead of its tasks
     "one process": (1, "1,2", "devices=1", True),
     "two processes on one node": (1, "1", "strategy=ddp hardware.devices=2", False),
@@ -144,5 +140,6 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
     assert (tmp_path / "slurm" / "requeued").read_text().split() == [
         f"{fake_slurm.JOB}_{job - fake_slurm.JOB}" if number > 1 else str(job)
     ]
-    assert len(saved(run)) == 1 and f"interrupted by SIGUSR2; resume={run}" in saved(run)[0]
+    (line,) = [line for line in (run / "run.log").read_text().splitlines() if "interrupted by" in line]
+    assert f"interrupted by SIGUSR2; resume={run}" in line
     assert f"{number} of {number} jobs finished" in log.read_text()
