@@ -56,7 +56,7 @@ def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 def findings(folder: Path, *options: str) -> int:
     """The number of findings of ruff in a folder."""
-    command = ["ruff", "check", "--isolated", "--preview", *options, "--output-format=json", folder]
+    command = ["ruff", "check", "--isolated", "--preview", *options, "--output-format=json", str(folder)]
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
     return len(json.loads(done.stdout))
 

@@ -1,4 +1,4 @@
-"""What the test-time callbacks contribute, from one process and from two."""
+"""The contributions of the test-time callbacks, from one process and from two."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Callbacks of training: the log's line, memory that ends with an error, checkpoints that stay whole."""
+"""Callbacks of training: the line in the log, the meter of memory, and the checkpoints that are saved."""
 
 import logging
 import threading

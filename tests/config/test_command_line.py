@@ -117,10 +117,10 @@ def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:
     assert list(cfg.attention.mechanisms) == ["mha", "gqa"] and cfg.choices.attention == "hybrid"
 
 
-# --- own YAML files ---------------------------------------------------------------------------------------------
+# --- YAML files of a user ---------------------------------------------------------------------------------------------
 
 
-def own(directory: Path, name: str, text: str) -> str:
+def write_option(directory: Path, name: str, text: str) -> str:
     path = directory / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -128,7 +128,7 @@ def own(directory: Path, name: str, text: str) -> str:
 
 
 def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> None:
-    flag = own(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
+    flag = write_option(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
     cfg = check([flag, "attention=mine", "stride=3"]).jobs[0]
     assert (cfg.choices.attention, cfg.attention.stride, cfg.attention.dropout) == ("mine", 3, 0.5)
     assert "nearest: mine" in error(flag, "attention=mne")
@@ -138,7 +138,7 @@ def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> 
 def test_a_task_is_one_file(tmp_path: Path) -> None:
     """Without a recipe of its own a task takes the sample scale of the file that it builds on."""
     text = (CONF / "task" / "wikitext2.yaml").read_text().replace("name: wikitext2", "name: mine")
-    flag = own(tmp_path, "task/mine", text)
+    flag = write_option(tmp_path, "task/mine", text)
     cfg = check([flag, "task=mine"]).jobs[0]
     assert (cfg.choices.task, cfg.task.name, cfg.task.model.d_model) == ("mine", "mine", 128)
     assert "task=mine has no scale=paper; there are: sample" in error(flag, "task=mine", "scale=paper")

@@ -1,4 +1,4 @@
-"""What a refused command line costs: no library is loaded, and no directory is left."""
+"""A refused command line loads no library and leaves no directory."""
 
 import subprocess
 import sys

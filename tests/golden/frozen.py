@@ -1,4 +1,4 @@
-"""What a person sees of the configuration, as text beside this file: it must not change when the code does.
+"""The visible configuration as text beside this file, which a change of the code must not change.
 
 - configurations.txt: every task resolved, a value in each line; of every other option and of every overlay in
   conf/experiment/ what it changes.

@@ -1,4 +1,4 @@
-"""Own data from its folder to a prediction, by the commands of docs/how-to/data.md: trained, scored, recorded, used.
+"""Data of a user, by the commands of docs/how-to/data.md: training, scoring, the record and a prediction.
 
 The folders are small parts of real corpora.
 """

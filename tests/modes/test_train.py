@@ -130,7 +130,7 @@ def test_validation_has_a_score_and_a_search_of_its_own(decoded: Any) -> None:
 def test_resuming_equals_not_stopping(start: Start, tmp_path: Path, decoded: Any, buckets: int | None) -> None:
     """From the end of an epoch, or, of the run that is validated after every third update, from its middle."""
     settings = resumable(buckets) if buckets else [*resumable(1), *DECODED]
-    unbroken = tmp_path / "whole" if buckets else decoded[0]
+    unbroken = tmp_path / "unbroken" if buckets else decoded[0]
     steps = watched(start, unbroken, *settings)[0] if buckets else decoded[1][0]
     parts = tmp_path / "parts"
     before = watched(start, parts, *settings, fails_at=(1, 1 if buckets else 2))[0]

@@ -51,7 +51,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def reached(node: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """What stands below `keys` in a record."""
+    """The values below `keys` in a record."""
     if not keys:
         yield node
         return

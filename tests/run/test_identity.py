@@ -1,4 +1,4 @@
-"""What makes two runs the same, by the examples that a definition must get right."""
+"""Identity of recipes and runs: settings that count, and settings that do not."""
 
 import copy
 import inspect

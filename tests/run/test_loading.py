@@ -1,4 +1,4 @@
-"""`checkpoint=` and `resume=`: a run's own configuration, of which a command changes what does not make another run."""
+"""`checkpoint=` and `resume=`: the configuration of a run, and the settings that a command may change."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sweeps: what a job does by the records that are there, and how its process ends."""
+"""Sweeps: the decision for each job by the existing records, and the end of its process."""
 
 import csv
 import json
@@ -255,7 +255,7 @@ def status(directory: Path) -> Any:
 
 @pytest.mark.slow
 def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> None:
-    """The mechanism is the user's, from a directory that the jobs must be told of."""
+    """The mechanism lies in the user's --config-dir, which every job must get."""
     (here / "custom" / "attention").mkdir(parents=True)
     text = (CONF / "attention" / "mha.yaml").read_text()
     (here / "custom" / "attention" / "custom.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""What a command line passes on to Lightning: arguments of its Trainer, callbacks, gradient checkpointing."""
+"""Settings of a command line for Lightning: arguments of its Trainer, callbacks, averages of the weights."""
 
 import logging
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_limit_of_minutes_says_that_it_ended_the_training(
 
 @pytest.mark.slow
 def test_an_average_of_the_weights(start: Start, tmp_path: Path) -> None:
-    """Without memory it is the last weights; otherwise other weights are validated, kept and scored."""
+    """With a decay of zero the average is the last weights; otherwise the averaged weights are scored."""
     common = ("task.train.keep_best=1",)
     plain, zero, slow = (run(start, tmp_path / name, *common, *more) for name, more in AVERAGES.items())
     assert plain["training"]["final_loss"] == zero["training"]["final_loss"] == slow["training"]["final_loss"]
