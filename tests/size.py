@@ -1,12 +1,11 @@
 """python -m tests.size: what the package weighs, as one table in Markdown.
 
-The main command is traced with three updates, after a first run has prepared its sample corpus. Private names are names
-with an underscore that the package defines. Seconds of the default tests are those of a quiet machine: `make test`.
+The main command is traced with three updates, after a first run has prepared its sample corpus. Private names are those
+of this package and of others, by ruff. Seconds of the default tests are those of a quiet machine: `make test`.
 """
 
 import ast
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -55,12 +54,10 @@ def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
         yield from functions(child, below)
 
 
-def complex_functions() -> int:
-    """Functions of the package above complexity 15."""
-    command = ["ruff", "check", "--isolated", "--select=C901", "--config=lint.mccabe.max-complexity=15"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, "--output-format=json", PACKAGE], capture_output=True, text=True
-    )
+def findings(folder: Path, *options: str) -> int:
+    """The number of findings of ruff in a folder."""
+    command = ["ruff", "check", "--isolated", "--preview", *options, "--output-format=json", str(folder)]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
     return len(json.loads(done.stdout))
 
 
@@ -85,40 +82,16 @@ def small_modules() -> int:
     return small
 
 
-def defined(tree: ast.AST) -> set[str]:
-    """The private names that a file defines: functions, classes, variables and attributes."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add(node.id if isinstance(node, ast.Name) else node.attr)
-    return {name for name in names if re.match("_[a-zA-Z]", name)}
-
-
-def private_names() -> int:
-    """Places where a test imports or reads a private name of the package that its file does not define."""
-    ours = set().union(*(defined(ast.parse(path.read_text(encoding="utf-8"))) for path in PACKAGE.rglob("*.py")))
-    count = 0
-    for path in (ROOT / "tests").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        private = ours - defined(tree)
-        for node in ast.walk(tree):
-            names = [node.attr] if isinstance(node, ast.Attribute) else []
-            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else names
-            count += sum(name in private for name in names)
-    return count
-
-
 def rows() -> Iterator[tuple[str, str]]:
     yield "src/attnlab, lines / files", "{:,} / {}".format(*lines(PACKAGE))
     for rooms in (("config", "run"), ("report",)):
         yield " + ".join(rooms), f"{lines(*(PACKAGE / room for room in rooms))[0]:,}"
     yield "tests, lines", f"{lines(ROOT / 'tests')[0]:,}"
     yield "files / lines executed by the main command", "{} / {:,}".format(*traced())
-    yield "functions above complexity 15", str(complex_functions())
+    complexity = "--select=C901", "--config=lint.mccabe.max-complexity=15"
+    yield "functions above complexity 15", str(findings(PACKAGE, *complexity))
     yield "modules with one importer and under 75 lines", str(small_modules())
-    yield "private names that tests touch", str(private_names())
+    yield "private names that tests touch", str(findings(ROOT / "tests", "--select=SLF001,PLC2701"))
 
 
 if __name__ == "__main__":

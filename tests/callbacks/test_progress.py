@@ -1,7 +1,6 @@
-"""Progress of a training: complete lines, remaining time, position."""
+"""The lines of a training without a terminal."""
 
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +9,6 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 import pytest
 
 from attnlab.callbacks import progress
-from attnlab.callbacks.summary import LONGEST, show
-from attnlab.config.check import compose
-from attnlab.run.record import new
 
 
 def test_without_a_terminal_a_line_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -31,13 +27,3 @@ def test_without_a_terminal_a_line_every_thirty_seconds(monkeypatch: pytest.Monk
         callback.on_train_batch_end(trainer, module, None, None, batch)  # type: ignore[arg-type]
     assert caplog.messages[0] == "epoch 2, update 13 of 107, training loss 2.500, about 3 min left"
     assert len(caplog.messages) == 3  # 98 seconds of updates, the first of 20
-
-
-def test_a_long_document_is_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = ["source", "reference", "hypothesis"], ["word " * 1000, "short", "also short"]
-    (tmp_path / "predictions.tsv").write_text("\n".join("\t".join(cells) for cells in row) + "\n")
-    record = new(compose("mode=describe"), "test")
-    record["parameters"] = {"total": 3, "attention": 1, "trainable": 3}
-    show(record, tmp_path)
-    text = capsys.readouterr().out
-    assert "word …" in text and text.count("word") < LONGEST / 5 + 1 and "also short" in text

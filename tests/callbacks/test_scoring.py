@@ -1,4 +1,4 @@
-"""Sections of the test-time callbacks, from one process and from two."""
+"""The contributions of the test-time callbacks, from one process and from two."""
 
 import json
 import os
@@ -52,23 +52,13 @@ class Save(Callback):
 
 def scored(directory: Path, processes: int) -> Sections:
     directory.mkdir()
+    callbacks = [Memory(), ScoringSpeed("echo", beam=2), CacheBytes(), Quality({"": WER(5)}, {"sentences": 5})]
+    files = [PredictionsFile(5, directory / "predictions.tsv"), Save(directory / "sections.json")]
     trainer = Trainer(
-        accelerator="cpu",
-        strategy="ddp_fork" if processes > 1 else "auto",
-        devices=processes,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=directory,
-        callbacks=[
-            Memory(),
-            ScoringSpeed("echo", beam=2),
-            CacheBytes(),
-            Quality({"": WER(5)}, {"sentences": 5}),
-            PredictionsFile(5, directory / "predictions.tsv"),
-            Save(directory / "sections.json"),
-        ],
-    )
+        accelerator="cpu", strategy="ddp_fork" if processes > 1 else "auto", devices=processes, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=directory,
+        callbacks=[*callbacks, *files],
+    )  # fmt: skip
     trainer.test(Echo(), DataLoader(range(5), batch_size=1), verbose=False)  # type: ignore[arg-type]
     return json.loads((directory / "sections.json").read_text())
 

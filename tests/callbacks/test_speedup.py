@@ -39,22 +39,14 @@ def test_the_ratios_name_the_run_they_are_of(this_run: dict[str, Any], tmp_path:
     assert (about["path"], about["run"], about["attention"], about["stride"]) == (place, "abc", "mha", None)
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [
-        (None, "corpus", "sample"),
-        ("environment", "device", "cuda: b"),
-        ("environment", "threads", 1),
-        ("inference", "dtype", "bfloat16"),
-        ("inference", "beam", 1),
-        ("inference", "batch", 4),
-        ("inference", "protocol", "other"),
-    ],
-)
-def test_another_protocol_is_refused(this_run: dict[str, Any], section: str | None, key: str, value: Any) -> None:
-    place = this_run if section is None else this_run[section]
+SHARED = "corpus environment.device environment.threads inference.dtype inference.beam inference.batch"
+
+
+@pytest.mark.parametrize("name", [*SHARED.split(), "inference.protocol"])
+def test_another_protocol_is_refused(this_run: dict[str, Any], name: str) -> None:
+    section, _, key = name.rpartition(".")
+    value, place = "other", this_run[section] if section else this_run
     place[key] = value
-    name = f"{section}.{key}" if section else key
     with pytest.raises(DataError, match=f"baseline: {name} differs.*this run has {value}, the baseline "):
         speedup(this_run, BASELINE, "runs/mha")
     with pytest.raises(DataError, match=f"baseline: {name} differs"):

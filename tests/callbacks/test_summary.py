@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.callbacks.summary import lines_of, show
+from attnlab.callbacks.summary import LONGEST, lines_of, show
 from attnlab.run.record import NOT_RUN, SECTIONS
 
 
@@ -21,10 +21,6 @@ def blank(**sections: Any) -> dict[str, Any]:
     return record
 
 
-def lines(**sections: Any) -> dict[str, str]:
-    return dict(lines_of(blank(**sections)))
-
-
 TRANSLATION = {
     "quality": {"bleu": 12.5, "signature": "sig", "sentences": 3},
     "kv_cache": {"elements_per_token_per_layer": 72.0, "bytes_measured": 2**20, "bytes_predicted": 2**20},
@@ -35,8 +31,13 @@ TRANSLATION = {
 }  # fmt: skip
 
 
-def test_a_translation() -> None:
-    assert lines(**TRANSLATION) == {
+SPEED = {"seconds": 0.5, "passes": 4, "tokens_per_second": 30.0, "tokens_per_second_range": [25.0, 31.0], "beam": 1}
+BASELINE = {"path": "outputs/R7/record.json", "attention": "mha"}
+RATIOS = {"baseline": BASELINE, "seconds": 0.4732, "cache_bytes": 3.5556, "tokens_per_second": 2.0, "peak_memory": 0.5}
+RATE = {"rate": 2.2069, "parameters": 74240, "parameters_dense": 163840, "model_saving_percent": 12.4}
+ANSWERS = {"accuracy": 67.3, "accuracy_stderr": 6.5, "loss": 1.42, "loss_stderr": 0.29, "questions": 52}
+CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # sections of a record, the lines that they give
+    "translation": (TRANSLATION, {
         "corpus": "embedded sample corpus",
         "BLEU": "12.5   (sig)",
         "parameters": "1,234   (attention 200)",
@@ -45,16 +46,46 @@ def test_a_translation() -> None:
         "memory": "10.0 MiB peak, 9.0 mean while scoring",
         "decoding": "30.0 tokens/s, beam 5, one pass of 2.0 s",
         "training, 7 updates": "20.0 tokens/s, 3.0 s",
-    }
+    }),
+    "several passes on a busy machine": ({"inference": SPEED | {"busy_cores_before": 1.5}}, {
+        "decoding": "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s", "machine busy": "1.5 cores",
+    }),
+    "resumed run, beside its baseline": ({
+        "inference": {"speedup": RATIOS, "beam": 5},
+        "training": {"steps": 1, "seconds": 3.0, "tokens_per_second": 20.0, "resumed": True},
+    }, {
+        "against the baseline": "seconds 0.47x, cache bytes 3.56x, tokens per second 2.00x, peak memory 0.50x   (above "
+        "1: better than outputs/R7/record.json)",
+        "training, 1 update": "20.0 tokens/s, 3.0 s (since the resume)",
+    }),
+    "window": ({"kv_cache": {"elements_per_token_per_layer": 0.0}, "config": {"attention": {"window": 128}}},
+               {"cache per token and layer": "at most 128 tokens are kept"}),
+    "state": ({"kv_cache": {"elements_per_token_per_layer": 0.0}, "config": {"attention": {"rank": 8}}},
+              {"cache per token and layer": "of fixed size, whatever the length"}),
+    "compressed language model": ({"compression": {
+        "quality": {"compressed": ANSWERS}, "rate": RATE, "chosen": {"layers": [1]}, "search": [{}, {}],
+    }}, {
+        "quality, compressed": "accuracy 67.3 ± 6.5, loss 1.42 ± 0.29, questions 52",
+        "compression": "rate 2.21: 74,240 parameters in place of 163,840; 12.4 % of the whole model saved",
+        "search": "{'layers': [1]}, the best of 2 by the validation split",
+    }),
+}  # fmt: skip
 
 
-def test_a_speed_says_how_sure_it_is() -> None:
-    """By its passes, and by what else the machine did."""
-    speed = {"seconds": 0.5, "passes": 4, "tokens_per_second": 30.0, "tokens_per_second_range": [25.0, 31.0]}
-    shown = lines(inference=speed | {"beam": 1, "busy_cores_before": 1.5})
-    assert shown["decoding"] == "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s"
-    assert "1.5 cores" in shown["machine busy"] and "not comparable" in shown["machine busy"]
-    assert "machine busy" not in lines(inference=speed | {"busy_cores_before": 0.1})
+@pytest.mark.parametrize("name", CASES)
+def test_the_lines_of_a_record(name: str) -> None:
+    sections, expected = CASES[name]
+    shown = dict(lines_of(blank(**sections)))
+    assert all(text in shown[heading] for heading, text in expected.items())
+    assert name != "translation" or shown == expected
+    assert ("machine busy" in shown) == ("machine busy" in expected)
+
+
+def predicted(directory: Path, *rows: str) -> Path:
+    """Write predictions, each a source, a reference and a hypothesis."""
+    lines = [f"{i}\t{row}\n" for i, row in enumerate(rows)]
+    (directory / "predictions.tsv").write_text("id\tsource\treference\thypothesis\n" + "".join(lines))
+    return directory
 
 
 def test_nothing_is_cut_on_a_narrow_terminal(
@@ -62,8 +93,7 @@ def test_nothing_is_cut_on_a_narrow_terminal(
 ) -> None:
     monkeypatch.setattr("attnlab.callbacks.summary.WIDTH", 60)
     signature = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1"
-    (tmp_path / "predictions.tsv").write_text(f"id\tsource\treference\thypothesis\n0\ts\tr\t{'some words ' * 15}\n")
-    show(blank(quality={"bleu": 1.0, "signature": signature}), tmp_path)
+    show(blank(quality={"bleu": 1.0, "signature": signature}), predicted(tmp_path, f"s\tr\t{'some words ' * 15}"))
     out = capsys.readouterr().out
     letters = re.sub(r"[\s│]", "", out)
     assert signature in letters and "…" not in out
@@ -73,45 +103,14 @@ def test_nothing_is_cut_on_a_narrow_terminal(
     )
 
 
-def test_a_resumed_run_beside_its_baseline() -> None:
-    speedup = {
-        "baseline": {"path": "outputs/R7/record.json", "attention": "mha"},
-        "seconds": 0.4732,
-        "cache_bytes": 3.5556,
-    }
-    shown = lines(
-        inference={"speedup": speedup | {"tokens_per_second": 2.0, "peak_memory": 0.5}, "beam": 5},
-        training={"steps": 1, "seconds": 3.0, "tokens_per_second": 20.0, "resumed": True},
-    )
-    ratios = "seconds 0.47x, cache bytes 3.56x, tokens per second 2.00x, peak memory 0.50x"
-    assert shown["against the baseline"] == f"{ratios}   (above 1: better than outputs/R7/record.json)"
-    assert shown["training, 1 update"] == "20.0 tokens/s, 3.0 s (since the resume)"
-
-
-@pytest.mark.parametrize(
-    ("attention", "words"),
-    [({"window": 128}, "at most 128 tokens are kept"), ({"rank": 8}, "of fixed size, whatever the length")],
-)
-def test_a_cache_that_does_not_grow(attention: dict[str, Any], words: str) -> None:
-    shown = lines(kv_cache={"elements_per_token_per_layer": 0.0}, config={"attention": attention})
-    assert shown["cache per token and layer"] == words
-
-
-def test_a_compressed_language_model() -> None:
-    rate = {"rate": 2.2069, "parameters": 74240, "parameters_dense": 163840, "model_saving_percent": 12.4}
-    quality = {"accuracy": 67.3, "accuracy_stderr": 6.5, "loss": 1.42, "loss_stderr": 0.29, "questions": 52}
-    chosen = {"chosen": {"layers": [1]}, "search": [{}, {}]}
-    shown = lines(compression={"quality": {"compressed": quality}, "rate": rate, **chosen})
-    assert shown["quality, compressed"] == "accuracy 67.3 ± 6.5, loss 1.42 ± 0.29, questions 52"
-    assert shown["compression"] == "rate 2.21: 74,240 parameters in place of 163,840; 12.4 % of the whole model saved"
-    assert shown["search"] == "{'layers': [1]}, the best of 2 by the validation split"
-
-
-def test_samples_are_spread_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = "".join(f'{i}\tsource {i}\t"quoted\thypothesis {i}\n' for i in range(10))
-    (tmp_path / "predictions.tsv").write_text(f"id\tsource\treference\thypothesis\n{rows}")
-    show(blank(**TRANSLATION), tmp_path, samples=2)
+def test_samples_are_spread_over_the_file_and_shown_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Markup and quotes are text; a long document is shortened."""
+    rows = [f'source {i} [/b] [laughter]\t"quoted\thypothesis {i} {"word " * 1000}' for i in range(10)]
+    show(blank(**TRANSLATION | {"corpus": "at /a[/b]"}), predicted(tmp_path, *rows), samples=2)
     out = capsys.readouterr().out
-    assert "t · mtla · sample" in out and 'ref "quoted' in out
+    assert "t · mtla · sample" in out and 'ref "quoted' in out and "source 5 [/b] [laughter]" in out
     assert [i for i in range(10) if f"hypothesis {i}" in out] == [0, 5]
+    assert "word …" in out and out.count("word") < 2 * LONGEST / 5 + 2
     assert f"record: {tmp_path / 'record.json'}" in out

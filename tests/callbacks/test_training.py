@@ -1,4 +1,4 @@
-"""Callbacks of training: the line of the log, memory that ends with an error, the best checkpoints."""
+"""Callbacks of training: the line in the log, the meter of memory, and the checkpoints that are saved."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""Values that used to be refused late or by a library's text, and own files that are no configuration."""
+"""Values that libraries would refuse late, and files of a user that are not a configuration."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Right command lines, and configuration files; wrong command lines are in tests/golden/refusals.tsv."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +29,6 @@ def error(*arguments: str) -> str:
     assert "\n" not in message and message
     assert caught.value.exit_code == 2
     return message
-
-
-RIGHT: dict[str, dict[str, Any]] = {
-    "attention=mtla stride=3": {"attention.stride": 3, "stride": 3},
-    "attention=mha": {"stride": None, "rank": None},
-    "attention=mla rank=64": {"attention.latent_dim": 64, "rank": 64, "stride": None},
-    "attention.stride=4": {"attention.stride": 4},
-    "+task.optimizer.eps=1e-9": {"task.optimizer.eps": 1e-9},
-    "task.model.encoder.conv_kernels.0=7": {"task.model.encoder.conv_kernels.0": 7},
-    "hydra.run.dir=x seed=3": {"seed": 3},
-}
-
-
-@pytest.mark.parametrize("line", RIGHT)
-def test_a_right_command_line(line: str) -> None:
-    cfg = compose(*shlex.split(line))
-    assert {key: OmegaConf.select(cfg, key) for key in RIGHT[line]} == RIGHT[line]
 
 
 RECIPES = [(task, scale) for task in options("task") for scale in Composer().scales(task)]
@@ -119,15 +101,7 @@ def test_the_examples_of_the_help_are_right() -> None:
 # --- attention.pattern=[...]: the files that a hybrid stack is made of ----------------------------------------
 
 
-def test_a_pattern_alone_is_a_hybrid_stack_of_the_files_values() -> None:
-    cfg = compose("task=wikitext2", "attention.pattern=[mtla,mtla,mha]")
-    assert cfg.choices.attention == "hybrid" and list(cfg.attention.pattern) == ["mtla", "mtla", "mha"]
-    for name in ("mtla", "mha"):
-        assert cfg.attention.mechanisms[name] == compose("task=wikitext2", f"attention={name}").attention
-    assert set(cfg.attention.mechanisms) == {"mtla", "mha"}
-
-
-def test_a_multirun_takes_a_stack_with_values_of_its_yaml_file() -> None:
+def test_a_multirun_takes_a_stack_with_values_of_its_own() -> None:
     words = ["attention.pattern=[sliding_window,mla]", "attention.mechanisms.sliding_window.window=4"]
     checked = check(["-m", "task=recall", *words, "+attention.mechanisms.sliding_window.qk_norm=true", "rank=16,8"])
     jobs = [job.attention.mechanisms for job in checked.jobs]
@@ -143,10 +117,10 @@ def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:
     assert list(cfg.attention.mechanisms) == ["mha", "gqa"] and cfg.choices.attention == "hybrid"
 
 
-# --- own YAML files ---------------------------------------------------------------------------------------------
+# --- YAML files of a user ---------------------------------------------------------------------------------------------
 
 
-def yaml_file(directory: Path, name: str, text: str) -> str:
+def write_option(directory: Path, name: str, text: str) -> str:
     path = directory / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -154,7 +128,7 @@ def yaml_file(directory: Path, name: str, text: str) -> str:
 
 
 def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> None:
-    flag = yaml_file(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
+    flag = write_option(tmp_path, "attention/mine", "defaults: [mtla]\ndropout: 0.5\n")
     cfg = check([flag, "attention=mine", "stride=3"]).jobs[0]
     assert (cfg.choices.attention, cfg.attention.stride, cfg.attention.dropout) == ("mine", 3, 0.5)
     assert "nearest: mine" in error(flag, "attention=mne")
@@ -164,7 +138,7 @@ def test_a_knob_may_come_from_the_file_that_a_file_builds_on(tmp_path: Path) -> 
 def test_a_task_is_one_file(tmp_path: Path) -> None:
     """Without a recipe of its own a task takes the sample scale of the file that it builds on."""
     text = (CONF / "task" / "wikitext2.yaml").read_text().replace("name: wikitext2", "name: mine")
-    flag = yaml_file(tmp_path, "task/mine", text)
+    flag = write_option(tmp_path, "task/mine", text)
     cfg = check([flag, "task=mine"]).jobs[0]
     assert (cfg.choices.task, cfg.task.name, cfg.task.model.d_model) == ("mine", "mine", 128)
     assert "task=mine has no scale=paper; there are: sample" in error(flag, "task=mine", "scale=paper")

@@ -118,12 +118,8 @@ def attnlab(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_own_attention_reader_optimizer_and_callback(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    settings = [
-        f"data_root={folder / 'corpus'}",
-        f"callbacks.count.file={folder / 'count'}",
-        f"cache_dir={folder / 'c'}",
-    ]
-    done = attnlab(folder, "experiment=custom", "hardware=cpu", "hydra.run.dir=run", *settings, *TINY.split())
+    words = [f"data_root={folder / 'corpus'}", f"callbacks.count.file={folder / 'count'}", f"cache_dir={folder / 'c'}"]
+    done = attnlab(folder, "experiment=custom", "hardware=cpu", "hydra.run.dir=run", *words, *TINY.split())
     assert done.returncode == 0, done.stderr
     record = json.loads((folder / "run" / "record.json").read_text())
     assert (record["status"], record["task"], record["attention"]) == ("finished", "numbers", "loud")
@@ -133,5 +129,5 @@ def test_own_attention_reader_optimizer_and_callback(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     scored = json.loads((folder / "again" / "record.json").read_text())
     assert scored["quality"]["bleu"] == record["quality"]["bleu"]
-    wrong = attnlab(folder, "experiment=custom", "attention.loudnes=3", *settings)
+    wrong = attnlab(folder, "experiment=custom", "attention.loudnes=3", *words)
     assert wrong.returncode == 2 and "nearest: attention.loudness" in wrong.stderr

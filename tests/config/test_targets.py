@@ -1,4 +1,4 @@
-"""A configuration runs no commands: what a `_target_` leads to has to be of the base that its place expects."""
+"""A configuration runs no commands: a `_target_` must derive from the base class that its place expects."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from attnlab.config.check import check_fixed, check_hydra, compose
 from attnlab.config.compose import Composer
 from attnlab.config.nodes import check_target
 from attnlab.errors import ConfigError
-from tests.config.test_command_line import yaml_file
+from tests.config.test_command_line import write_option
 
 ATTENTION = "expected a class derived from attnlab.attention.Attention"
 
@@ -28,10 +28,10 @@ def plain() -> DictConfig:
 
 def changed(cfg: DictConfig, key: str, value: Any) -> DictConfig:
     """Like a run's config.yaml: plain values, one of them set."""
-    changed = OmegaConf.create(OmegaConf.to_container(cfg))
-    assert isinstance(changed, DictConfig)
-    OmegaConf.update(changed, key, value, merge=False, force_add=True)
-    return changed
+    copied = OmegaConf.create(OmegaConf.to_container(cfg))
+    assert isinstance(copied, DictConfig)
+    OmegaConf.update(copied, key, value, merge=False, force_add=True)
+    return copied
 
 
 def call(target: str, /, **more: Any) -> dict[str, Any]:
@@ -164,10 +164,10 @@ def test_what_a_person_writes_on_the_command_line_of_a_cluster(composed: DictCon
 
 @pytest.mark.slow
 def test_the_command_itself_runs_nothing(tmp_path: Path) -> None:
-    made, config = tmp_path / "made", tmp_path / "own"
+    made, config = tmp_path / "made", tmp_path / "options"
     node = json.dumps({"_target_": "os.system", "command": f"touch {made}"})
     for name, text in (("callback", f"callbacks:\n    x: {node}"), ("launcher", f"launcher: {node}")):
-        yaml_file(config, f"experiment/{name}", f"# @package _global_\nhydra:\n  {text}\n")
+        write_option(config, f"experiment/{name}", f"# @package _global_\nhydra:\n  {text}\n")
         for more in ([], ["-m", "seed=1,2"], ["--info", "all"]):
             command = [sys.executable, "-m", "attnlab", f"--config-dir={config}", f"experiment={name}", *more]
             done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)

@@ -1,4 +1,4 @@
-"""What a person sees of the configuration, as text beside this file: it must not change when the code does.
+"""The visible configuration as text beside this file, which a change of the code must not change.
 
 - configurations.txt: every task resolved, a value in each line; of every other option and of every overlay in
   conf/experiment/ what it changes.
@@ -27,6 +27,11 @@ from attnlab.run.loading import load
 FOLDER = Path(__file__).parent
 CONFIGURATIONS, OUTPUTS, REFUSALS = FOLDER / "configurations.txt", FOLDER / "outputs.txt", FOLDER / "refusals.tsv"
 GROUPS = {"wikitext2": ["attention", "callbacks", "debug"], "imagenet": ["compress"]}  # by task
+SPELLINGS = [  # knobs, items of lists, keys that no file has, stacks of mechanisms
+    "task=mustc attention=mtla stride=3", "task=mustc attention=mla rank=64", "task=mustc attention=mha",
+    "task=mustc +task.optimizer.eps=1e-9 task.model.encoder.conv_kernels.0=7",
+    "task=wikitext2 attention.pattern=[mtla,mtla,mha]",
+]  # fmt: skip
 PRINTED = ["--help", "list", *(f"list {group}" for group in ("task", "attention", "compress", "convert", "experiment"))]
 
 
@@ -44,7 +49,7 @@ def command_lines() -> list[str]:
     recipes = set(options("recipe"))
     scales = [name for name in options("scale") if name != "sample"]
     lines += [f"task={task} scale={name}" for task in options("task") for name in scales if f"{task}_{name}" in recipes]
-    return lines + [f"experiment={name}" for name in options("experiment")]
+    return lines + [f"experiment={name}" for name in options("experiment")] + SPELLINGS
 
 
 def configuration(line: str) -> dict[str, str]:

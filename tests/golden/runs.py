@@ -1,4 +1,4 @@
-"""Tiny seeded runs whose losses are kept as text beside this file, a line for each update."""
+"""Tiny seeded runs, whose losses are saved as text beside this file, a line for each update."""
 
 import csv
 import random

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,12 +50,8 @@ def test_a_run_of_the_command_is_named_by_checkpoint_too(tmp_path: Path) -> None
     model = tiny("llama")
     compress(model, TensorLLM(ranks=[10, 5]))
     folder.save(model, tmp_path / "run" / "compressed", "tiny", huggingface.options_of(model))
-    record = {
-        "schema": 2,
-        "task": "reasoning",
-        "compress": "tensorllm",
-        "quality": {"accuracy": 51.25, "questions": 80},
-    }
+    record: dict[str, Any] = {"schema": 2, "task": "reasoning", "compress": "tensorllm"}
+    record["quality"] = {"accuracy": 51.25, "questions": 80}
     (tmp_path / "run" / "record.json").write_text(json.dumps(record))
     settings = {"checkpoint": str(tmp_path / "run"), "model": "meta/llama", "task": {"modes": ["compress"]}}
     export.run(OmegaConf.create({**settings, "format": None}), {}, tmp_path / "out")

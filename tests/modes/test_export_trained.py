@@ -174,20 +174,6 @@ def test_a_run_that_was_compressed_and_tuned(tmp_path: Path) -> None:
         assert f"| top1 | {record['quality']['top1']:g}" in text and "factors are multiplied out" in text
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["mode=export"], "mode=export needs checkpoint=<a trained run>, or model=<a run of mode=compress>"),
-        (["mode=export", "checkpoint=/nowhere"], "checkpoint=/nowhere: no such file or directory"),
-        (["mode=export", "checkpoint=/", "format=gguf"], "format=gguf: expected hf or safetensors or deepseek or null"),
-        (["mode=train", "format=hf"], "format= is read by mode=export, not by mode=train"),
-    ],
-)
-def test_command_lines_that_are_refused(settings: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check(settings, load)
-
-
 def test_a_sequence_to_text_model_has_no_form_of_transformers(trained_run: TrainedRun) -> None:
     run, _ = trained_run(*TRANSLATION)
     with pytest.raises(ConfigError, match="format=hf: transformers has no model for task=wmt16; format=safetensors"):

@@ -1,4 +1,4 @@
-"""Own data from its folder to a prediction, by the commands of docs/how-to/data.md: trained, scored, recorded, used.
+"""Data of a user, by the commands of docs/how-to/data.md: training, scoring, the record and a prediction.
 
 The folders are small parts of real corpora.
 """
@@ -43,11 +43,8 @@ def pairs(corpora: Path, root: Path) -> tuple[list[str], str]:
     with (root / "data.jsonl").open("w") as file:
         for english, german in zip(*sides, strict=True):
             file.write(json.dumps({"en": english, "de": german}, ensure_ascii=False) + "\n")
-    return [
-        "experiment=own/translation",
-        "task.data.reader.source=en",
-        "task.data.reader.target=de",
-    ], "The house is small."
+    columns = ["task.data.reader.source=en", "task.data.reader.target=de"]
+    return ["experiment=own/translation", *columns], "The house is small."
 
 
 def photos(corpora: Path, root: Path) -> tuple[list[str], str]:

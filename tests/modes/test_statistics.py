@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from attnlab.config.check import compose
-from attnlab.errors import ConfigError, DataError
 from attnlab.modes import statistics
 from attnlab.run.record import new
 from tests.data.conftest import SEGMENTS
@@ -45,11 +44,3 @@ def test_texts_have_no_hours_and_classes_are_counted(tmp_path: Path, capsys: pyt
     assert record["statistics"]["test"] == {
         "utterances": 2, "source_words": 4, "target_words": 3, "mean_source_words": 2, "mean_target_words": 1.5,
     }  # fmt: skip
-
-
-def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="mode=statistics: task=wikitext2 has no such mode"):
-        compose("task=wikitext2", "mode=statistics")
-    cfg = compose("task=xsum", "mode=statistics", "attention=mha", f"data_root={tmp_path}")
-    with pytest.raises(DataError, match=r"train.source is missing .*data_root must hold"):
-        statistics.run(cfg, new(cfg, "test"), tmp_path)

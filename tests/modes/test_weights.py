@@ -1,4 +1,4 @@
-"""Weights that no model can have, of a run: every mode that uses them refuses them by file and tensor."""
+"""Impossible weights of a run: every mode that reads them refuses them and names file and tensor."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -32,8 +32,8 @@ DAMAGES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_weights_that_are_no_numbers_are_refused(task: str, mode: str, trained_run: TrainedRun, tmp_path: Path) -> None:
     run, module = trained_run(*TASKS[task])
     Image.new("RGB", (32, 32)).save(tmp_path / "w1.png")
-    told = {"predict": f"input='{tmp_path / 'w1.png' if task == 'images' else 'w1 w2'}'", "generate": "prompt='w1'"}
-    cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *filter(None, [told.get(mode)])], load).jobs[0]
+    words = {"predict": f"input='{tmp_path / 'w1.png' if task == 'images' else 'w1 w2'}'", "generate": "prompt='w1'"}
+    cfg = check([f"mode={mode}", f"checkpoint='{run}'", "hardware=cpu", *filter(None, [words.get(mode)])], load).jobs[0]
     for expected, damaged in DAMAGES.items():
         weights = dict(module.model.state_dict())
         name = sorted(weights)[-1]

@@ -2,6 +2,8 @@ import copy
 import json
 import shlex
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,8 @@ def finished(cfg: DictConfig, arguments: list[str]) -> dict[str, Any]:
 def set_values(record: dict[str, Any], values: dict[str, Any]) -> None:
     """Replace values of a record; `__` in a key stands for a dot."""
     for key, value in values.items():
-        section, _, last = key.rpartition("__")
-        (record[section] if section else record)[last] = value
+        *sections, last = key.split("__")
+        reduce(getitem, sections, record)[last] = value
 
 
 @pytest.fixture(scope="session")

@@ -27,10 +27,7 @@ import pytest
 from attnlab.config.build import CONF
 
 ROOT = CONF.parent
-PAGES = [
-    ROOT / "README.md",
-    *(page for name in ("docs", "experiments") for page in sorted((ROOT / name).rglob("*.md"))),
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").rglob("*.md"))]
 MARK = re.compile(r"<!-- = (.*?) -->", re.DOTALL)
 NUMBER = re.compile(r"(?<!\w)-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
@@ -54,7 +51,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def reached(node: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """What stands below `keys` in a record."""
+    """The values below `keys` in a record."""
     if not keys:
         yield node
         return

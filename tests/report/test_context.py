@@ -1,4 +1,4 @@
-"""Decoding over the context from records of mode=bench."""
+"""Decoding over the context: the records of mode=bench that stand for a mechanism; the numbers: test_committed.py."""
 
 import copy
 import json
@@ -9,74 +9,42 @@ import pytest
 
 from attnlab.config.build import CONF
 from attnlab.report import bench
-from attnlab.report.match import composed
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
-from attnlab.run import record as records
-from attnlab.run.store import SavedRecord, collect
+from attnlab.run.store import collect
+from tests.report.conftest import set_values
 
-SPEC = read_spec(CONF.parent / "experiments" / "t6" / "figure_context.yaml")
-LENGTHS = (256, 1024, 4096, 16384, 32768)
+FOLDER = CONF.parent / "experiments" / "t6"
+SPEC = read_spec(FOLDER / "figure_context.yaml")
+RECORD = json.loads((FOLDER / "bench" / "decoding_context_epyc_2threads.json").read_text(encoding="utf-8"))
 COMMAND = "python -m src.run experiment=t6/bench_context"
 
 
-@pytest.fixture(scope="module")
-def template() -> dict[str, Any]:
-    """A record of the figure's command in which a step takes `context` microseconds, and MQA a tenth of it."""
-    cfg = composed(*SPEC.overrides(SPEC.rows[0]))
-    record = copy.deepcopy(records.new(cfg, COMMAND)) | {"status": "finished"}
-    record["environment"] |= {"device": "cpu: one", "threads": 1, "git": "abc"}
-    record["bench"] = {"protocol": {"rounds": 5}, "checks": {}, "rows": []}
-    for length in LENGTHS:
-        row: dict[str, Any] = {"what": "decoding", "batch": 1, "steps": 32, "context": length, "prefix": 0}
-        row |= {"reorder": False, "ratios": []}
-        times = {name: 32e-6 * length * share for name, share in (("mha", 1.0), ("mqa", 0.1))}
-        row["variants"] = {
-            name: {
-                "seconds": {"median": second, "min": second / 2, "max": 2 * second},
-                "cpu_seconds": {"median": 2 * second, "min": second, "max": 3 * second},
-                "peak_memory_mib": 7.5 if name == "mha" else "not run",
-                "cache_bytes": {"measured": 1024 * length, "predicted": 1024 * length},
-            }
-            for name, second in times.items()
-        } | {"tpa": {"not run": "too large"}}
-        record["bench"]["rows"].append(row)
-    return record
-
-
-def write(record: dict[str, Any], folder: Path) -> list[SavedRecord]:
+def times(record: dict[str, Any], folder: Path) -> dict[str, set[str]]:
+    """The times of each mechanism in the figure."""
     folder.mkdir(exist_ok=True)
     (folder / "record.json").write_text(json.dumps(record))
-    return collect([folder])
+    points = bench.over_the_context(SPEC, collect([folder]))
+    return {str(name): set(rows["ms"]) for name, rows in points.groupby("mechanism")}
 
 
-def test_what_was_measured_and_what_was_not(template: dict[str, Any], tmp_path: Path) -> None:
-    saved = write(template, tmp_path / "run")
-    rows = {(row[0], row[1]): row[2:] for row in bench.over_the_context(SPEC, saved).to_numpy().tolist()}
-    assert len(rows) == len(SPEC.rows) * len(LENGTHS)
-    assert rows["MHA", 4096] == ["4.096", "2.048", "8.192", "8.192", "4", "7.5"]
-    assert rows["MQA", 4096] == ["0.4096", "0.2048", "0.8192", "0.8192", "4", "not run"]
-    assert rows["TPA", 256] == rows["MLA", 256] == ["not run", "", "", "", "not run", "not run"]
-    grid = bench.context_table(SPEC, saved)
-    assert grid.rows[1][:2] == ["MQA", "0.0256 (0.0128–0.0512)"]
-    (missing,) = [note for note in grid.notes if note.startswith("not run")]
-    assert "TPA" in missing and "MHA" not in missing and missing.endswith(f"`{COMMAND}`")
-    page = bench.context_plot(bench.over_the_context(SPEC, saved))
-    assert [axes.get_ylabel() for axes in page.axes] == list(bench.PANELS.values())
-    assert [text.get_text() for text in page.legends[0].texts] == ["MHA", "MQA"]
-    assert [len(axes.containers) for axes in page.axes] == [2, 2, 1]  # MHA alone has a peak
+@pytest.mark.parametrize(
+    "change", [{"config__bench__batch": 8}, {"config__task__model__d_model": 1024}, {"status": "failed"}, {}]
+)
+def test_records_of_another_shape_do_not_count(change: dict[str, Any], tmp_path: Path) -> None:
+    record = copy.deepcopy(RECORD)
+    set_values(record, change)
+    if not change:  # a length less
+        record["bench"]["rows"] = [row for row in record["bench"]["rows"] if row["context"] != 256]
+    assert all(cells == {"not run"} for cells in times(record, tmp_path).values())
 
 
-def test_records_of_another_shape_do_not_count(template: dict[str, Any], tmp_path: Path) -> None:
-    other = copy.deepcopy(template)
-    other["config"]["bench"]["batch"] = 8
-    fewer = copy.deepcopy(template)
-    fewer["bench"]["rows"].pop()
-    failed = template | {"status": "failed"}
-    wider = copy.deepcopy(template)
-    wider["config"]["task"]["model"]["d_model"] = 1024
-    for number, record in enumerate((other, fewer, failed, wider)):
-        saved = write(record, tmp_path / f"{number}")
-        assert set(bench.over_the_context(SPEC, saved)["ms"]) == {"not run"}
+def test_what_was_not_measured_has_its_command(tmp_path: Path) -> None:
+    record = copy.deepcopy(RECORD)
+    for row in record["bench"]["rows"]:
+        row["variants"]["tpa"] = {"not run": "too large"}
+    assert [name for name, cells in times(record, tmp_path).items() if "not run" in cells] == ["TPA"]
+    (missing,) = [note for note in bench.context_table(SPEC, collect([tmp_path])).notes if note.startswith("not run")]
+    assert missing == f"not run: TPA: `{COMMAND}`"
     paths = write_table(SPEC, [], tmp_path / "figure_context")
     assert [path.suffix for path in paths] == [".md", ".tex", ".csv"]  # nothing to draw

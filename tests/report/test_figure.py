@@ -12,48 +12,25 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 from attnlab.config.build import CONF
-from attnlab.report import bench, compression, decoders, figure
+from attnlab.report import bench, compression, decoders, figure, needle
 from attnlab.report.figure import POINTS, Panel, Plot, frontier, scatter, together
 
 EXPERIMENTS = CONF.parent / "experiments"
 TITLE = "a title of the length that such a title has, with the model"
+QUICK = "t6/figure_context_points"
 DRAW: dict[str, Callable[..., Figure]] = {  # committed numbers
     "irratt/sample/ranks_irratt": partial(compression.ranks_plot, title=TITLE),
     "irratt/fruits360/top1": compression.sweep_plot,
     "mtla/bench/training": bench.plot,
     "tensorllm/sample/accuracy": decoders.accuracy_plot,
     "convert/sample/perplexity": decoders.perplexity_plot,
+    "convert/needle/needle_gain": partial(needle.draw, label=needle.WHAT["gain"][1]),
     "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity", log_x=True), title=TITLE),
+    "recall/table_curves": partial(figure.draw_together, title=TITLE),
+    "irratt/low_ranks/fusion_cp_slimatt_start_global_fusion_free": partial(compression.fusion_plot, title=TITLE),
+    QUICK: partial(bench.context_plot, title=TITLE),
 }
-
-
-def page_of(kind: str) -> Figure:
-    if kind in DRAW:
-        return DRAW[kind](pd.read_csv(EXPERIMENTS / f"{kind}.csv", keep_default_na=False))
-    names = [f"mechanism {i} of a long name" for i in range(12)]
-    if kind == "context":
-        rows = [
-            (name, n, *(str(n * (i + 1)) for _ in range(3)), "", str(i + n), "not run")
-            for i, name in enumerate(names)
-            for n in (256, 1024, 4096, 16384, 32768)
-        ]
-        return bench.context_plot(pd.DataFrame(rows, columns=bench.CONTEXT), "title")
-    if kind == "curves":
-        logged = [
-            (panel, name, seed, step, i + seed / step)
-            for panel in ("training loss", "validation loss")
-            for i, name in enumerate(names)
-            for seed in (1, 2)
-            for step in (100, 200, 300)
-        ]
-        return figure.draw_together(pd.DataFrame(logged, columns=figure.CURVES), "title")
-    random = np.random.default_rng(1)
-    weights = [(i, h, t, random.normal()) for i in range(3) for h in range(12) for t in range(48)]
-    data = pd.DataFrame(weights, columns=["layer", "head", "term", "weight"])
-    return compression.fusion_plot(data, "cp_slimatt, 48 columns a layer")
-
-
-CASES = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*DRAW, "curves", "fusion")] + ["context"]
+CASES = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DRAW]
 
 
 def shown(page: Figure) -> Iterator[Text]:
@@ -77,9 +54,9 @@ def ticks(axis: Axis) -> list[Text]:
     ]
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_no_text_lies_on_another_or_outside(kind: str) -> None:
-    page = page_of(kind)
+@pytest.mark.parametrize("name", CASES)
+def test_no_text_lies_on_another_or_outside(name: str) -> None:
+    page = DRAW[name](pd.read_csv(EXPERIMENTS / f"{name}.csv", keep_default_na=False))
     page.draw_without_rendering()
     boxes = {
         (text.get_text(), id(text)): text.get_window_extent().padded(-1) for text in shown(page) if text.get_text()
@@ -90,12 +67,6 @@ def test_no_text_lies_on_another_or_outside(kind: str) -> None:
     assert not over
     outside = [a[0] for a, box in placed if box.x0 < 0 or box.y0 < 0 or box.x1 > page.bbox.x1 or box.y1 > page.bbox.y1]
     assert not outside
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [*DRAW, "curves", "fusion", "context"])
-def test_the_same_numbers_give_the_same_bytes(kind: str) -> None:
-    assert figure.png(page_of(kind), "digest") == figure.png(page_of(kind), "digest")
 
 
 def test_every_seed_is_drawn_and_the_label_stands_at_the_mean() -> None:
@@ -114,25 +85,9 @@ def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:
     assert np.asarray(axes.lines[-1].get_xydata()).tolist() == [[2.0, 0.1], [4.0, 0.5], [16.0, 0.9]]
 
 
-PANELS = [Panel("loss", "training loss"), Panel("val_loss", "perplexity, B", exp=True, rows="B")]
-
-
-def logged_runs(tmp_path: Path, *names: str) -> list[tuple[str, int, Path]]:
-    runs = []
-    for seed, name in enumerate(names):
-        folder = tmp_path / f"{seed}" / "curves"
-        folder.mkdir(parents=True)
-        (folder / "metrics.csv").write_text(f"step,epoch,loss,val_loss\n10,0,{3 + seed},\n20,0,2.5,\n20,0,,1.0\n")
-        runs.append((name, seed, folder.parent))
-    return runs
-
-
-def test_the_data_has_every_point_of_the_rows(tmp_path: Path) -> None:
-    data = together([*logged_runs(tmp_path, "A", "B", "B"), ("C", 1, tmp_path / "none")], PANELS)
-    rows = {name: panel.to_numpy().tolist() for name, panel in data.groupby("panel")}
-    assert [row[1:] for row in rows["training loss"]] == [
-        [name, seed, update, value]
-        for seed, name in enumerate("ABB")
-        for update, value in ((10, 3.0 + seed), (20, 2.5))
-    ]
-    assert [row[1:] for row in rows["perplexity, B"]] == [["B", seed, 20, 2.718281828459045] for seed in (1, 2)]
+def test_a_panel_takes_some_rows_and_exp_of_its_metric(tmp_path: Path) -> None:
+    (tmp_path / "curves").mkdir()
+    (tmp_path / "curves" / "metrics.csv").write_text("step,epoch,loss,val_loss\n10,0,3,\n20,0,2.5,\n20,0,,1.0\n")
+    panel = Panel("val_loss", "perplexity, B", exp=True, rows="B")
+    data = together([("A", 1, tmp_path), ("B", 2, tmp_path), ("B", 3, tmp_path / "none")], [panel])
+    assert data.to_numpy().tolist() == [["perplexity, B", "B", 2, 20, 2.718281828459045]]

@@ -53,7 +53,7 @@ def same(published: str, shown: str) -> bool:
 
 
 def corpus_of(cfg: DictConfig, spec: Spec, row: Row) -> str:
-    """What a run says of its corpus, which is as large as the specification wants it."""
+    """The corpus text of a run, with the size that the specification expects."""
     size = (row.train or spec.corpus["train"])[0]
     kind = cfg.task.kind._target_.rpartition(".")[2]
     place = "/data/some folder"
@@ -83,7 +83,7 @@ def set_number(record: dict[str, Any], dotted: str, value: float) -> None:
 
 
 def numbers(spec: Spec, row: Row, base: Mapping[str, float]) -> dict[str, float]:
-    """What the record of a row holds, by dotted key. `base`: the same of the row to which it is compared."""
+    """The numbers in the record of a row, by dotted key. `base`: the same for the row with which it is compared."""
     values: dict[str, float] = {}
     printed = {key: read[0] for key, text in row.published.items() if (read := number(text))}
     for column in spec.columns:

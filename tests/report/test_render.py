@@ -1,6 +1,5 @@
 """Tables of papers from hand-made records."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -108,26 +107,6 @@ def test_no_ratio_across_protocols(tmp_path: Path, run: Run, change: dict[str, o
     assert cell(rendered(tmp_path), "MLA", "Speed-up, ours") == "protocols differ"
 
 
-def test_files(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    run("a", f"{PAPER}=mha")
-    spec = tmp_path / "table1.yaml"
-    spec.write_text(SPEC.read_text())
-    assert main(["table", str(spec), "--records", str(tmp_path / "runs")]) == 0
-    assert capsys.readouterr().out.split() == [
-        str(tmp_path / f"table1{end}") for end in (".md", ".tex", ".csv", "_records.csv")
-    ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "runs", "table1.csv", "table1.md", "table1.tex", "table1.yaml", "table1_records.csv",
-    ]  # fmt: skip
-    rows = list(csv.reader((tmp_path / "table1.csv").open(encoding="utf-8")))
-    assert len({len(row) for row in rows}) == 1 and rows[2][3:5] == ["23.18", "20.00"]
-    lines = (tmp_path / "table1.md").read_text(encoding="utf-8").splitlines()
-    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    latex = (tmp_path / "table1.tex").read_text(encoding="utf-8")
-    assert r"\texttt{python -m src.run task=mustc scale=paper attention=mla" in latex
-    assert not re.search(r"(?<!\\)[_#%$]", latex)
-
-
 def test_broken_specifications(tmp_path: Path) -> None:
     good = SPEC.read_text()
     broken = {
@@ -180,6 +159,8 @@ def test_runs_of_other_data_in_outputs_do_not_change_a_table(
         (["bench", "--out", "outputs"], ConfigError),
         (["table", "."], DataError),  # a folder without specifications
         (["needle", "no"], DataError),
+        ([], DataError),  # no outputs/
+        ([".", "--output"], ConfigError),
     ],
 )
 def test_wrong_words(words: list[str], error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

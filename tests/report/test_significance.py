@@ -31,8 +31,6 @@ def texts(seed: int, count: int = 40, right: float = 1.0) -> list[str]:
 
 REFERENCES = texts(0)
 GOOD, BAD = texts(1, right=0.9), texts(2, right=0.7)
-
-
 CLOSE = [*BAD[:3], *REFERENCES[3:6], *GOOD[6:]]  # than GOOD
 
 
@@ -83,7 +81,7 @@ def test_bleu_is_tested_as_by_sacrebleu(scored: Scored, monkeypatch: pytest.Monk
 def test_other_metrics_are_scored_on_the_same_draws(
     scored: Scored, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reference scores whole lists of drawn texts."""
+    """The reference scores complete lists of drawn texts."""
 
     def score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
         if metric == "wer":
@@ -167,7 +165,7 @@ def test_a_run_does_not_differ_from_itself(scored: Scored) -> None:
 
 
 def test_accuracies(scored: Scored) -> None:
-    """Classes are whole texts of an image, first words of an utterance, and marked of a question."""
+    """A class is the text of an image, the first word of an utterance, or a mark in the file of a question."""
     classes = ["cat one"] * 30 + ["dog two"] * 10
     first, second = ["cat one"] * 40, ["cat two"] * 29 + ["dog one"] * 11
     for key, rights in (("top1", (75.0, 0.0)), ("accuracy", (75.0, 97.5))):

@@ -3,7 +3,7 @@
 import copy
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,10 @@ from attnlab.run.directory import locked
 from attnlab.run.store import collect
 from attnlab.run.sweep import listed
 from tests.report.conftest import MUSTC, set_values
+from tests.run.test_sweep import note
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 Job = Callable[..., Path]
-
-
-def note(sweep: Path, number: int, name: str, place: str = "", settings: Sequence[str] = ()) -> None:
-    """What a multirun notes of a job."""
-    (sweep / "jobs").mkdir(exist_ok=True)
-    about = {"name": name, "directory": place or name, "what": "start", "settings": settings}
-    (sweep / "jobs" / f"{number}.json").write_text(json.dumps(about))
 
 
 @pytest.fixture
@@ -64,14 +58,9 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
 ) -> None:
     for seed, bleu in enumerate((20.0, 23.0), 1):
         job(f"{seed}_mha", f"attention=mha seed={seed}", quality={"bleu": bleu, "signature": "s"})
-        job(
-            f"1{seed}_mtla",
-            f"attention=mtla seed={seed}",
-            quality={"bleu": bleu + 1},
-            kv_cache__elements_per_token_per_layer=144.0,
-            inference__tokens_per_second=100.0 * seed,
-            inference__busy_cores_before=1.5,
-        )
+        speed = {"inference__tokens_per_second": 100.0 * seed, "inference__busy_cores_before": 1.5}
+        values = {"quality": {"bleu": bleu + 1}, "kv_cache__elements_per_token_per_layer": 144.0}
+        job(f"1{seed}_mtla", f"attention=mtla seed={seed}", **values, **speed)
     failed = {"status": "failed", "error": "killed by SIGKILL\n(out of memory?)", "quality": {}}
     job("13_mtla", "attention=mtla seed=3", training__tokens_per_second="not run", **failed)
     assert sweep.render(tmp_path / "nothing") == []
@@ -81,10 +70,8 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     names += ["comparison_points.csv", "comparison_points.png"]
     assert [path.name for path in paths] == names
     table = rows(tmp_path / "runs")
-    assert list(table[0]) == [
-        *("Job", "Mechanism", "Seed", "BLEU", "Parameters", "Cache per token and layer, numbers"),
-        *("Training, tokens/s", "Decoding, tokens/s"),
-    ]
+    headings = ["Job", "Mechanism", "Seed", "BLEU", "Parameters", "Cache per token and layer, numbers"]
+    assert list(table[0]) == [*headings, "Training, tokens/s", "Decoding, tokens/s"]
     jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "mean ± sd", "mean ± sd"]
     assert [row["Job"] for row in table] == jobs  # by number, not by letter
     assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "1000", "640", "50.0", "300.0"]
@@ -95,19 +82,14 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
         ["13_mtla", "attention=mtla seed=3", "failed", "killed by SIGKILL (out of memory?)"],
         ["14_mtla", "", "without a record", "it was ended before it could write one"],
     ]
-    bleus = [("mha", "1", 20.0), ("mha", "2", 23.0), ("mtla s=2", "1", 21.0), ("mtla s=2", "2", 24.0)]
-    assert rows(tmp_path / "runs", "comparison_points") == [
-        {"row": label, "seed": seed, "x": size, "y": str(bleu)}
-        for (label, seed, bleu), size in zip(bleus, ("640", "640", "144.0", "144.0"), strict=True)
-    ]
+    points = [tuple(row.values()) for row in rows(tmp_path / "runs", "comparison_points")]
+    assert points[1:3] == [("mha", "2", "640", "23.0"), ("mtla s=2", "1", "144.0", "21.0")] and len(points) == 4
     printed = capsys.readouterr()
     assert not printed.out
-    assert "1.5 cores" in (tmp_path / "runs" / "comparison.md").read_text()
     assert "22.50 ± 2.12" in printed.err and "killed by SIGKILL (out of memory?)" in printed.err
     text = (tmp_path / "runs" / "comparison.md").read_text(encoding="utf-8")
-    assert "| 1,000 |" in text
-    assert f"- Corpus: {MUSTC}." in text
-    assert "# Not finished" in text.partition("Corpus")[2]
+    assert "1.5 cores" in text and "| 1,000 |" in text
+    assert "# Not finished" in text.partition(f"- Corpus: {MUSTC}.")[2]
 
 
 def test_other_settings_have_columns_and_are_not_seeds(job: Job, tmp_path: Path) -> None:
@@ -142,10 +124,7 @@ def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
         note(tmp_path / "runs" / "new", number, f"{number}_mha", place, words)
     sweep.render(tmp_path / "runs" / "new")
     table = rows(tmp_path / "runs" / "new")
-    assert [(row["Job"], row["BLEU"], row["task.dropout"]) for row in table] == [
-        ("0_mha", "20", "0"),
-        ("1_mha", "21", "1"),
-    ]
+    assert [(row["BLEU"], row["task.dropout"]) for row in table] == [("20", "0"), ("21", "1")]
     (missing,) = rows(tmp_path / "runs" / "new", "comparison_unfinished")
     assert (missing["Job"], missing["Status"]) == ("2_mha", "without a record")
 

@@ -7,10 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +21,7 @@ from attnlab.training.trainer import cluster_environment
 from tests.golden.runs import corpus
 from tests.run import fake_slurm
 from tests.run.test_kill import TINY
+from tests.run.test_sweep import wait_for
 
 JOB = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-4]"}
 SECOND = JOB | {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_PROCID": "1"}
@@ -88,14 +86,6 @@ def test_the_examples_are_right(page: str, mark: str, monkeypatch: pytest.Monkey
     assert len(jobs) == 3 and (jobs[0].hardware.num_nodes, jobs[0].hardware.devices) == (2, 4)
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> Any:
-    deadline = time.monotonic() + 900
-    while not (result := condition()):
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(0.1)
-    return result
-
-
 def start(folder: Path, environment: dict[str, str], *words: str) -> tuple[subprocess.Popen[bytes], Path]:
     """A sweep of small jobs that last for a while."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
@@ -111,10 +101,6 @@ def start(folder: Path, environment: dict[str, str], *words: str) -> tuple[subpr
 def training(folder: Path) -> Path | None:
     """A run that has saved a checkpoint."""
     return next((path.parents[1] for path in folder.glob("outputs/**/last.ckpt")), None)
-
-
-def saved(run: Path) -> list[str]:
-    return [line for line in (run / "run.log").read_text().splitlines() if "interrupted by" in line]
 
 
 CASES = {  # nodes, seeds, the strategy, and whether SLURM signals all processes of a job instead of its tasks
@@ -135,7 +121,7 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
         "hydra.launcher.partition=tiny",
     )  # fmt: skip
     try:
-        run = wait_for(lambda: training(tmp_path), process, log)
+        run = wait_for(lambda: training(tmp_path), process, log.read_text)
         job = fake_slurm.JOB + json.loads((run / "record.json").read_text())["seed"] - 1
         for path in sorted((tmp_path / "slurm" / "pids").glob(f"{job}.*"), reverse=True):
             task = psutil.Process(int(path.read_text()))
@@ -154,5 +140,6 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
     assert (tmp_path / "slurm" / "requeued").read_text().split() == [
         f"{fake_slurm.JOB}_{job - fake_slurm.JOB}" if number > 1 else str(job)
     ]
-    assert len(saved(run)) == 1 and f"interrupted by SIGUSR2; resume={run}" in saved(run)[0]
+    (line,) = [line for line in (run / "run.log").read_text().splitlines() if "interrupted by" in line]
+    assert f"interrupted by SIGUSR2; resume={run}" in line
     assert f"{number} of {number} jobs finished" in log.read_text()

@@ -1,4 +1,4 @@
-"""The terminal: no control characters of a file, one bar, complete lines, and an immediate end by Ctrl-C."""
+"""Output on a terminal: no control characters of files, one bar, complete lines, and an immediate Ctrl-C."""
 
 import io
 import json
@@ -28,7 +28,7 @@ EVIL = "a\x1b[2J\x1b]0;title\x07\rb\x9b\u202ec"
 LINES = f"{EVIL}\nerror: forged"
 
 
-def told(folder: Path) -> None:
+def logged(folder: Path) -> None:
     log = logging.getLogger("attnlab.tests.console")
     log.addHandler(handler := StderrHandler())
     try:
@@ -43,7 +43,7 @@ WAYS: dict[str, Callable[[Path], object]] = {
     "runs compare": lambda folder: runs.main(["compare", *(str(path.parent) for path in folder.rglob("record.json"))]),
     "runs prune": lambda folder: runs.main(["prune", "failed", str(folder)]),
     "the end of a run": lambda folder: show(records.read(next(folder.rglob("record.json")).parent), folder),
-    "a log line": told,
+    "a log line": logged,
     "an error": lambda folder: print(f"error: {one_line(ValueError(f'{folder}: {LINES}'))}"),
 }
 

@@ -1,4 +1,4 @@
-"""Whatever a run writes is on the list of what runs write, so that its directory can be used again and removed."""
+"""Every file of a run is on the list of files that runs write, so that its directory can be reused or removed."""
 
 import os
 from pathlib import Path

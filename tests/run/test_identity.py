@@ -1,4 +1,4 @@
-"""Identity of runs, by examples that the definition must get right."""
+"""Identity of recipes and runs: settings that count, and settings that do not."""
 
 import copy
 import inspect
@@ -55,10 +55,14 @@ def weights(path: Path, content: str) -> Path:
         ("hardware=cpu", True, True),
         ("hardware.accelerator=gpu hardware.devices=4 hardware.precision=32-true", True, True),  # auto: bf16-mixed
         ("bench.batch=8", True, True),  # not read in training
+        ("tags=[first] logger=tensorboard callbacks=[learning_rate,device_stats]", True, True),
+        ("trainer.profiler=simple hardware.gradient_checkpointing=true", True, True),
         ("seed=2", True, False),
         ("mode=describe", True, False),
         ("hardware.precision=bf16-mixed", False, False),
         ("stride=3", False, False),
+        ("callbacks=[ema,device_stats]", False, False),
+        ("trainer.limit_train_batches=3", False, False),
     ],
 )
 def test_what_makes_another_recipe_or_run(words: str, same_recipe: bool, same_run: bool, mtla: DictConfig) -> None:

@@ -17,7 +17,6 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab import cli
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
@@ -228,13 +227,6 @@ def test_a_directory_that_is_in_use_is_left_as_it_is(
     error = capsys.readouterr().err
     assert f"hydra.run.dir={tmp_path}: " in error and word in error and error.count("\n") == 1
     assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_a_refused_command_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["attnlab", "task=wikitext2", "hardware=cpu", "task.train.monitor=foo"])
-    assert cli.command() == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_that_cannot_continue_here_stays_as_it_is(cfg: DictConfig, tmp_path: Path) -> None:

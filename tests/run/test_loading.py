@@ -1,4 +1,4 @@
-"""`checkpoint=` and `resume=`: the configuration of the run, with changes that do not make another run."""
+"""`checkpoint=` and `resume=`: the configuration of a run, and the settings that a command may change."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run directory belongs to its live process: other runs are refused, and what a killed one has left is free."""
+"""A run directory is locked by its live process. The directory of a killed process is free."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Sweeps: what a job does by the records that are there, and how its process ends."""
+"""Sweeps: the decision for each job by the existing records, and the end of its process."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,17 +191,16 @@ def test_a_job_is_noted_run_continued_and_skipped(
     assert [word in line for word, line in zip(("starts", "continues", "skipped"), printed, strict=True)] == [True] * 3
 
 
-def note(sweep: Path, number: int, name: str) -> Path:
-    """A job with the record of its run, which a test completes."""
-    note = {"name": name, "directory": name, "what": "start", "settings": []}
-    write_text(sweep / "jobs" / f"{number}.json", json.dumps(note))
-    (sweep / name).mkdir(exist_ok=True)
+def note(sweep: Path, number: int, name: str, place: str = "", settings: Sequence[str] = ()) -> Path:
+    """Write what a multirun notes of a job; return its directory."""
+    about = {"name": name, "directory": place or name, "what": "start", "settings": settings}
+    write_text(sweep / "jobs" / f"{number}.json", json.dumps(about))
     return sweep / name
 
 
 def test_the_notes_of_a_sweep(here: Path) -> None:
     for number in (10, 2):
-        note(here, number, f"{number}_b")
+        note(here, number, f"{number}_b").mkdir()
     assert [job.name for job in listed(here)] == ["2_b", "10_b"]
     (here / "jobs" / "0.json").write_text("{")
     with pytest.raises(DataError, match=r"jobs/0.json"):
@@ -225,7 +224,9 @@ def test_the_value_of_a_job() -> None:
 
 def test_the_exit_code_of_a_sweep(here: Path) -> None:
     for number, name in enumerate(("0_a", "1_b")):
-        records.write({"status": "finished"}, note(here, number, name))
+        directory = note(here, number, name)
+        directory.mkdir()
+        records.write({"status": "finished"}, directory)
     assert (summarize(here, 2), summarize(here, None)) == (0, 0)
     assert summarize(here, 3) == 1  # a job without a record has not finished
     for content in ("{", "[]", "{}"):
@@ -239,11 +240,11 @@ def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str]) -> Any:
-    deadline = time.monotonic() + 120
+def wait_for(condition: Callable[[], Any], process: subprocess.Popen[Any], printed: Callable[[], str]) -> Any:
+    """The first true result of a condition while a process runs."""
+    deadline = time.monotonic() + 900
     while not (result := condition()):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
+        assert process.poll() is None and time.monotonic() < deadline, printed()[-3000:]
         time.sleep(0.02)
     return result
 
@@ -254,13 +255,13 @@ def status(directory: Path) -> Any:
 
 @pytest.mark.slow
 def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> None:
-    """The mechanism is the user's, from a directory that the jobs must be told of."""
+    """The mechanism lies in the user's --config-dir, which every job must get."""
     (here / "custom" / "attention").mkdir(parents=True)
     text = (CONF / "attention" / "mha.yaml").read_text()
     (here / "custom" / "attention" / "custom.yaml").write_text(text)
     process = start(here, "attention=custom", "--config-dir=custom", "attention.head_dim=36,35,38")
     finished, failed, killed = (here / "sweep" / f"{number}_mustc_custom" for number in range(3))
-    wait_for(lambda: status(killed) == "running", process)
+    wait_for(lambda: status(killed) == "running", process, lambda: process.communicate()[1])
     (job,) = psutil.Process(process.pid).children()
     job.kill()
     errors = process.communicate(timeout=60)[1]
@@ -285,7 +286,7 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> No
 def test_a_signal_ends_the_job_and_those_after_it(number: int, code: int, here: Path) -> None:
     process = start(here, "attention=mha,mla")
     first = here / "sweep" / "0_mustc_mha"
-    wait_for(lambda: status(first) == "running", process)
+    wait_for(lambda: status(first) == "running", process, lambda: process.communicate()[1])
     children = psutil.Process(process.pid).children()
     process.send_signal(number)
     errors = process.communicate(timeout=60)[1]

@@ -1,4 +1,4 @@
-"""Settings that are passed to Lightning: arguments of its Trainer, callbacks, gradient checkpointing."""
+"""Settings of a command line for Lightning: arguments of its Trainer, callbacks, averages of the weights."""
 
 import logging
 from pathlib import Path
@@ -8,9 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnlab.config.check import compose
 from attnlab.modes import train
-from attnlab.run.identity import recipe
 from tests.tasks.conftest import Start
 
 
@@ -47,7 +45,7 @@ def test_a_limit_of_minutes_says_that_it_ended_the_training(
 
 @pytest.mark.slow
 def test_an_average_of_the_weights(start: Start, tmp_path: Path) -> None:
-    """Without memory it is the last weights; otherwise other weights are validated, kept and scored."""
+    """With a decay of zero the average is the last weights; otherwise the averaged weights are scored."""
     common = ("task.train.keep_best=1",)
     plain, zero, slow = (run(start, tmp_path / name, *common, *more) for name, more in AVERAGES.items())
     assert plain["training"]["final_loss"] == zero["training"]["final_loss"] == slow["training"]["final_loss"]
@@ -61,14 +59,6 @@ AVERAGES = {
     "zero": ("callbacks=ema", "callbacks.ema.decay=0.0"),
     "slow": ("callbacks=ema", "callbacks.ema.decay=0.9"),
 }
-
-
-def test_what_changes_no_number_changes_no_recipe() -> None:
-    plain = recipe(compose())
-    same = ("tags=[first]", "logger=tensorboard", "trainer.profiler=simple", "hardware.gradient_checkpointing=true")
-    assert recipe(compose(*same, "callbacks=[learning_rate,device_stats]")) == plain
-    other = ["callbacks=[ema,device_stats]", "trainer.limit_train_batches=3"]
-    assert len({plain, *(recipe(compose(setting)) for setting in other)}) == 3
 
 
 @pytest.mark.slow

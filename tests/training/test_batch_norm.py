@@ -1,4 +1,4 @@
-"""The running statistics of BatchNorm that several processes agree on are those of one."""
+"""The running statistics of BatchNorm of several processes are those of one process."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -33,20 +33,17 @@ def checkpoint(updates: int, batches: int, last: bool) -> dict[str, Any]:
     return {"epoch": 3, "loops": loops, "batches_per_update": batches}
 
 
-@pytest.mark.parametrize(("before", "now"), [(4, 4), (4, 1), (4, 2), (1, 8), (3, 2)])
-def test_an_update_stays_an_update(before: int, now: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "now", "last"),
+    [(4, 4, False), (4, 1, False), (4, 2, False), (1, 8, False), (3, 2, False), (2, 2, True)],
+)
+def test_an_update_stays_an_update(before: int, now: int, last: bool) -> None:
+    """After the last batch of an epoch the next epoch begins."""
     data: Any = SimpleNamespace(resume_at=(0, 0))
-    state = checkpoint(5, before, last=False)
+    state = checkpoint(5, before, last)
     trainer: Any = SimpleNamespace(accumulate_grad_batches=now)
     Resume(data).on_load_checkpoint(trainer, None, state)  # type: ignore[arg-type]
-    assert data.resume_at == (3, 5 * now)
+    assert data.resume_at == ((0, 0) if last else (3, 5 * now))
     progress = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
         assert set(counts.values()) == {5 * now}
-
-
-def test_after_a_complete_epoch_the_next_begins() -> None:
-    data: Any = SimpleNamespace(resume_at=(0, 0))
-    trainer: Any = SimpleNamespace(accumulate_grad_batches=2)
-    Resume(data).on_load_checkpoint(trainer, None, checkpoint(5, 2, last=True))  # type: ignore[arg-type]
-    assert data.resume_at == (0, 0)

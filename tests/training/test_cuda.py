@@ -11,7 +11,6 @@ from attnlab.config.check import compose
 from attnlab.modes import train
 from attnlab.run.record import new
 from attnlab.training.module import Module
-from tests.tasks.conftest import Start
 from tests.training.same_run import LINES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -49,10 +48,4 @@ def test_an_update_never_waits(name: str, tmp_path: Path, strict: list[int]) -> 
     settings = ["hardware=gpu", "task.train.max_epochs=2", f"cache_dir='{tmp_path / 'cache'}'"]
     cfg = compose(*LINES[name], *settings)
     train.run(cfg, new(cfg, "test"), tmp_path)
-    assert len(strict) > 2
-
-
-def test_a_speech_run_never_waits(start: Start, tmp_path: Path, strict: list[int]) -> None:
-    cfg, record = start("hardware=gpu")
-    train.run(cfg, record, tmp_path)
     assert len(strict) > 2

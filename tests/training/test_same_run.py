@@ -1,4 +1,4 @@
-"""The number of processes changes nothing: the same updates, the same loss curve, the same weights."""
+"""Several processes train as one: the same updates, the same loss curve, the same weights."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""SIGUSR2 during training: what is saved continues exactly, wherever the signal came."""
+"""SIGUSR2 during training: the saved run continues exactly, at whichever moment the signal came."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The training loop leaves its numbers on the device: how often the host reads them, and what it then finds."""
+"""The training loop leaves its numbers on the device. Tests of how often the host reads them, and of the errors."""
 
 from collections import Counter
 from pathlib import Path

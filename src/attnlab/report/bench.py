@@ -1,7 +1,7 @@
 """Records of mode=bench: a table, ratios over the text length, decoding over the context, and every ratio in SPEED.md.
 
-In SPEED.md ratios of one measurement are lines of a table for its kind. A record that compares one mechanism with many
-by the length has tables of its own, with a line for each mechanism and a column for each length.
+SPEED.md has a table for each kind of measurement, with a line for each ratio. A record that compares one mechanism with
+many over several lengths has its own tables, with a line for each mechanism and a column for each length.
 """
 
 import os
@@ -30,8 +30,8 @@ CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds"
 ENDS = ("median", "min", "max")
 CONTEXT = ["mechanism", "context", "ms", "least", "most", "CPU ms", "cache MiB", "peak MiB"]
 PANELS = {"ms": "ms for a step", "cache MiB": "cache, MiB", "peak MiB": "peak memory, MiB"}
-VARIANT = "variant"  # in a row's `facts`: what the record calls the mechanism
-SHAPE = ("what", "batch", "prefix", "steps", "dtype")  # of the `bench` node: what a record and a row must share
+VARIANT = "variant"  # key of a row's `facts`: the mechanism's name in the record
+SHAPE = ("what", "batch", "prefix", "steps", "dtype")  # keys of `bench` that a record shares with its row
 
 TITLE = "How fast: every measured ratio"
 SPEED = ["What", "Compared with", "Shape", "Times faster", "By CPU seconds", "Times less memory", "Times less cache"]
@@ -78,7 +78,7 @@ def is_one(saved: SavedRecord) -> bool:
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write bench.{md,csv}; where training was measured, also training.{csv,png}. DataError without a record."""
+    """Write bench.{md,csv} and, for measured training steps, training.{csv,png}. DataError without a record."""
     benches = finished(records, is_one, "of mode=bench")
     return bench_table(benches).write(directory / "bench", "md", "csv") + figure.write(
         directory / "training", curves(benches), plot
@@ -86,12 +86,14 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
 
 
 def bench_table(benches: Sequence[SavedRecord]) -> Grid:
-    """A row for each variant of each measurement.
-
-    Times are medians over rounds. "Times faster" is the variant's time divided by the mechanism's.
-    """
+    """A row for each variant of each measurement: medians over rounds, and its time divided by the mechanism's."""
     grid = Grid("Benchmarks with random weights", HEADERS)
-    grid.list_records([facts(f"R{i}", saved, _protocol(saved)) for i, saved in enumerate(benches, 1)])
+    named = []
+    for i, saved in enumerate(benches, 1):
+        protocol = saved.record["bench"]["protocol"].items()
+        short = ", ".join(f"{k} {v}" for k, v in protocol if not isinstance(v, str) or len(v) < 40)
+        named.append(facts(f"R{i}", saved, short))
+    grid.list_records(named)
     rows = [(f"R{i}", saved, row) for i, saved in enumerate(benches, 1) for row in saved.record["bench"]["rows"]]
     for record, saved, row in rows:
         shape = " ".join(f"{k} {v}" for k, v in row.items() if k not in ("what", "variants", "ratios"))
@@ -106,12 +108,6 @@ def bench_table(benches: Sequence[SavedRecord]) -> Grid:
     return grid
 
 
-def _protocol(saved: SavedRecord) -> str:
-    """How a record was measured, without what is explained at length."""
-    protocol = saved.record["bench"]["protocol"]
-    return ", ".join(f"{k} {v}" for k, v in protocol.items() if not isinstance(v, str) or len(v) < 40)
-
-
 def _measured(values: dict[str, Any]) -> list[str]:
     if NOT_RUN in values:
         return [NOT_RUN, "", "", "", "", ""]
@@ -122,10 +118,8 @@ def _measured(values: dict[str, Any]) -> list[str]:
 def memory(values: dict[str, Any], missing: str) -> list[str]:
     """Peak and cache of a variant in MiB; `missing`: the cell of a variant without a cache."""
     peak, cache = values["peak_memory_mib"], values.get("cache_bytes")
-    return [
-        f"{peak:.4g}" if isinstance(peak, int | float) else NOT_RUN,
-        f"{cache['measured'] / 2**20:.4g}" if cache else missing,
-    ]
+    shown = f"{peak:.4g}" if isinstance(peak, int | float) else NOT_RUN
+    return [shown, f"{cache['measured'] / 2**20:.4g}" if cache else missing]
 
 
 def _compared(pair: dict[str, Any]) -> list[str]:
@@ -136,7 +130,7 @@ def _compared(pair: dict[str, Any]) -> list[str]:
 
 
 def curves(benches: Sequence[SavedRecord]) -> pd.DataFrame:
-    """The measured ratios of training steps: time and peak memory of the other variant divided by the mechanism's."""
+    """The measured ratios of training steps: the other variant's time and peak memory divided by the mechanism's."""
     rows = [
         [f"R{i}", saved.mechanism, pair["against"], row["batch"], row["prefix"], row["text"],
          *(pair["seconds"][key] for key in ENDS), pair.get("peak_memory", NOT_RUN)]
@@ -149,7 +143,7 @@ def curves(benches: Sequence[SavedRecord]) -> pd.DataFrame:
 
 
 def plot(data: pd.DataFrame) -> "Figure":
-    """Ratios of time on the left and of peak memory on the right, a line for each record and reference."""
+    """Draw ratios of time on the left and of peak memory on the right, a line for each record and reference."""
     data = data.assign(memory=pd.to_numeric(data["peak memory"], errors="coerce"), text=data["text"].astype(int))
     data["line"] = data["mechanism"] + " / " + data["against"] + " (" + data["record"] + ")"
     data["shape"] = data[["line", "batch", "prefix"]].astype(str).agg(" ".join, axis=1)  # a line of its own
@@ -168,7 +162,7 @@ def plot(data: pd.DataFrame) -> "Figure":
 
 
 def over_the_context(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame:
-    """A row for each mechanism and length: wall time in ms of a cached step of one layer, median, least and most."""
+    """A row for each mechanism and length: wall time of a cached step of one layer in ms (median, least, most)."""
     rows = []
     for row in spec.rows:
         bench = composed(*spec.overrides(row)).bench
@@ -179,29 +173,27 @@ def over_the_context(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame
 
 
 def context_table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
-    """Time and cache of each mechanism at each length, and the commands that are still to be run."""
+    """Time and cache of each mechanism at each length, and the commands of the mechanisms without a record."""
     points = over_the_context(spec, records)
     lengths = sorted(points["context"].unique())
     headers = ["Mechanism", *(f"ms at {n:,}" for n in lengths), *(f"cache MiB at {n:,}" for n in lengths)]
     grid = Grid(spec.title, headers, notes=[f"{spec.source}.", *(text.strip() for text in spec.notes.values())])
-    points["time"] = points["ms"] + " (" + points["least"] + "–" + points["most"] + ")"
-    points.loc[points["least"] == "", "time"] = NOT_RUN
+    measured = points["ms"] + " (" + points["least"] + "–" + points["most"] + ")"
+    points["time"] = measured.where(points["least"] != "", NOT_RUN)
     wide = points.pivot(index="mechanism", columns="context", values=["time", "cache MiB"]).fillna(NOT_RUN)
     grid.rows = [[row.label, *wide.loc[row.label]] for row in spec.rows]
     newest_of = {row.label: newest(spec, row, records) for row in spec.rows}
     for saved in {saved.name: saved for saved in newest_of.values() if saved}.values():
         environment, about = saved.record["environment"], saved.record["bench"]["protocol"]
+        machine = f"`{saved.name}`: {environment['device']}, {environment['threads']} threads"
         busy = f"; {about['busy_cores_before']} cores busy before" if "busy_cores_before" in about else ""
-        grid.notes.append(
-            f"`{saved.name}`: {environment['device']}, {environment['threads']} threads{busy}; {about['rounds']} "
-            f"rounds; git {environment['git']}"
-        )
+        grid.notes.append(f"{machine}{busy}; {about['rounds']} rounds; git {environment['git']}")
     grid.notes += spec.commands([row for row in spec.rows if newest_of[row.label] is None])
     return grid
 
 
 def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord | None:
-    """The newest finished record of a row's shape, recipe and lengths that has measured the row's mechanism."""
+    """The newest finished record with a row's shape, recipe and lengths that has measured the row's mechanism."""
     overrides = spec.overrides(row)
     cfg = composed(*overrides)
     shape = {key: cfg.bench[key] for key in SHAPE}
@@ -214,7 +206,7 @@ def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord 
 
 
 def context_plot(points: pd.DataFrame, title: str = "") -> "Figure":
-    """Panels of time, cache and, where it was measured, peak memory over the length; the names stand below."""
+    """Draw panels of time, cache and, if measured, peak memory over the length, with the names below."""
     from matplotlib.ticker import LogFormatter, StrMethodFormatter
 
     numbers = {name: pd.to_numeric(points[name], errors="coerce") for name in CONTEXT[1:]}
@@ -237,7 +229,7 @@ def context_plot(points: pd.DataFrame, title: str = "") -> "Figure":
 
 
 def _by_length(saved: SavedRecord, row: Row) -> dict[int, dict[str, Any]]:
-    """What a record has of a row's mechanism, by the length; measurements of a reordered batch do not count."""
+    """The measurements of a row's mechanism in a record, by length; those of a reordered batch do not count."""
     return {
         timed.get("context", 0): timed["variants"][row.facts[VARIANT]]
         for timed in saved.record["bench"]["rows"]
@@ -258,7 +250,7 @@ def _cells(values: dict[str, Any] | None, steps: int) -> list[str]:
 
 
 def render_speeds(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write SPEED.md, whose links to the records begin in `directory`; DataError without a ratio."""
+    """Write SPEED.md, whose links to the records are relative to `directory`. DataError without a ratio."""
     kinds: dict[str, Grid] = {}
     by_length: list[Grid] = []
     for saved in sorted(filter(is_one, records), key=lambda saved: saved.path.as_posix()):
@@ -283,7 +275,7 @@ def render_speeds(records: Sequence[SavedRecord], directory: Path) -> list[Path]
 
 
 def grids(saved: SavedRecord, place: str) -> list[Grid]:
-    """The tables by length: times, peak memory, caches, and shares outside of matrix products if it has these."""
+    """The tables of a record by length: times, peak memory, caches and, if measured, shares outside matrix products."""
     kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     for row in saved.record["bench"]["rows"]:
         kinds.setdefault((row["what"], bool(row.get("reorder"))), []).append(row)
@@ -302,21 +294,22 @@ def grids(saved: SavedRecord, place: str) -> list[Grid]:
         names = list(rows[0]["variants"])
         lines = [[f"`{name}`", *(_share(row["variants"].get(name, {})) for row in rows)] for name in names]
         if any(cell for line in lines for cell in line[1:]):
-            notes = [NOISE, place]
-            tables.append(Grid(f"{title}: share of the time outside of matrix products", headers, lines, notes))
+            tables.append(
+                Grid(f"{title}: share of the time outside of matrix products", headers, lines, [NOISE, place])
+            )
     return tables
 
 
 def _is_by_length(row: dict[str, Any]) -> bool:
     """Whether a measurement compares one mechanism with many."""
-    references = {pair["of"] for pair in row["ratios"]}
-    return row["what"] in LENGTHS and len(row["ratios"]) >= LEAST and len(references) == 1
+    mechanisms = {pair["of"] for pair in row["ratios"]}
+    return row["what"] in LENGTHS and len(row["ratios"]) >= LEAST and len(mechanisms) == 1
 
 
 def _number(row: dict[str, Any], name: str, of: str, measure: str) -> str:
     """The number of the mechanism `of`, or the ratio of another to it: median (least to most) of a time."""
     if name == of:
-        return _own(row["variants"][of], measure)
+        return _absolute(row["variants"][of], measure)
     pair: dict[str, Any] = next((pair for pair in row["ratios"] if pair["against"] == name), {})
     if NOT_RUN in pair:
         return f"{NOT_RUN}: {pair[NOT_RUN]}" if measure == "seconds" else ""
@@ -324,12 +317,12 @@ def _number(row: dict[str, Any], name: str, of: str, measure: str) -> str:
     return _spread(value) if isinstance(value, dict) else f"{value:.3g}" if isinstance(value, int | float) else ""
 
 
-def _own(variant: dict[str, Any], measure: str) -> str:
+def _absolute(variant: dict[str, Any], measure: str) -> str:
     if measure == "seconds":
         return f"{1e3 * variant['seconds']['median']:.3g} ms" if "seconds" in variant else NOT_RUN
-    peak = variant.get("peak_memory_mib")
-    cache = variant["cache_bytes"]["measured"] / 2**20 if "cache_bytes" in variant else None
-    value = peak if measure == "peak_memory" else cache
+    value = variant.get("peak_memory_mib")
+    if measure == "cache":
+        value = variant["cache_bytes"]["measured"] / 2**20 if "cache_bytes" in variant else None
     return f"{value:.3g} MiB" if isinstance(value, int | float) else ""
 
 
@@ -341,29 +334,29 @@ def _share(variant: dict[str, Any]) -> str:
 
 
 def _filled(grid: Grid) -> Grid:
-    """The table without the columns that no row fills."""
+    """The table without its empty columns."""
     filled = [i for i in range(len(grid.headers)) if any(row[i] for row in grid.rows)]
     headers, *rows = ([row[i] for i in filled] for row in [grid.headers, *grid.rows])
     return Grid(grid.title, headers, rows, grid.notes)
 
 
 def _line(saved: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directory: Path) -> list[str]:
-    """The cells of one ratio; a ratio that was not measured says why."""
+    """The cells of one ratio. A ratio that was not measured gives the reason."""
     record = _place(saved, directory)
     other = "published" if pair["against"] == f"published_{pair['of']}" else f"`{pair['against']}`"
     start = [_what(saved), other, _shape(saved, row)]
     if "seconds" not in pair:
         return [*start, f"{NOT_RUN}: {pair[NOT_RUN]}", "", "", "", *record]
     peak = row["variants"].get(pair["of"], {}).get("peak_memory_mib")
-    is_large = isinstance(peak, int | float) and peak >= LEAST_PEAK
-    memory = f"{pair['peak_memory']:.3g}" if is_large and "peak_memory" in pair else ""
-    cache = f"{pair['cache']:.3g}" if "cache" in pair else ""
-    processor = _spread(pair["cpu_seconds"]) if "cpu_seconds" in pair else ""
-    return [*start, _spread(pair["seconds"]), processor, memory, cache, *record]
+    times = [_spread(pair[key]) if key in pair else "" for key in ("seconds", "cpu_seconds")]
+    sizes = [f"{pair[key]:.3g}" if key in pair else "" for key in ("peak_memory", "cache")]
+    if not isinstance(peak, int | float) or peak < LEAST_PEAK:
+        sizes[0] = ""
+    return [*start, *times, *sizes, *record]
 
 
 def _place(saved: SavedRecord, directory: Path) -> list[str]:
-    """The machine, and a link to the record."""
+    """The machine and a link to the record."""
     environment, protocol = saved.record["environment"], saved.record["bench"]["protocol"]
     device, threads = environment["device"].removeprefix("cpu: "), environment["threads"]
     place = f"{device}, {threads} thread{'s' if threads != 1 else ''}"
@@ -372,7 +365,7 @@ def _place(saved: SavedRecord, directory: Path) -> list[str]:
 
 
 def _what(saved: SavedRecord) -> str:
-    """The mechanism; of a compressed model the method with the settings of its command."""
+    """The mechanism, or the compression method with the settings of its command."""
     if "compression" not in saved.record:
         return f"`{saved.mechanism}`"
     words = [word.removeprefix("compress.") for word in shlex.split(saved.record["command"])]
@@ -382,7 +375,7 @@ def _what(saved: SavedRecord) -> str:
 
 
 def _shape(saved: SavedRecord, row: dict[str, Any]) -> str:
-    """The width of the layer and the sizes that are not zero, in words."""
+    """The width of the layer and all sizes other than zero, in words."""
     width = (saved.record["config"]["task"].get("model") or {}).get("d_model")
     words = [f"d {width}"] if width else []
     words += [form.format(row[key]) for key, form in UNITS.items() if row.get(key)]

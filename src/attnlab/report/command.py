@@ -39,7 +39,7 @@ HELP = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of the command line, in one line."""
+    """A parser whose errors have one line, as all errors of the command line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError."""
@@ -53,13 +53,11 @@ def parser() -> Parser:
     parsers = {name: kinds.add_parser(name, help=text, description=text) for name, text in HELP.items()}
     page = parsers["page"]
     page.add_argument("places", nargs="*", type=Path, metavar="FOLDER", help="folders or records (default: outputs)")
-    page.add_argument(
-        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default: report.html)"
-    )
+    text, default = "the page (default: report.html)", Path("report.html")
+    page.add_argument("-o", "--out", type=Path, default=default, metavar="FILE", help=text)
     for name in ("table", "figure"):
-        parsers[name].add_argument(
-            "specs", nargs="+", type=Path, metavar="SPEC", help="a specification, rendered beside it; or a folder"
-        )
+        text = "a specification, rendered beside it; or a folder"
+        parsers[name].add_argument("specs", nargs="+", type=Path, metavar="SPEC", help=text)
         text = "folders or files of records (default: the specification's folder, and runs in outputs on its corpus)"
         parsers[name].add_argument("--records", nargs="+", type=Path, metavar="PLACE", help=text)
     for name in REPORTS:
@@ -70,9 +68,9 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the reports that the words after `attnlab report` name, and print their paths; the exit code, 0.
+    """Write the reports that the words after `attnlab report` name, print their paths and return the exit code, 0.
 
-    ConfigError if the words or a specification are wrong, or packages are missing; DataError for a record or a folder.
+    ConfigError for wrong words, a wrong specification or missing packages; DataError for a record or a folder.
     """
     words = list(arguments)
     if words[:1] == ["runs"]:
@@ -102,15 +100,15 @@ def _page(places: Sequence[Path], out: Path) -> list[Path]:
 
 
 def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:
-    """Render specifications beside their files, and folders of them from the records committed there.
+    """Render specifications beside their files, and folders of specifications from the records committed there.
 
-    Without `places` a specification is rendered from the records of its folder, and of outputs/ from those that read
-    the corpus of the table: runs of a sample corpus do not change a committed file.
+    Without `places` a specification is rendered from the records of its folder and from those in outputs/ that read
+    the table's corpus, so that runs of a sample corpus change no committed file.
     """
     folders = [path for path in specs if path.is_dir()]
     if folders and places:
         raise ConfigError(f"report {kind}: --records belongs to a specification; {folders[0]} is a folder")
-    read = {path: read_spec(path) for path in specs if path not in folders}  # all are read before any is rendered
+    read = {path: read_spec(path) for path in specs if path not in folders}  # before anything is rendered
     paths = [path for folder in folders for path in everything(folder, kind)]
     for path, spec in read.items():
         records = collect(places or [path.parent, *[OUTPUTS] * OUTPUTS.exists()])
@@ -128,7 +126,7 @@ def _of_records(kind: str, places: Sequence[Path], out: Path | None) -> list[Pat
 
 
 def made(report: Report, records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write a report. DataError names the files of damaged records: those for which it fails by themselves."""
+    """Write a report. DataError names damaged records: those whose report alone fails."""
     try:
         return report(records, directory)
     except UNREADABLE as error:
@@ -146,18 +144,17 @@ def made(report: Report, records: Sequence[SavedRecord], directory: Path) -> lis
 
 
 def everything(root: Path, kind: str) -> list[Path]:
-    """Every table with its plots and SPEED.md, or every figure, again from the records that are committed in a folder.
+    """Render every table with its plots and SPEED.md, or every figure, from the records committed in a folder.
 
-    The folder `root` has one for each paper; a relative path keeps the names of records short. ConfigError if a
-    specification is wrong, DataError if there is none.
+    `root` has a folder for each paper; if it is relative, so are the names of records. ConfigError for a wrong
+    specification, DataError without one.
     """
     records = collect([root])
-    specs = {
-        path: read_spec(path) for path in specifications(root) if path.stem.startswith("figure") == (kind == "figure")
-    }
+    paths = [path for path in specifications(root) if path.stem.startswith("figure") == (kind == "figure")]
+    specs = {path: read_spec(path) for path in paths}
     if not specs:
         raise DataError(f"{root}: no specification (*/*.yaml); give the folder experiments of a checkout")
-    paths: list[Path] = []
+    paths = []
     for path, spec in specs.items():
         paths += write_table(spec, below(path.parent, records), path.with_suffix(""))
     if kind == "figure":
@@ -168,20 +165,17 @@ def everything(root: Path, kind: str) -> list[Path]:
 
 
 def specifications(root: Path) -> list[Path]:
-    """The specifications of tables and figures in experiments/."""
+    """The specifications of tables and figures in a folder such as experiments/."""
     return sorted(root.glob("*/*.yaml"))
 
 
 def below(folder: Path, records: Sequence[SavedRecord]) -> list[SavedRecord]:
-    """The records in a folder and those below it; the folder is relative as their paths are."""
+    """The records in a folder and below it; the folder is relative if their paths are."""
     return [saved for saved in records if saved.path.is_relative_to(folder)]
 
 
 def folders(root: Path) -> list[tuple[Path, Report]]:
-    """Folders that have a report of their own, with its function.
-
-    Of decoders no record is committed: they are reported from runs.csv, which has a line for each run.
-    """
+    """Folders with a report of their own, and its function. Decoders, without committed records, have a runs.csv."""
     kinds: dict[str, Report] = {
         "bench/bench.csv": bench.render,
         "*/top1.csv": decoders.render,

@@ -25,19 +25,17 @@ POINTS = {"compressed": "before fine-tuning", "finetuned": "after fine-tuning"}
 DENSE = "dense"
 VO_RANK = "VO rank"
 BASELINE = "truncatt"
-OF_ONE_LINE = ("rank", "vo_rank", "start_seed")  # settings in which the points of a line may differ
+OF_ONE_LINE = ("rank", "vo_rank", "start_seed")  # settings that differ between the points of a line
 COMPRESSED = "compressed"  # the folder of a run directory that holds the model
 X, Y = "multiply-adds, %", "top-1, %"  # of the plot
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write sweep.{md,csv,tex}, and figures with their data as CSV beside them.
+    """Write sweep.{md,csv,tex}, with several seeds means.{md,csv,tex}, and figures with their data as CSV.
 
-    With several seeds also means.{md,csv,tex}. top1 shows top-1 over multiply-adds. Of the record in the middle of a
-    method's ranks, ranks_<method> shows the heads' ranks where they differ, and fusion_<method> the fusion matrices
-    where its run directory has the compressed model.
-
-    Raises DataError if no record has a compressed model.
+    top1 shows top-1 over multiply-adds. For the record in the middle of a method's ranks, ranks_<method> shows the
+    ranks of its heads if they differ. fusion_<method> shows its fusion matrices if its run directory has the model.
+    DataError if no record has a compressed model.
     """
     models = models_of(finished(records, layers_of, "of a compressed model"))
     paths = sweep_table(models).write(directory / "sweep", "md", "csv", "tex")
@@ -53,7 +51,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
 
 
 def pictures(saved: SavedRecord, stems: dict[str, Path]) -> list[Path]:
-    """Write the figures of one record, by their kinds: ranks, fusion. Without anything to show write nothing."""
+    """Write the figures of one record, by kind: ranks, fusion. Figures without data are not written."""
     title, folder = f"{saved.record['compress']}, {_columns(saved):g} columns a layer", saved.path.parent / COMPRESSED
     paths = []
     if "ranks" in stems:
@@ -64,7 +62,7 @@ def pictures(saved: SavedRecord, stems: dict[str, Path]) -> list[Path]:
 
 
 def models_of(records: Sequence[SavedRecord]) -> pd.DataFrame:
-    """The compressed models of finished records, with their top-1 in percent (NaN: not measured) and sizes."""
+    """The compressed models of finished records with their sizes and top-1 in percent (NaN: not measured)."""
     settings = [saved.record["config"]["compress"] for saved in records]
     variants = [{k: v for k, v in these.items() if k[0] != "_" and k not in OF_ONE_LINE} for these in settings]
     names = [saved.record["compress"] for saved in records]
@@ -76,14 +74,14 @@ def models_of(records: Sequence[SavedRecord]) -> pd.DataFrame:
         columns=_columns,
         error=lambda saved: mean(layer["qk_error"] for layer in layers_of(saved)),
         **{key: f"compression.remaining.{key}_percent" for key in SHARES},
-        **{point: partial(_top1, point=point) for point in (DENSE, *POINTS)},
-    )
+        **{point: f"compression.quality.{point}.top1" for point in (DENSE, *POINTS)},
+    ).astype(dict.fromkeys((DENSE, *POINTS), float))
     words = zip(names, differing(names, variants), strict=True)
     return models.assign(method=[f"{name} {shown}".rstrip() for name, shown in words])
 
 
 def sweep_table(models: pd.DataFrame) -> Grid:
-    """A row for each record: sizes in percent of the dense model, top-1 before and after fine-tuning, in percent."""
+    """A row for each record: sizes in percent of the dense model's, top-1 in percent before and after fine-tuning."""
     several = models["vo_rank"].nunique() > 1
     headers = ["Record", "Method", "Rank", *[VO_RANK] * several, "Seed", "Columns of a layer", "Relative error"]
     headers += [*SHARES.values(), "Top-1 dense", "compressed", "fine-tuned"]
@@ -120,11 +118,10 @@ def means_table(models: pd.DataFrame) -> Grid:
         drop = same[DENSE] - same["compressed"]
         cells += [spread(values, ".1f") for values in (same[DENSE], same["compressed"], drop, same["finetuned"])]
         baseline = groups.get((vo_rank, columns, BASELINE), same.iloc[:0])
+        latest = baseline.drop_duplicates("seed", keep="last").set_index("seed")
+        paired = name != BASELINE and set(same["seed"]) <= set(latest.index)
         for point in POINTS:
-            less = (
-                same.set_index("seed")[point] - baseline.drop_duplicates("seed", keep="last").set_index("seed")[point]
-            )
-            paired = name != BASELINE and set(same["seed"]) <= set(baseline["seed"])
+            less = same.set_index("seed")[point] - latest[point]
             cells.append(spread(less.reindex(same["seed"]), ".1f") if paired else "–")
         grid.rows.append(cells)
     grid.notes = [
@@ -145,21 +142,17 @@ def sweep_points(models: pd.DataFrame) -> pd.DataFrame:
     """The data of :func:`sweep_plot`: means over the seeds of each method and share of multiply-adds."""
     columns = ["point", "method", X, Y, *["least", "most"] * (models["seed"].nunique() > 1)]
     keys = ["vo_rank", "method", "multiply_adds"]
-    rows = [
-        [point, method, x, *ends, rank]
-        for point in POINTS
-        for (rank, method, x), *ends in models.dropna(subset=point)
-        .groupby(keys)[point]
-        .agg([mean, min, max])
-        .itertuples()
-    ]
+    rows = []
+    for point in POINTS:
+        groups = models.dropna(subset=point).groupby(keys)[point].agg([mean, min, max])
+        rows += [[point, method, x, *ends, rank] for (rank, method, x), *ends in groups.itertuples()]
     rows.append([DENSE, "", "", mean(models[DENSE]), "", "", ""])
     points = pd.DataFrame(rows, columns=["point", "method", X, Y, "least", "most", VO_RANK], dtype=object)
     return points[[*columns, *[VO_RANK] * (models["vo_rank"].nunique() > 1)]]
 
 
 def sweep_plot(points: pd.DataFrame) -> "Figure":
-    """Top-1 over the share of multiply-adds, a line for each method; a row of panels for each value-output rank."""
+    """Draw top-1 over the share of multiply-adds, a line for each method, a row of panels for each VO rank."""
     (dense,) = points.loc[points["point"] == DENSE, Y].astype(float)
     points = points[points["point"] != DENSE]
     points = points.assign(**{VO_RANK: points[VO_RANK].astype(int) if VO_RANK in points else 0})
@@ -180,7 +173,7 @@ def sweep_plot(points: pd.DataFrame) -> "Figure":
 
 
 def head_ranks(saved: SavedRecord) -> pd.DataFrame:
-    """The data of :func:`ranks_plot`; no rows where the heads share their columns or all have one rank."""
+    """The data of :func:`ranks_plot`; no rows if the heads share their columns or all have one rank."""
     layers = [ranks if isinstance(ranks := layer["ranks"], list) else [] for layer in layers_of(saved)]
     if all(len(set(ranks)) < 2 for ranks in layers):
         layers = []
@@ -189,7 +182,7 @@ def head_ranks(saved: SavedRecord) -> pd.DataFrame:
 
 
 def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
-    """IrrAtt, figure 2: the ranks of each layer's heads, sorted, and over the layers the density of each position."""
+    """Draw IrrAtt's figure 2: the sorted ranks of each layer's heads, and the density of each over the layers."""
     import numpy as np
 
     layers, heads = (1 + int(data[column].max()) for column in ("layer", "head by rank"))
@@ -211,7 +204,7 @@ def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
 
 
 def density(ranks: Sequence[int], at: "Vector") -> "Vector":
-    """A Gaussian kernel density (n,) of integers `at` (n,), with Scott's width and at least that of integers, 0.5."""
+    """A Gaussian kernel density (n,) of integers `at` (n,), with Scott's width or 0.5, whichever is larger."""
     import numpy as np
 
     width = max(0.5, (stdev(ranks) if len(ranks) > 1 else 0.0) * len(ranks) ** -0.2)
@@ -219,7 +212,7 @@ def density(ranks: Sequence[int], at: "Vector") -> "Vector":
 
 
 def fusions(folder: Path) -> pd.DataFrame:
-    """The data of :func:`fusion_plot`, of the compressed model in a folder; no rows if the fusion is the identity."""
+    """The data of :func:`fusion_plot` for the compressed model in a folder; no rows if the fusion is the identity."""
     from attnlab.compression import folder as folders
 
     layers = [m for _, m in folders.load(folder).named_modules() if getattr(m, "fusion", None) is not None]
@@ -233,9 +226,9 @@ def fusions(folder: Path) -> pd.DataFrame:
 
 
 def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
-    """IrrAtt, figure 3: the weight of each term (columns) in each head's logits (rows), absolute values.
+    """Draw IrrAtt's figure 3: the absolute weight of each term (columns) in each head's logits (rows).
 
-    Above as fine-tuned (a), below with columns rescaled and both reordered (b).
+    The upper panels (a) show the fine-tuned weights, the lower (b) the same with reordered heads and scaled columns.
     """
     from matplotlib.colors import LogNorm
 
@@ -259,9 +252,9 @@ def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
 
 
 def reordered(weights: "Vector") -> "tuple[list[int], Vector]":
-    """The heads in their new order, and a fusion matrix in blocks, its columns scaled to a largest weight of 1.
+    """The heads in their new order and a fusion matrix in blocks, each column scaled to a largest weight of 1.
 
-    A column of `weights` (heads, terms), absolute values, belongs to the head with its largest weight (IrrAtt, section
+    `weights` (heads, terms) has absolute values. A column belongs to the head with its largest weight (IrrAtt, section
     3.1). Heads with more columns come first.
     """
     import numpy as np
@@ -280,24 +273,19 @@ def layers_of(saved: SavedRecord) -> list[dict[str, Any]]:
 
 
 def _columns(saved: SavedRecord) -> float:
-    """Query-key columns of a layer, the mean over the layers."""
+    """The mean over the layers of their query-key columns."""
     ranks = [layer["ranks"] for layer in layers_of(saved)]
     return mean(sum(heads) if isinstance(heads, list) else heads for heads in ranks)
 
 
-def _top1(saved: SavedRecord, point: str) -> float:
-    quality = saved.record["compression"]["quality"][point]
-    return float(quality["top1"]) if isinstance(quality, dict) else float("nan")
-
-
 def _discovered(layers: Sequence[dict[str, Any]]) -> str:
-    """How many heads have another rank than the singular values give them; "–" where that is not known."""
+    """The number of heads whose rank differs from that of the singular values; "–" if unknown."""
     known = [layer for layer in layers if "global_ranks" in layer]
     pairs = [pair for layer in known for pair in zip(layer["ranks"], layer["global_ranks"], strict=True)]
     return f"{sum(a != b for a, b in pairs)} of {len(pairs)}" if pairs else "–"
 
 
 def _in_own_heads(layers: Sequence[dict[str, Any]]) -> str:
-    """The share of CP SlimAtt's fusion in the heads that its columns belong to."""
+    """The share of CP SlimAtt's fusion that lies in the heads to which its columns belong."""
     shares = [layer["fusion_own"] for layer in layers if "fusion_own" in layer]
     return f"{mean(shares):.3f}" if shares else "–"

@@ -1,6 +1,6 @@
 """Records of converted and of compressed decoders: tables with means over seeds, and plots.
 
-Both kinds write runs.csv with a line for each run. Where no records are committed the tables are written from it.
+Both kinds write runs.csv with a line for each run. Without committed records the tables are written from that file.
 """
 
 import shlex
@@ -27,7 +27,7 @@ STATES = ["Original", "Converted", "Healed"]
 OVER_THE_CACHE = ("convert.keep", "convert.rope_dim", "convert.latent_dim", "convert.rank", "convert.groups")
 SIZES = ["Bytes per token, original", "converted"]  # of the cache, all layers
 CONVERTED = ["Model", "Method", "Seed", *SIZES, *STATES, "Seconds of conversion", *ABOUT]  # of runs.csv
-CONVERSION = ["Model", "Method", "Cache, %"]  # what a row of the table is of
+CONVERSION = ["Model", "Method", "Cache, %"]  # the keys of a row of the table
 MOST = 8.0  # the plot ends at this multiple of the original's perplexity
 CONVERSION_NOTES = [
     "Perplexity of a token (of the sample model: of a byte) of the test split; mean ± standard deviation over the "
@@ -64,7 +64,7 @@ COMPRESSION_NOTES = [
 
 
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write the report of converted decoders or, if there is none, of compressed models; DataError without one.
+    """Write the report of converted decoders or, without these, of compressed models; DataError without both.
 
     Converted decoders: conversions.{md,csv,tex}, runs.csv and perplexity.{csv,png}. Language models:
     sweep.{md,csv,tex}, runs.csv, and accuracy.{csv,png} of runs with `compress.keep`. Vision models: `compression`.
@@ -78,7 +78,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
 
 
 def render_again(path: Path, _: Sequence[SavedRecord], directory: Path) -> list[Path]:
-    """Write the same files into `directory` from a runs.csv, without standard errors. No record is read."""
+    """Write the same files into `directory` from a runs.csv and no record; they lack the standard errors."""
     if path.with_name("conversions.csv").is_file():
         return _write_conversions(_with_share(read_runs(path, CONVERTED, ["Seed", *SIZES, *STATES])), directory)
     columns = [*COMPRESSION, "Seed", *NUMBERS, *ABOUT]
@@ -86,16 +86,16 @@ def render_again(path: Path, _: Sequence[SavedRecord], directory: Path) -> list[
 
 
 def conversions(records: Sequence[SavedRecord]) -> pd.DataFrame:
-    """The runs, the oldest first in `records`, with the columns CONVERTED and the share of the cache.
+    """The runs of `records` (the oldest first) with the columns CONVERTED and the share of the cache.
 
-    Of runs with one model, method, cache and seed each number is that of the latest that has it.
+    Of runs with one model, method, cache and seed, the latest run that has a number gives it.
     """
     runs = _with_share(pd.DataFrame(map(_converted, records), columns=CONVERTED))
     return runs.groupby([*CONVERSION, "Seed"], as_index=False, sort=False).last()
 
 
 def compressions(records: Sequence[SavedRecord]) -> pd.DataFrame:
-    """The runs, with the columns of runs.csv and the standard errors; of two runs of one row and seed the later."""
+    """The runs with the columns of runs.csv and the standard errors; of two runs of one row and seed the later one."""
     runs = frame(
         records, Model=_model, Questions=_questions, Method="compress", Kept="config.compress.keep", Seed="seed",
         Settings=_settings, Corpus="corpus", Device="environment.device", Git="environment.git", Command="command",
@@ -111,21 +111,30 @@ def compressions(records: Sequence[SavedRecord]) -> pd.DataFrame:
 def _write_conversions(runs: pd.DataFrame, directory: Path) -> list[Path]:
     runs = runs.sort_values([*CONVERSION, "Seed"], ascending=[True, True, False, True], kind="stable")
     forms = dict.fromkeys(["Seed", *SIZES], "g") | dict.fromkeys(STATES, ".6g")
-    paths = conversion_table(runs).write(directory / "conversions", "md", "csv", "tex")
+    ratios = {f"{state} / original": runs[state] / runs["Original"] for state in STATES[1:]}
+    digits = dict.fromkeys(STATES, 2) | dict.fromkeys(ratios, 3)
+    rows = _means(runs.assign(**ratios), CONVERSION, digits)
+    for row, (_, members) in zip(rows, runs.groupby(CONVERSION, sort=False), strict=True):
+        row.insert(len(CONVERSION), " to ".join(f"{size:g}" for size in sorted(members[SIZES[1]].unique())))
+    headers = [*CONVERSION, "Bytes per token", "Seeds", *digits]
+    grid = Grid("Converted decoders: perplexity and cache", headers, rows, CONVERSION_NOTES)
+    paths = grid.write(directory / "conversions", "md", "csv", "tex")
     paths += _listed(runs, CONVERTED, CONVERTED, forms).write(directory / "runs", "csv")
     return paths + figure.write(directory / "perplexity", perplexities(runs), perplexity_plot)
 
 
 def _write_compressions(runs: pd.DataFrame, directory: Path) -> list[Path]:
     first, forms = [*COMPRESSION, "Seed"], {"Seed": "g"} | dict.fromkeys(NUMBERS, ".5g")
-    paths = compression_table(runs).write(directory / "sweep", "md", "csv", "tex")
+    title = "Compressed language models: accuracy, loss and perplexity"
+    grid = Grid(title, [*COMPRESSION, "Seeds", *HEADERS], _means(runs, COMPRESSION, NUMBERS), COMPRESSION_NOTES)
+    paths = grid.write(directory / "sweep", "md", "csv", "tex")
     listed = _listed(runs, [*first, *NUMBERS, *ABOUT], [*first, *HEADERS, *ABOUT], forms)
     paths += listed.write(directory / "runs", "csv")
     return paths + figure.write(directory / "accuracy", accuracies(runs), accuracy_plot)
 
 
 def _listed(runs: pd.DataFrame, columns: Sequence[str], headers: list[str], forms: Mapping[str, str]) -> Grid:
-    """runs.csv: a line for each run; `forms`: the formats of its numbers."""
+    """The table runs.csv, with a line for each run; `forms`: the formats of its numbers."""
     cells = runs[columns].astype(object)
     for column in columns:
         form = forms.get(column)
@@ -133,25 +142,8 @@ def _listed(runs: pd.DataFrame, columns: Sequence[str], headers: list[str], form
     return Grid("Runs", headers, cells.to_numpy().tolist())
 
 
-def conversion_table(runs: pd.DataFrame) -> Grid:
-    """A row for each model, method and size of the cache: means over the seeds."""
-    ratios = {f"{state} / original": runs[state] / runs["Original"] for state in STATES[1:]}
-    digits = dict.fromkeys(STATES, 2) | dict.fromkeys(ratios, 3)
-    rows = _means(runs.assign(**ratios), CONVERSION, digits)
-    for row, (_, members) in zip(rows, runs.groupby(CONVERSION, sort=False), strict=True):
-        row.insert(len(CONVERSION), " to ".join(f"{size:g}" for size in sorted(members[SIZES[1]].unique())))
-    headers = [*CONVERSION, "Bytes per token", "Seeds", *digits]
-    return Grid("Converted decoders: perplexity and cache", headers, rows, CONVERSION_NOTES)
-
-
-def compression_table(runs: pd.DataFrame) -> Grid:
-    """A row for each model, question set, method, kept share and other settings: means over the seeds."""
-    title = "Compressed language models: accuracy, loss and perplexity"
-    return Grid(title, [*COMPRESSION, "Seeds", *HEADERS], _means(runs, COMPRESSION, NUMBERS), COMPRESSION_NOTES)
-
-
 def _means(runs: pd.DataFrame, by: list[str], digits: Mapping[str, int]) -> list[list[str]]:
-    """A row for each group of runs: its keys, their number, and means with deviations, of one run with its error."""
+    """A row for each group of runs: keys, number of runs, and means ± deviations (of a single run its error)."""
     rows = []
     for group, members in runs.groupby(by, dropna=False, sort=False):
         rows.append([*map(_text, group), str(len(members))])
@@ -163,7 +155,7 @@ def _means(runs: pd.DataFrame, by: list[str], digits: Mapping[str, int]) -> list
 
 
 def perplexities(runs: pd.DataFrame) -> pd.DataFrame:
-    """The data of :func:`perplexity_plot`: mean, least and most over the seeds of each model, state and method."""
+    """The data of :func:`perplexity_plot`: mean, least and most over the seeds for each model, state and method."""
     states = runs.set_index(CONVERSION)[STATES[1:]].rename(columns=str.lower).stack().dropna()
     originals = runs.dropna(subset="Original").drop_duplicates(["Model", "Seed"], keep="last")
     index = [originals["Model"], [""] * len(originals), [100.0] * len(originals), ["original"] * len(originals)]
@@ -177,7 +169,7 @@ def perplexities(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def accuracies(runs: pd.DataFrame) -> pd.DataFrame:
-    """The data of :func:`accuracy_plot`: count, mean and standard deviation over the seeds."""
+    """The data of :func:`accuracy_plot`: number, mean and standard deviation over the seeds."""
     swept = runs[runs["Kept"].notna()]
     dense = swept.drop_duplicates(["Model", "Questions", "Seed"], keep="last").sort_values(
         COMPRESSION[:2], kind="stable"
@@ -195,7 +187,7 @@ def accuracies(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def perplexity_plot(data: pd.DataFrame) -> "Figure":
-    """Perplexity over the share of the cache, a panel for each model and state, a line for each method."""
+    """Draw perplexity over the share of the cache, a panel for each model and state, a line for each method."""
     from matplotlib.ticker import ScalarFormatter
 
     data = data.astype(dict.fromkeys(("cache, %", "perplexity", "least", "most"), float))
@@ -223,7 +215,7 @@ def perplexity_plot(data: pd.DataFrame) -> "Figure":
 
 
 def accuracy_plot(data: pd.DataFrame) -> "Figure":
-    """Accuracy over the compression rate, a panel for each model and set of questions and a line for each method."""
+    """Draw accuracy over the compression rate, a panel for each model and question set, a line for each method."""
     models, sets, methods = (sorted(data[column].unique()) for column in DATA[:3])
     accuracy, sd = data["accuracy, %"].astype(float), data["standard deviation"].astype(float)
     data = data.assign(rate=1 / data["kept"].astype(float), mean=accuracy, low=accuracy - sd, high=accuracy + sd)
@@ -256,7 +248,7 @@ def _words(saved: SavedRecord) -> list[str]:
 
 
 def _converted(saved: SavedRecord) -> list[Any]:
-    """The cells of CONVERTED. Sliding windows in every layer bound the cache: its size is then that of all of it."""
+    """The cells of CONVERTED. If every layer has a sliding window, the size is that of the whole cache."""
     record, conversion = saved.record, saved.record["conversion"]
     states = [conversion["points"][state.lower()] for state in STATES]
     size = "cache_bytes_per_token" if states[0]["cache_bytes_per_token"] else "cache_bytes_measured"
@@ -280,7 +272,7 @@ def _with_share(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _numbers(saved: SavedRecord) -> dict[str, float | None]:
-    """The columns NUMBERS of a record, and the standard errors over the questions."""
+    """The columns NUMBERS of a record and the standard errors over the questions."""
     rate, quality = _rate(saved), saved.record["compression"]["quality"]
     values = {"rate": rate["rate"], "model saved": rate["model_saving_percent"]}
     for key, point in product(SCORES, ("dense", "compressed")):
@@ -290,13 +282,13 @@ def _numbers(saved: SavedRecord) -> dict[str, float | None]:
 
 
 def _settings(saved: SavedRecord) -> dict[str, str]:
-    """The settings of a record's command without those that have a column."""
+    """The settings of a record's command that have no column."""
     pairs = sorted((key, value) for key, _, value in (text.partition("=") for text in _words(saved)))
     return {key: value for key, value in pairs if key not in WITH_A_COLUMN and not key.startswith("hydra.")}
 
 
 def _questions(saved: SavedRecord) -> str:
-    """The question set, with the folder where it is not of the sample world."""
+    """The question set, with its folder if `data_root` is set."""
     config = saved.record["config"]
     place = "" if config["data_root"] is None else f" ({Path(config['data_root']).name})"
     return f"{config['task']['questions']}{place}"

@@ -1,4 +1,4 @@
-"""Figures, each drawn from a table of numbers that is saved beside it as CSV; curves of one run or of several."""
+"""Figures drawn from tables of numbers that are saved beside them as CSV; curves of one run or of several."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KEY = "Data"  # of the PNG's own text: the SHA-256 of the CSV that it was drawn from
-STYLES = ("-", "--", ":", "-.")  # of lines, after each ten colours
+KEY = "Data"  # entry of the PNG's text: the SHA-256 of the CSV that it was drawn from
+STYLES = ("-", "--", ":", "-.")  # of lines; the next one after every ten colours
 POINTS = ["row", "seed", "x", "y"]  # the columns of scatter
-SIDES = (  # of a point: offsets to the right and up, and the text's side that lies there; the last if none is free
+SIDES = (  # places for a label: offsets to the right and up, and the alignment of the text; the last is always taken
     (8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
     (7, 7, "left", "bottom"), (7, -7, "left", "top"), (-7, 7, "right", "bottom"), (-7, -7, "right", "top"),
     (0, 20, "center", "bottom"), (0, -20, "center", "top"), (0, 32, "center", "bottom"), (0, -32, "center", "top"),
     (0, -44, "center", "top"),
 )  # fmt: skip
-MANY = 16  # labels for which a page is larger
+MANY = 16  # labels above which a page is larger
 LOGGED = {"loss": ("loss", "val_loss", "ctc_loss"), "accuracy": ("val_accuracy",), "learning rate": ("lr-*",)}
 CURVES = ["panel", "run", "seed", "update", "value"]
-FEW = 10  # points: they are marked, since one alone has no line
+FEW = 10  # points below which each is marked: a single point has no line
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Plot:
 
     Args:
         x, y: dotted keys of the records.
-        x_label: what x is, with its unit.
-        name: how the names of its files end.
-        frontier: "max" or "min", which values of y are better: a line then joins the rows that no row with as small an
-            x surpasses; empty: no line.
+        name: the end of its files' names.
+        frontier: "max" or "min", the better values of y. A line joins the rows that no row with as small an x
+            surpasses. Empty: no line.
     """
 
     x: str
@@ -61,9 +60,9 @@ class Panel:
     """Curves of a logged metric over the updates, one for each row and seed.
 
     Args:
-        metric: its name in the run's curves: loss, val_loss.
-        exp: whether exp of the metric is drawn: a perplexity of a loss in nats.
-        rows: how the labels of its rows begin; empty: all rows.
+        metric: its name in the run's curves, for instance val_loss.
+        exp: draw exp of the metric: the perplexity of a loss in nats.
+        rows: the beginning of the labels of its rows; empty: all rows.
     """
 
     metric: str
@@ -73,9 +72,9 @@ class Panel:
 
 
 def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> list[Path]:
-    """Write `stem`.csv, and `stem`.png unless it was drawn from the same CSV already. Without rows write nothing.
+    """Write `stem`.csv, and `stem`.png unless it was drawn from the same CSV. Without rows write nothing.
 
-    Pictures of one figure differ between versions of matplotlib and fonts; their numbers do not.
+    Pixels of a figure depend on the version of matplotlib and on fonts; the CSV does not.
     """
     if data.empty:
         return []
@@ -89,18 +88,18 @@ def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]
 
 
 def drawn_from(picture: Path) -> str | None:
-    """The SHA-256 of the CSV that a PNG was drawn from; None if there is no such file or it names none."""
+    """The SHA-256 of the CSV that a PNG was drawn from; None if the file is missing or names no CSV."""
     from PIL import Image
 
     try:
         with Image.open(picture) as image:
             return image.info.get(KEY)
-    except OSError:  # also of a file that is no picture
+    except OSError:  # also raised for a file that is not a picture
         return None
 
 
 def png(figure: Figure, digest: str = "") -> bytes:
-    """A figure as PNG, with the SHA-256 of its data in it unless that is empty."""
+    """A figure as PNG. It stores `digest`, the SHA-256 of its data, unless that is empty."""
     file = io.BytesIO()
     figure.savefig(file, dpi=150, format="png", metadata={KEY: digest} if digest else None)
     return file.getvalue()
@@ -127,7 +126,7 @@ def lines(
     """Draw a line for each name in the column `by`, with a marker at each point.
 
     Args:
-        names: of every panel: a name has the same colour in all of them.
+        names: the names in all panels, so that a name has one colour.
         ends: the columns of the lower and upper ends of error bars.
     """
     for number, name in enumerate(names):
@@ -140,7 +139,7 @@ def lines(
 
 
 def name_below(page: Figure) -> None:
-    """Put a legend below the panels. Each label stands once; the page grows by the rows of the legend."""
+    """Put a legend with each label once below the panels. The page grows by the rows of the legend."""
     handles: dict[str, Artist] = {}
     for axes in page.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -154,7 +153,7 @@ def name_below(page: Figure) -> None:
 
 
 def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
-    """A point for each row of POINTS at the mean of its seeds, its label beside it, and a small dot for each seed."""
+    """Draw a labelled point at the mean of each row's seeds, and a small dot for each seed. `points`: POINTS."""
     from matplotlib.ticker import ScalarFormatter
 
     page, [[axes]] = panels(1, 1, (6.4, 3.6))
@@ -183,14 +182,14 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
 
 
 def frontier(points: pd.DataFrame, better: str) -> pd.DataFrame:
-    """The points (x, y) that no other surpasses at as small an x (Pareto); `better`: max or min, which y are better."""
+    """The points (x, y) that no other surpasses at as small an x (Pareto). `better`: "max" or "min", the better y."""
     ordered = points.sort_values(["x", "y"], ascending=[True, better == "min"])
     y = ordered["y"] * (1 if better == "max" else -1)
     return ordered[y > y.cummax().shift(fill_value=-math.inf)]
 
 
 def _place_labels(page: Figure, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write each label beside its point (label, x, y), on the first side where it covers no point and no label."""
+    """Write each label beside its point (label, x, y), on the first side on which it covers no point or label."""
     from matplotlib.transforms import Bbox
 
     (axes,) = page.axes
@@ -212,7 +211,7 @@ def _place_labels(page: Figure, points: Sequence[tuple[str, float, float]]) -> N
 
 
 def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """The logged metrics of a run directory as (update, value) pairs, over all parts of a resumed run."""
+    """The logged metrics of a run directory as (update, value) pairs, from all parts of a resumed run."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for path in sorted(directory.glob("curves*/metrics.csv"), key=lambda p: (len(str(p)), str(p))):
         with open(path, encoding="utf-8", newline="") as file:
@@ -224,7 +223,7 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def plot_curves(directory: Path) -> Path | None:
-    """Write curves.png into a run directory; None where nothing was logged."""
+    """Write curves.png into a run directory; None if nothing was logged."""
     import pandas as pd
 
     rows = [
@@ -242,7 +241,7 @@ def plot_curves(directory: Path) -> Path | None:
 
 
 def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.DataFrame:
-    """The columns CURVES of several runs, each with its label, seed and run directory."""
+    """The table CURVES of several runs, given by label, seed and run directory."""
     import pandas as pd
 
     logged = {directory: read_curves(directory) for _, _, directory in runs}
@@ -257,7 +256,7 @@ def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.D
 
 
 def draw_together(data: pd.DataFrame, title: str = "") -> Figure:
-    """A panel for each metric of CURVES and a line for each run, of one colour for all its seeds; the names below."""
+    """Draw a panel for each metric of CURVES, a line for each run and seed, a colour for each run, and names below."""
     names, runs = list(data["panel"].unique()), list(data["run"].unique())
     page, [row] = panels(1, len(names), (1 + 4.4 * len(names), 4))
     for axes, name in zip(row, names, strict=True):

@@ -1,7 +1,7 @@
-"""Which records stand for the rows of a table.
+"""The records that stand for the rows of a table.
 
-A record stands for a row if it is finished, read the row's corpus and has the row's recipe (see
-:mod:`attnlab.run.identity`), whatever its options were called. No other recipe, model or corpus ever stands for it.
+A record stands for a row if it is finished, read the row's corpus and has the row's recipe. A recipe is what two runs
+that differ in seed and corpus share, see :mod:`attnlab.run.identity`. Names of options do not count.
 """
 
 import re
@@ -20,17 +20,17 @@ from attnlab.report.spec import Row, Spec
 from attnlab.run.identity import architecture, canonical
 from attnlab.run.store import SavedRecord
 
-PLACES = ("task.encoder_checkpoint", "task.data.vocabulary.file")  # files that only exist where a row is measured
+PLACES = ("task.encoder_checkpoint", "task.data.vocabulary.file")  # files of the machine that measures a row
 
 
 def scored(records: Sequence[SavedRecord], spec: Spec) -> tuple[list[SavedRecord], list[SavedRecord]]:
-    """The finished records of the specification's modes, and those among them that read its corpus."""
+    """The finished records of a specification's modes, and those of them that read its corpus."""
     every = [saved for saved in records if saved.record["status"] == "finished" and saved.record["mode"] in spec.modes]
     return every, [saved for saved in every if is_corpus(saved.record["corpus"], spec.corpus)]
 
 
 def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
-    """Whether a record's `corpus` has the `name`, and its training sentences or test questions lie in `train`."""
+    """Whether a record's `corpus` has the `name`, and as many training sentences or test questions as `train` says."""
     sizes = re.findall(r"\btrain (\d+)|\b(\d+) test questions", text)
     if not wanted or not sizes or not text.startswith(wanted["name"]):
         return False
@@ -40,14 +40,14 @@ def is_corpus(text: str, wanted: Mapping[str, Any]) -> bool:
 
 
 def is_of(saved: SavedRecord, spec: Spec) -> bool:
-    """Whether a record read the corpus of a specification, or of one of its rows; one that names none takes all."""
+    """Whether a record read the corpus of a specification or of its rows; True if these name no corpus."""
     rows = [{"name": row.corpus, "train": row.train} for row in spec.rows if row.corpus and row.train]
     corpora = [spec.corpus] * bool(spec.corpus) + rows
     return not corpora or any(is_corpus(saved.record["corpus"], corpus) for corpus in corpora)
 
 
 def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[SavedRecord]:
-    """The newest record of each seed that has a row's recipe and a score; `records`: the oldest first."""
+    """The newest record of each seed with a row's recipe and a score; `records`: the oldest first."""
     if not row.command or not spec.quality:
         return []
     read = [f for f in records if f.record["corpus"].startswith(row.corpus) and f.number(spec.quality) is not None]
@@ -57,10 +57,7 @@ def choose(row: Row, records: Sequence[SavedRecord], spec: Spec) -> list[SavedRe
 
 @cache
 def composed(*overrides: str) -> DictConfig:
-    """The configuration of a command line. Cached, because every table of a report composes its rows again; read-only.
-
-    Of a pretrained decoder only the name is known: its folder need not be here.
-    """
+    """The configuration of a command line, cached for other tables with the row. A pretrained decoder is not read."""
     return check(overrides, read_models=False).jobs[0]
 
 
@@ -73,8 +70,8 @@ def _recipe(*overrides: str) -> dict[str, Any]:
 def is_recipe(saved: SavedRecord, overrides: Sequence[str], start: str = "") -> bool:
     """Whether a record has the recipe of a command line.
 
-    A checkpoint that was scored again does not count: how it was trained is not in that record. `start`: the overrides
-    of the run with the compressed model that the command line starts from.
+    A record of mode=test with a checkpoint does not count: it does not say how that was trained. `start`: the overrides
+    of the run with the compressed model from which the command line starts.
     """
     tested, compression = saved.record["mode"] == "test", saved.record.get("compression", {})
     compressed = architecture(composed(*shlex.split(start)))["compression"] if start else None
@@ -92,7 +89,7 @@ def is_recipe(saved: SavedRecord, overrides: Sequence[str], start: str = "") -> 
 
 
 def statistics(row: Row, records: Sequence[SavedRecord]) -> Mapping[str, float]:
-    """What the newest record of mode=statistics says of the split of a row; empty where none has read its corpus."""
+    """The numbers of a row's split in the newest record of mode=statistics of its corpus; empty without such a one."""
     for saved in reversed(records):
         splits, text = saved.record.get("statistics", {}), saved.record["corpus"]
         if saved.record["status"] != "finished" or row.split not in splits:
@@ -106,6 +103,6 @@ def statistics(row: Row, records: Sequence[SavedRecord]) -> Mapping[str, float]:
 
 
 def protocol(saved: SavedRecord) -> list[Any]:
-    """What two records must share before their times or memory are compared."""
+    """The values that two records must share before their times or memory are compared."""
     plain = dict(leaves(saved.record))
     return [plain.get("identity.corpus" if key == "corpus" else key) for key in PROTOCOL]

@@ -1,7 +1,7 @@
-"""Needle in a haystack: a heat map of recall over length and depth for each state of a model, and the same in figures.
+"""Needle in a haystack: recall and gain over length and depth for each state of a model, as a table and heat maps.
 
-The records are those of language-modelling runs with task.score.needle.lengths; of a conversion they have the states
-original, converted and, where it was trained, healed.
+The records are of language-modelling runs with task.score.needle.lengths. Those of a conversion have the states
+original, converted and, after training, healed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,9 @@ from attnlab.run.store import SavedRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STEM = "needle"  # of the files
 TITLE = "Needle in a haystack"
-STATES = ("original", "converted", "healed", "scored")  # the last: of a run without a conversion
-NAMED = ("keep", "stride", "rank", "groups")  # settings of a conversion that its name always has
+STATES = ("original", "converted", "healed", "scored")  # scored: a run without a conversion
+NAMED = ("keep", "stride", "rank", "groups")  # settings of a conversion that are always in its name
 POINTS = ["run", "state", "seed", "length", "depth", "value"]
 WHAT = {"recall": ("accuracy", "recall, %", 100.0), "gain": ("gain", "gain, nats per token", 1.0)}
 NOTE = (
@@ -34,9 +33,9 @@ NOTE = (
 def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Write needle.{md,tex,csv}, and heat maps of recall and gain with their numbers as CSV; DataError without one."""
     haystacks = finished(records, _states, "with a needle in a haystack (task.score.needle.lengths=[...])")
-    paths = table(haystacks).write(directory / STEM, "md", "tex", "csv")
+    paths = table(haystacks).write(directory / "needle", "md", "tex", "csv")
     for name, (_, label, _) in WHAT.items():
-        paths += figure.write(directory / f"{STEM}_{name}", points(haystacks, name), partial(draw, label=label))
+        paths += figure.write(directory / f"needle_{name}", points(haystacks, name), partial(draw, label=label))
     return paths
 
 
@@ -53,7 +52,7 @@ def points(records: Sequence[SavedRecord], what: str) -> pd.DataFrame:
 
 
 def table(records: Sequence[SavedRecord]) -> Grid:
-    """Perplexity, cache, recall and gain of each run and state, the mean of its seeds; recall for each length too."""
+    """Perplexity, cache, recall and gain of each run and state, and recall at each length: means over seeds."""
     states = pd.DataFrame(_rows(records))
     lengths = sorted({int(cell["length"]) for cells in states["cells"] for cell in cells})
     for length in lengths:
@@ -73,7 +72,7 @@ def table(records: Sequence[SavedRecord]) -> Grid:
 
 
 def _rows(records: Sequence[SavedRecord]) -> list[dict[str, Any]]:
-    """What each state of each run has, and what its needle has."""
+    """The values of each state of each run with those of its needle."""
     return [
         {"run": run, "state": state, "perplexity": None, "cache_bytes_per_token": None,
          **values, **values["needle"], "seed": saved.record["seed"]}
@@ -83,7 +82,7 @@ def _rows(records: Sequence[SavedRecord]) -> list[dict[str, Any]]:
 
 
 def labels(records: Sequence[SavedRecord]) -> list[str]:
-    """A name for each run: its conversion with those settings in which conversions of that name differ."""
+    """A name for each run: its conversion and the settings in which conversions of that name differ."""
     targets, settings = zip(*map(_conversion, records), strict=True)
     words = differing(targets, settings, always=NAMED)
     return [
@@ -93,7 +92,7 @@ def labels(records: Sequence[SavedRecord]) -> list[str]:
 
 
 def draw(data: pd.DataFrame, label: str) -> "Figure":
-    """A line of heat maps for each run: its states side by side, all in the same colours; the mean of the seeds."""
+    """Draw a line of heat maps for each run, its states side by side, on one scale of colours: means over seeds."""
     data = data.astype({"length": int, "depth": float, "value": float})
     runs = list(data["run"].unique())
     states = [state for state in STATES if (data["state"] == state).any()]
@@ -121,7 +120,7 @@ def draw(data: pd.DataFrame, label: str) -> "Figure":
 
 
 def _heat(axes: Any, cells: pd.DataFrame, least: float, most: float, digits: int) -> Any:
-    """One heat map: lengths to the right, depths downwards, the number in each cell."""
+    """Draw one heat map: lengths to the right, depths downwards, the number in each cell."""
     import numpy as np
 
     image = axes.imshow(cells, vmin=least, vmax=most, aspect="auto", interpolation="nearest")
@@ -145,20 +144,19 @@ def _states(saved: SavedRecord) -> dict[str, Mapping[str, Any]]:
     """The states of a record that have a needle, in the order of a conversion."""
     states = saved.record.get("conversion", {}).get("points")
     if states is None:
-        states = {
-            "scored": saved.record["quality"] | {"cache_bytes_per_token": saved.number("kv_cache.bytes_per_token")}
-        }
-    states = {state: states.get(state) for state in STATES}
-    return {state: values for state, values in states.items() if isinstance(values, dict) and "needle" in values}
+        cache = saved.number("kv_cache.bytes_per_token")
+        states = {"scored": saved.record["quality"] | {"cache_bytes_per_token": cache}}
+    ordered = {state: states.get(state) for state in STATES}
+    return {state: values for state, values in ordered.items() if isinstance(values, dict) and "needle" in values}
 
 
 def _conversion(saved: SavedRecord) -> tuple[str, dict[str, Any]]:
-    """The target of a record's conversion with its settings; an empty name: the model keeps its attention."""
+    """The target of a record's conversion and its settings; an empty target: the model was not converted."""
     conversion = saved.record.get("conversion", {"target": "", "settings": {}})
     return conversion["target"], conversion["settings"]
 
 
 def _mean(values: pd.Series, digits: int, factor: float) -> str:
-    """The mean of numbers; `not run` where one is missing."""
+    """The mean of numbers; `not run` if one is missing."""
     numbers = pd.to_numeric(values, errors="coerce")
     return NOT_RUN if numbers.empty or numbers.hasnans else f"{factor * numbers.mean():.{digits}f}"

@@ -19,7 +19,7 @@ from attnlab.run.store import SavedRecord
 
 
 def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[Path]:
-    """Write the table as Markdown, LaTeX and CSV, and its plots, curves and pictures if they have anything to show."""
+    """Write the table as Markdown, LaTeX and CSV, and its plots, curves and pictures that have data."""
     if spec.picture == "context":
         data = bench.over_the_context(spec, records)
         data = data if (data["ms"] != NOT_RUN).any() else data.iloc[:0]
@@ -46,7 +46,7 @@ def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[
 
 
 def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
-    """The table of a specification, filled from the records that stand for its rows; the oldest first."""
+    """The table of a specification, filled from the records that stand for its rows; `records`: the oldest first."""
     marks = {name: f"[{'abcdefghijkl'[i]}]" for i, name in enumerate(spec.notes)}
     grid = Grid(spec.title, ["Model", *spec.facts.values()])
     for column in spec.columns:
@@ -74,25 +74,18 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
 
 
 class Filled:
-    """Our numbers of a table: for each row the records that stand for it."""
+    """Our numbers of a table, from the records that stand for its rows."""
 
     def __init__(self, spec: Spec, records: Sequence[SavedRecord]) -> None:
         self.spec, self.records = spec, records
         self.scored, self.usable = scored(records, spec)
-        self.chosen = {row.label: choose(row, self.usable, spec) for row in spec.rows if row.command}
+        self.chosen = {row.label: choose(row, self.usable, spec) for row in spec.rows}
         paths = (saved.path for records in self.chosen.values() for saved in records)
         self.names = {path: f"R{i}" for i, path in enumerate(paths, 1)}
 
-    def of(self, row: Row) -> list[SavedRecord]:
-        """The records that stand for a row."""
-        return self.chosen.get(row.label, [])
-
-    def baseline(self, row: Row) -> list[SavedRecord]:
-        """The records that stand for a row's baseline."""
-        return self.chosen.get(row.baseline or self.spec.baseline, [])
-
     def cell(self, column: Column, row: Row) -> str:
         """Our number of a row."""
+        ours, others = self.chosen[row.label], self.chosen.get(row.baseline or self.spec.baseline, [])
         if column.statistic:
             sizes = statistics(row, self.records)
             size = sizes.get(column.statistic)
@@ -105,33 +98,30 @@ class Filled:
         if not row.command or not column.measured:
             return "–"
         if column.ratio:
-            return self._ratio(column, row)
+            return self._ratio(column, ours, others)
         if column.against:
-            ours, others = (_numbers(column.against, records) for records in (self.of(row), self.baseline(row)))
-            return f"{mean(ours) - mean(others):+.{column.digits}f}" if ours and others else NOT_RUN
-        values = [value for saved in self.of(row) if (value := _value(column, saved)) is not None]
+            after, before = (_numbers(column.against, records) for records in (ours, others))
+            return f"{mean(after) - mean(before):+.{column.digits}f}" if after and before else NOT_RUN
+        values = [value for saved in ours if (value := _value(column, saved)) is not None]
         if not values:
             return NOT_RUN
         middle, least, most = (f"{value:.{column.digits}f}" for value in (mean(values), min(values), max(values)))
         if len(values) > 1:
             spread = f"{len(values)} seeds" if least == most else f"{least}–{most}, {len(values)} seeds"
             return f"{middle} ({spread})"
-        errors = [standard_error(saved, column.value) for saved in self.of(row) if column.value and not column.exp]
+        errors = [standard_error(saved, column.value) for saved in ours if column.value and not column.exp]
         known = [error * column.factor for error in errors if error is not None]
         return f"{middle} ± {known[0]:.{column.digits}f}" if len(known) == 1 else middle
 
-    def _ratio(self, column: Column, row: Row) -> str:
-        """The baseline's number divided by the row's, of the newest two records that were measured in the same way."""
-        records, baseline = (
-            sorted(of_row, key=lambda saved: saved.record["started"], reverse=True)
-            for of_row in (self.of(row), self.baseline(row))
-        )
-        pairs = [(base, saved) for saved in records for base in baseline if protocol(base) == protocol(saved)]
-        for base, saved in pairs:
-            above, below = base.number(column.ratio), saved.number(column.ratio)
+    def _ratio(self, column: Column, ours: Sequence[SavedRecord], others: Sequence[SavedRecord]) -> str:
+        """The baseline's number divided by the row's, from the newest two records with the same protocol."""
+        new, base = (sorted(records, key=lambda r: r.record["started"], reverse=True) for records in (ours, others))
+        pairs = [(before, saved) for saved in new for before in base if protocol(before) == protocol(saved)]
+        for before, saved in pairs:
+            above, below = before.number(column.ratio), saved.number(column.ratio)
             if above is not None and below:
-                return f"{above / below:.{column.digits}f} ({self.names[base.path]}/{self.names[saved.path]})"
-        return "protocols differ" if records and baseline and not pairs else NOT_RUN
+                return f"{above / below:.{column.digits}f} ({self.names[before.path]}/{self.names[saved.path]})"
+        return "protocols differ" if ours and others and not pairs else NOT_RUN
 
     def facts(self) -> list[dict[str, str]]:
         """The facts of each record in the table."""
@@ -139,7 +129,7 @@ class Filled:
         return [{"Record": "", "Row": label} | facts(self.names[saved.path], saved) for label, saved in pairs]
 
     def left_out(self) -> list[str]:
-        """How many records have the scores of a row but read another corpus."""
+        """The numbers of scored records that read another corpus."""
         if not self.spec.corpus:
             return []
         others = [saved.record["corpus"] for saved in self.scored if saved not in self.usable]
@@ -149,7 +139,7 @@ class Filled:
         return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]
 
     def commands(self) -> list[str]:
-        """The commands of the rows that have no record."""
+        """The commands of the rows without a record."""
         if not any(column.measured for column in self.spec.columns):
             return []
         missing = [row for row in self.spec.rows if row.command and not self.chosen[row.label]]
@@ -161,7 +151,7 @@ def _numbers(key: str, records: Sequence[SavedRecord]) -> list[float]:
 
 
 def _value(column: Column, saved: SavedRecord) -> float | None:
-    """The number of one record; of a mean only where the record has all of them."""
+    """The number of one record; None if it lacks the number, or one of those in a mean."""
     keys = column.mean or [column.value]
     values = [value for key in keys for value in _numbers(key, [saved])]
     if len(values) < len(keys):

@@ -1,6 +1,6 @@
-"""`attnlab runs`: the runs in a folder, listed, compared, removed, and what a table still lacks.
+"""`attnlab runs`: list, compare and remove the runs in a folder, and show the commands that a table still lacks.
 
-Everything comes from the records in the folder (:mod:`attnlab.run.ledger`); nothing here imports torch.
+All values come from the records in the folder (:mod:`attnlab.run.ledger`). Nothing here imports torch.
 """
 
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attnlab.callbacks.summary import label
 from attnlab.config.batch import counted
@@ -46,7 +47,7 @@ ABOUT = ("status", "started", "seed", "corpus", "identity.corpus", "environment.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the words after `attnlab runs` say; the exit code, 0. ConfigError if they are wrong."""
+    """Run the command in the words after `attnlab runs` and return the exit code, 0; ConfigError for wrong words."""
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", handlers=[StderrHandler()])
     if {"-h", "--help"} & set(arguments):
         print(HELP.format(keys=", ".join(FILTERS)))
@@ -61,9 +62,8 @@ def main(arguments: Sequence[str]) -> int:
         actions[first](names[1:], filters)
         return 0
     if first and not Path(first).is_dir():
-        raise ConfigError(
-            f"runs {first}: neither a folder nor one of {', '.join(actions)}{nearest(first, list(actions))}"
-        )
+        near = nearest(first, list(actions))
+        raise ConfigError(f"runs {first}: neither a folder nor one of {', '.join(actions)}{near}")
     runs = _chosen(_folder(names), filters)
     rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
     errors = [f"  ({' '.join(run.error.split())[:120]})" if run.error else "" for run in runs]
@@ -74,26 +74,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parsed(arguments: Sequence[str]) -> tuple[list[str], Filters, bool]:
-    """The names in a command line, its filters, and whether it has --yes; ConfigError for an unknown flag or key."""
-    names: list[str] = []
-    filters, yes = {}, False
+    """The names in a command line, its filters, and whether it has --yes; ConfigError for an unknown option or key."""
+    names, filters = [], {}
     for text in arguments:
         key, equals, value = text.partition("=")
-        if text == "--yes":
-            yes = True
-        elif text.startswith("-"):
+        if text.startswith("-") and text != "--yes":
             raise ConfigError(f"runs {text}: no such option{nearest(text, ['--yes', '--help'])}")
-        elif not equals or Path(text).exists():
+        if not equals or Path(text).exists():
             names.append(text)
         elif key not in FILTERS:
             raise ConfigError(f"runs {text}: runs are not filtered by {key}{nearest(key, list(FILTERS))}")
         else:
             filters[key] = value.strip("[]'\"").split(",")
-    return names, filters, yes
+    return [name for name in names if name != "--yes"], filters, "--yes" in names
 
 
 def compare(names: Sequence[str], filters: Filters) -> None:
-    """Print in what two or more runs differ, their numbers, and how sure the differences to the first run are."""
+    """Print the settings in which runs differ, their numbers, and the significance of differences from the first."""
     if len(names) < 2 or filters:
         raise ConfigError("runs compare takes two or more run directories or records, and nothing else")
     files = [path / RECORD if (path := Path(name)).is_dir() else path for name in names]
@@ -120,7 +117,7 @@ def compare(names: Sequence[str], filters: Filters) -> None:
 
 
 def missing(names: Sequence[str], filters: Filters) -> None:
-    """Print the commands of the rows of tables for which there is no finished record of the row's recipe."""
+    """Print the commands of the rows of tables without a finished record of the row's recipe."""
     from attnlab.report.bench import newest
     from attnlab.report.match import choose, scored
     from attnlab.report.spec import read_spec
@@ -146,10 +143,10 @@ def missing(names: Sequence[str], filters: Filters) -> None:
 
 
 def prune(names: Sequence[str], filters: Filters, yes: bool) -> None:
-    """Show the runs that would be removed; remove them with --yes. What is left and why is printed to stderr.
+    """Show the runs that would be removed, or with --yes remove them. Runs that stay are printed to stderr.
 
-    Only run directories below the folder are removed, none that is in progress, reached through a link, or holds
-    anything that no run has written.
+    Only run directories below the folder are removed. A run stays if it is in progress, is reached through a link, or
+    holds a file that no run writes.
     """
     what = [name for name in names if name in PRUNED]
     rest = [name for name in names if name not in PRUNED]
@@ -183,36 +180,31 @@ def _folder(names: Sequence[str]) -> Path:
         raise ConfigError(f"runs {' '.join(names)}: give one folder")
     root = Path(names[0]) if names else OUTPUTS
     if not root.is_dir():
-        raise DataError(
-            f"{root}: no such folder; runs leave their records in outputs/, below the directory they start in"
-        )
+        where = "runs leave their records in outputs/, below the directory they start in"
+        raise DataError(f"{root}: no such folder; {where}")
     return root
 
 
 def _chosen(root: Path, filters: Filters, quiet: bool = False) -> list[LedgerEntry]:
-    """The runs that pass all filters. Records that cannot be read are named, and left out unless asked for."""
+    """The runs that pass all filters. Unreadable records are named, and left out unless a filter asks for them."""
     runs = ledgers.entries(root)
     asked = quiet or BROKEN in filters.get("status", ())
     for run in runs:
         if run.status == BROKEN and not asked:
             print(printable(f"warning: {run.directory / RECORD}: skipped: {run.error}"), file=sys.stderr)
     runs = [run for run in runs if asked or run.status != BROKEN]
-    for key, patterns in filters.items():
-        runs = [
-            run for run in runs if any(fnmatchcase(text, pattern) for text in _values(run, key) for pattern in patterns)
-        ]
-    return runs
+    return [run for run in runs if all(_passes(run.value(key), patterns) for key, patterns in filters.items())]
 
 
-def _values(run: LedgerEntry, key: str) -> list[str]:
-    """The values of a run for a filter."""
-    value = run.value(key)
-    values = value if isinstance(value, list) else [value]
-    return ["null" if item in (None, "") else str(item) for item in values or [None]]
+def _passes(value: Any, patterns: Sequence[str]) -> bool:
+    """Whether one of the values of a run's key matches one of a filter's patterns."""
+    values = (value if isinstance(value, list) else [value]) or [None]
+    texts = ["null" if item in (None, "") else str(item) for item in values]
+    return any(fnmatchcase(text, pattern) for text in texts for pattern in patterns)
 
 
 def _aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Rows of cells as lines of text; `right`: the columns that are flush right."""
+    """Rows of cells as aligned lines; `right`: the columns that are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.rjust if i in right else str.ljust for i in range(len(widths))]
     cells = [[side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows]

@@ -1,14 +1,13 @@
-"""How sure a difference is: paired bootstrap over the predictions of two records, standard errors of accuracies.
+"""Significance of differences: paired bootstrap over the predictions of two records, standard errors of accuracies.
 
 Both systems are scored on the same test sets, drawn with replacement from the sentences (Koehn 2004). p is two-sided:
-the share of these on which the difference lies at least as far from its mean as the measured difference lies from
-zero (Efron and Tibshirani 1993, section 16.4: the draws, moved so that there is no difference). The interval has the
-differences that the same test does not reject at 5 %, so that it leaves out zero where p < 0.05, and only there.
-Statistics are those of single sentences: n-gram counts for BLEU, word errors and words for WER, F for ROUGE, right or
-wrong for accuracies.
+the share of the drawn test sets whose difference lies at least as far from the mean difference as the measured one lies
+from zero (Efron and Tibshirani 1993, section 16.4). The interval holds the differences that this test does not reject
+at 5 %: it excludes zero if and only if p < 0.05. Each sentence has its own statistics: n-gram counts for BLEU, word
+errors and words for WER, F for ROUGE, right or wrong for accuracies.
 
-For BLEU the p of sacrebleu stands beside it. It is smaller, since it takes the mean from the sizes of the differences
-instead of from the differences (as Moses does): of systems that are equal it calls 10 % to 15 % different at 5 %.
+For BLEU the p of sacrebleu is shown too. Like Moses, it subtracts the mean from the sizes of the differences, not from
+the differences. Its p is smaller: it calls 10 % to 15 % of pairs of equal systems different at 5 %.
 """
 
 import csv
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000  # as sacrebleu
 SEED = 12345  # as sacrebleu
-FEWEST = 30  # items: equal systems differ at 5 % in 8 % to 9 % of tests with 10 or 20 items, in 6 % to 8 % with 30
+FEWEST = 30  # items. At 5 %, equal systems differ in 8 % to 9 % of tests with 10 or 20 items, in 6 % to 8 % with 30
 LEVEL = 20  # one in so many: 5 %
 PREDICTIONS = "predictions.tsv"
 HEADINGS = {"reference", "hypothesis"}
 OFF = 0.006  # a record's score is rounded to two digits
-METRICS = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1")  # that predictions can give
-COUNTED = {  # shares in percent, by their name in `quality`, and what they are shares of
+METRICS = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1")  # computed from predictions
+COUNTED = {  # shares in percent by their name in `quality`: what they count
     "top1": ["images"], "top5": ["images"],
     "accuracy": ["questions", "sentences"], "accuracy_constrained": ["sentences"],
 }  # fmt: skip
@@ -72,17 +71,13 @@ class Difference:
 
 
 def predictions_file(saved: SavedRecord) -> Path:
-    """predictions.tsv beside record.json, NAME.predictions.tsv beside NAME.json."""
+    """The file of predictions: predictions.tsv beside record.json, NAME.predictions.tsv beside NAME.json."""
     path = saved.path
     return path.parent / PREDICTIONS if path.name == RECORD else path.with_suffix(f".{PREDICTIONS}")
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """The items of the test set in a file of predictions.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
+    """The items of the test set in a file of predictions; DataError if it is missing or damaged."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True))
@@ -96,16 +91,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _metrics(saved: SavedRecord) -> list[str]:
-    """The record's metrics that predictions can give.
-
-    Beside an accuracy the words after the class are counted; the rows do not tell these from the class.
-    """
+    """The record's metrics that predictions give. Rows do not separate a class from the words that metrics count."""
     names = [name for name in METRICS if saved.number(f"quality.{name}") is not None]
     return ["accuracy"] if "accuracy" in names else names
 
 
 def _statistics(name: str, rows: list[dict[str, str]], saved: SavedRecord) -> "Statistics":
-    """(items, statistics) of a metric: what :func:`corpus_bleu` or :func:`share` takes, summed over the items."""
+    """(items, statistics) of a metric, whose sums over items :func:`corpus_bleu` or :func:`share` take."""
     import numpy as np
 
     pairs = [(row["hypothesis"], row["reference"]) for row in rows]
@@ -137,10 +129,10 @@ def _statistics(name: str, rows: list[dict[str, str]], saved: SavedRecord) -> "S
 def differences(
     first: SavedRecord, second: SavedRecord, resamples: int = RESAMPLES, seed: int = SEED
 ) -> list[Difference]:
-    """How sure the differences between two records are, in each metric that their predictions give.
+    """The differences between two records in each metric that their predictions give.
 
     Raises:
-        DataError: predictions are missing, damaged, fewer than FEWEST, of other items, or do not give the score.
+        DataError: predictions are missing, damaged, fewer than FEWEST, of other items, or contradict the score.
     """
     metrics = [name for name in _metrics(first) if name in _metrics(second)]
     if not metrics:
@@ -172,7 +164,7 @@ def differences(
 
 
 def sure(first: SavedRecord, second: SavedRecord) -> list[str]:
-    """A line for each metric in which the second record differs from the first, or one that says why there is none."""
+    """A line for each metric in which two records differ, or the reason why the difference cannot be tested."""
     try:
         return [str(difference) for difference in differences(first, second)]
     except DataError as error:
@@ -182,7 +174,7 @@ def sure(first: SavedRecord, second: SavedRecord) -> list[str]:
 def bootstrap(
     first: "Statistics", second: "Statistics", score: "Callable[[Statistics], float]", resamples: int, seed: int
 ) -> tuple[float, float, float, float, float, float]:
-    """Both scores, p, the 95 % interval of their difference, and sacrebleu's p, by paired bootstrap.
+    """Both scores, p, the 95 % interval of their difference and sacrebleu's p, by paired bootstrap.
 
     With d = second - first of the test set, d_b on draw b of B, and m the mean of the d_b:
 
@@ -191,7 +183,7 @@ def bootstrap(
     The interval is d -+ q, with the largest q of the |d_b - m| that is not rejected at 5 %: p < 0.05 where q < |d|.
     sacrebleu counts #{|d_b| - mean |d_b| > |d|} instead; the draws are those of its `PairedTest(test_type="bs")`.
 
-    `first` and `second` are (items, statistics) of two systems, whose items are drawn anew at least 20 times.
+    `first` and `second` are (items, statistics) of two systems; at least 20 resamples are needed.
     """
     import numpy as np
 
@@ -212,10 +204,10 @@ def bootstrap(
 
 
 def standard_error(saved: SavedRecord, key: str) -> float | None:
-    """The standard error over the items of the test set, in the unit of the number; None: it has none.
+    """The standard error of a number over the items of the test set, in its unit; None if it is unknown.
 
-    lm-evaluation-harness' and the questions' are in the record (`KEY_stderr`). The share p of n images or sentences
-    has sqrt(p (1 - p) / n). A value that is no share, or a count that is none, gives None.
+    lm-evaluation-harness and the question sets record it (`KEY_stderr`). For a share p of n images or sentences it is
+    sqrt(p (1 - p) / n). An impossible share or count gives None.
     """
     recorded, value = saved.number(f"{key}_stderr"), saved.number(key)
     section, _, name = key.rpartition(".")
@@ -229,7 +221,7 @@ def standard_error(saved: SavedRecord, key: str) -> float | None:
 
 
 def corpus_bleu(sums: "Statistics") -> float:
-    """Corpus BLEU of summed counts, totals and lengths."""
+    """Corpus BLEU from summed counts, totals and lengths."""
     from sacrebleu.metrics import BLEU
 
     counts = [int(value) for value in sums]

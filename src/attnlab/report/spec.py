@@ -12,7 +12,7 @@ from attnlab.errors import ConfigError, nearest
 from attnlab.report.figure import Panel, Plot
 from attnlab.run.record import NOT_RUN
 
-OF_THE_COMMAND = ("mode=", "checkpoint=")  # in `after`; what else it sets is part of the row's configuration
+OF_THE_COMMAND = ("mode=", "checkpoint=")  # words of `after` that are not part of the row's configuration
 SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
 
 
@@ -22,14 +22,14 @@ class Column:
 
     Args:
         key: its name in a row's `published` and `computed`.
-        value, mean: dotted keys of the record; of several the mean.
+        value, mean: a dotted key of the record; dotted keys whose mean is our number.
         ratio, against: a dotted key. The baseline's number divided by the row's; the row's minus the baseline's.
-        setting: a dotted key of the configuration that the row's command gives; a row may name another.
-        statistic: of the row's split, a key of `statistics` in the records of mode=statistics.
-        described: of a computed column, the dotted key that mode=describe fills; tests hold the rows to it.
-        factor: our number is multiplied by it: 100 for a share in percent.
-        exp: whether our number is exp of the record's: a perplexity of a loss in nats.
-        unit: follows our number without a space: M, %.
+        setting: a dotted key of the configuration of the row's command; a row may name another.
+        statistic: a key of `statistics` in records of mode=statistics, for the row's split.
+        described: the dotted key that mode=describe fills for a computed column; tests compare them.
+        factor: a factor of our number, 100 for a share in percent.
+        exp: take exp of the record's number: the perplexity of a loss in nats.
+        unit: text that follows our number without a space: M, %.
         note: the name of one of the specification's notes.
     """
 
@@ -51,7 +51,7 @@ class Column:
 
     @property
     def measured(self) -> bool:
-        """Whether our number is of a record, so that a row needs a run."""
+        """Whether our number comes from a record, so that a row needs a run."""
         return bool(self.value or self.mean or self.ratio or self.against or self.statistic)
 
 
@@ -60,19 +60,18 @@ class Row:
     """A row of a table.
 
     Args:
-        published: the published numbers by the key of their column, as they are printed.
+        published: the published numbers as printed, by the key of their column.
         command: the row's own overrides; empty for a number that the paper quotes from elsewhere.
-        note: the name of one of the specification's notes.
-        baseline: the label of the row that its ratios and differences refer to; empty: the specification's.
-        start: where the command has `model=` with a run that must exist first: the overrides of that run.
+        baseline: the label of the row to which its ratios and differences refer; empty: the specification's.
+        start: the overrides of the run that must exist first, if the command names it by `model=`.
         differs: keys of columns whose published number does not follow from the other published cells or from the
-            configuration; a note says why. Tests hold all other cells to their published number.
-        corpus: how the name of this row's corpus begins, in a table of several; of an embedded one "sample of TASK".
+            configuration. A note explains it. Tests compare all other cells with their published number.
+        corpus: the beginning of the corpus' name, in a table of several; "sample of TASK" for an embedded one.
         split, train: in a table of statistics, the split and the least and most items of the training split.
         cache: cached numbers per token and layer.
-        facts: further cells that say what the row is.
-        computed: numbers that follow from the configuration; tests hold them, and `facts`, to mode=describe.
-        settings: dotted keys of the configuration by the key of their column, where it is not the column's own.
+        facts: further cells that describe the row.
+        computed: numbers that follow from the configuration; tests compare them and `facts` with mode=describe.
+        settings: dotted keys of the configuration by column key, in place of the columns' own.
     """
 
     label: str
@@ -97,16 +96,16 @@ class Spec:
     """A table.
 
     Args:
-        corpus: `name`, how the name of the rows' corpus begins, and `train`, least and most training segments, or
-            questions of the test split where nothing is trained; a table without measured columns has neither.
-        baseline: the label of the row that ratios and differences refer to, where a row names no other.
-        command: the command of every row, with `{row}` where the row's own overrides go.
+        corpus: `name`, the beginning of the corpus' name, and `train`, the least and most training segments (test
+            questions if nothing is trained). A table without measured columns has neither.
+        baseline: the label of the row to which ratios and differences refer, unless a row names another.
+        command: the command of every row, with `{row}` in place of the row's own overrides.
         before: a command to run before those of the rows.
         after: a command to run after that of each row, with RUN for its run directory; its record counts.
-        facts: headings of columns that say what a row is, by the key in its `facts`.
-        notes: text by name, for columns and rows to refer to.
-        picture: of the first row that has a run: "ranks" of heads, or "fusion" matrices; "context": decoding over the
-            context from records of mode=bench, where each row's fact "variant" is the name of its mechanism there.
+        facts: headings of columns that describe a row, by the key in its `facts`.
+        notes: texts by name, for columns and rows.
+        picture: "ranks" of heads or "fusion" matrices of the first row with a run. "context": decoding over the context
+            from records of mode=bench, which name a row's mechanism by its fact "variant".
     """
 
     title: str
@@ -126,12 +125,12 @@ class Spec:
     picture: str = ""
 
     def published(self, column: Column) -> bool:
-        """Whether any row has a published number for a column; a comparison of our own has none."""
+        """Whether any row has a published number for a column."""
         return any(column.key in row.published for row in self.rows)
 
     @property
     def quality(self) -> str:
-        """The dotted key of the first number of quality that a column shows; empty where nothing is measured."""
+        """The dotted key of the first number of quality that a column shows; empty if nothing is measured."""
         keys = (key for column in self.columns for key in (column.value, *column.mean))
         return next((key for key in keys if key.startswith("quality.")), "")
 
@@ -150,21 +149,14 @@ class Spec:
         return [f"{NOT_RUN}: {line}" for line in lines]
 
     def overrides(self, row: Row) -> list[str]:
-        """The settings in a row's command, as :func:`attnlab.config.check.compose` takes them.
-
-        Without `model=` where that names a run, which only exists where the row is measured.
-        """
+        """The settings in a row's command for :func:`attnlab.config.check.compose`, without a run in `model=`."""
         after = [word for word in shlex.split(self.after) if not word.startswith(OF_THE_COMMAND)]
         words = [word for word in [*shlex.split(self.row_command(row)), *after] if "=" in word]
         return [word for word in words if not (row.start and word.startswith("model="))]
 
 
 def read_spec(path: Path) -> Spec:
-    """The specification in a YAML file, for instance experiments/mtla/table1.yaml.
-
-    Raises:
-        ConfigError: the file is missing, or is not such a specification.
-    """
+    """Read a specification, for instance experiments/mtla/table1.yaml; ConfigError if it is missing or wrong."""
     try:
         plain = yaml.safe_load(path.read_text(encoding="utf-8"))
         parts = {"columns": Column, "rows": Row, "plots": Plot, "curves": Panel}
@@ -179,7 +171,7 @@ def read_spec(path: Path) -> Spec:
 
 
 def _problems(spec: Spec) -> Iterator[str]:
-    """What is wrong with a specification."""
+    """The errors of a specification."""
     if any(c.measured and not c.statistic for c in spec.columns) and not (spec.corpus and spec.quality):
         yield "measured columns need `corpus` and a column of quality"
     words = [(spec.picture, ("ranks", "fusion", "context")), *((plot.frontier, ("max", "min")) for plot in spec.plots)]

@@ -1,4 +1,4 @@
-"""The comparison at the end of a multirun: a row for each finished job and the means of seeds, the other jobs apart."""
+"""The comparison at the end of a multirun: finished jobs with means over seeds, and a second table of the others."""
 
 import sys
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 MEAN = "mean ± sd"
-HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings that have no column
-NUMBERS = {  # column: where the record has it, and the format
+HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings without a column
+NUMBERS = {  # column: its key in the record, and its format
     "Parameters": ("parameters.total", ",.0f"),
     "Cache per token and layer, numbers": ("kv_cache.elements_per_token_per_layer", "g"),
     "Training, tokens/s": ("training.tokens_per_second", ",.1f"),
@@ -32,7 +32,7 @@ NUMBERS = {  # column: where the record has it, and the format
 }
 SIZES = tuple(NUMBERS)[:2]  # the same for every seed
 SPEED = "Decoding, tokens/s"
-OVER = {  # what the plot's x can be: where the record has it
+OVER = {  # the plot's x: its key in the record
     "rank": "rank",
     "compression rate of the replaced matrices": "compression.rate.rate",
     "cached numbers per token and layer": "kv_cache.elements_per_token_per_layer",
@@ -42,7 +42,7 @@ OVER = {  # what the plot's x can be: where the record has it
 def render(directory: Path) -> list[Path]:
     """Print the tables of a multirun's jobs to stderr; write comparison.{md,csv} and a plot with its data as CSV.
 
-    Jobs that have not finished are in a second table and in comparison_unfinished.csv.
+    Unfinished jobs are in a second table and in comparison_unfinished.csv.
     """
     begun = {job.directory / RECORD: job for job in reversed(listed(directory))}  # two jobs may be one run
     if not begun:
@@ -62,7 +62,7 @@ def render(directory: Path) -> list[Path]:
         notes = "".join(f"\n{note}" for note in grid.notes)
         print(printable(f"{grid.title}\n{cells.to_string(index=False)}{notes}", keep="\n"), file=sys.stderr)
         for column in NUMBERS.keys() & cells.columns:
-            cells[column] = cells[column].str.replace(",", "")  # as programs read numbers
+            cells[column] = cells[column].str.replace(",", "")  # plain numbers
         paths += replace(grid, rows=cells.to_numpy().tolist()).write(directory / name, "csv")
     x, points = points_of(jobs)
     if len(points.drop_duplicates(["row", "x"])) > 1:
@@ -72,9 +72,9 @@ def render(directory: Path) -> list[Path]:
 
 
 def jobs_of(pairs: Sequence[tuple[SweepJob, SavedRecord]]) -> pd.DataFrame:
-    """The finished jobs of a multirun; its attribute `varied` names the settings in which they differ.
+    """The finished jobs of a multirun. The attribute `varied` names the settings in which they differ.
 
-    These are the settings that the multirun notes of a job: an earlier one may have finished it with others.
+    The settings are those of this multirun; an earlier one may have finished a job with others.
     """
     jobs = frame(
         [saved for _, saved in pairs],
@@ -93,10 +93,7 @@ def jobs_of(pairs: Sequence[tuple[SweepJob, SavedRecord]]) -> pd.DataFrame:
 
 
 def table(jobs: pd.DataFrame) -> Grid:
-    """A row for each job, then one for each mechanism with its settings that has more than one seed.
-
-    Columns that no job has a number for are left out.
-    """
+    """A row for each job, and a row of means for each mechanism and setting with several seeds. No column is empty."""
     varied = jobs.attrs["varied"]
     present = [name for name in NUMBERS if jobs[name].notna().any()]
     grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality_of(jobs), *present])
@@ -117,7 +114,7 @@ def table(jobs: pd.DataFrame) -> Grid:
 
 
 def unfinished(pairs: Sequence[tuple[SweepJob, SavedRecord | None]]) -> Grid:
-    """A row for each of these jobs: how it ended, and its error. A job may have no record that can be read."""
+    """A row for each of these jobs with its status and error. A job may lack a readable record."""
     grid = Grid("Not finished", ["Job", "Settings", "Status", "Error"])
     for job, saved in pairs:
         status, error = "without a record", "it was ended before it could write one"
@@ -130,14 +127,14 @@ def unfinished(pairs: Sequence[tuple[SweepJob, SavedRecord | None]]) -> Grid:
 
 
 def quality_of(jobs: pd.DataFrame) -> str:
-    """The names of the jobs' metrics for people."""
+    """The printed names of the jobs' metrics."""
     return ", ".join(map(summary.label, jobs["Metric"].dropna().unique())) or "Quality"
 
 
 def points_of(jobs: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    """What the quality is drawn over, a key of OVER, and the points; none if jobs have several metrics.
+    """The x of the plot, a key of OVER, and the points; no points if jobs have several metrics.
 
-    Ranks where jobs differ in them, else the compression rate where all jobs have one, else the cache.
+    x is the rank if jobs differ in it, else the compression rate if all jobs have one, else the cache.
     """
     varied, done = jobs.attrs["varied"], jobs.dropna(subset="Score")
     numbers = {name: [saved.number(key) for saved in done["saved"]] for name, key in OVER.items()}
@@ -153,25 +150,25 @@ def points_of(jobs: pd.DataFrame) -> tuple[str, pd.DataFrame]:
 
 
 def mechanism(saved: SavedRecord) -> str:
-    """The attention mechanism with its stride, and the method of compression: those that the job has."""
+    """The attention mechanism with its stride, and the compression method, as far as the job has them."""
     names = [saved.mechanism, saved.record["compress"]]
     return " ".join(name for name in names if not name.startswith("none")) or "none"
 
 
 def metric(saved: SavedRecord) -> str | None:
-    """The name of the first number of a record's quality, for instance bleu; None where nothing was scored."""
+    """The name of the first number of a record's quality, for instance bleu; None if nothing was scored."""
     return next((name for name in saved.record["quality"] if saved.number(f"quality.{name}") is not None), None)
 
 
 def cell(value: float | None, column: str) -> str:
-    """A number as the column of NUMBERS shows it; None: it was not measured."""
+    """A number in the format of its column of NUMBERS; None: not measured."""
     if value == 0 and column == SIZES[1]:
         return "of fixed size"
     return NOT_RUN if value is None else format(value, NUMBERS[column][1])
 
 
 def _mean(values: list[float], column: str) -> str:
-    """The mean over several seeds; sizes do not depend on the seed."""
+    """The mean over seeds; a size has one value for all of them."""
     if len(values) == 1 or (column in SIZES and len(set(values)) == 1):
         return cell(values[0], column)
     return spread(values, NUMBERS[column][1])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnlab.config.batch import counted
 from attnlab.config.build import at
 from attnlab.errors import DataError
 from attnlab.run.files import write_text
@@ -23,7 +24,7 @@ LATEX |= {"–": "--", "—": "---"} | {character: f"\\{character}" for characte
 
 
 def frame(records: Iterable[SavedRecord], **columns: str | Callable[[SavedRecord], Any]) -> pd.DataFrame:
-    """A row for each record: the record in the column `saved`, then values of a dotted key or function, or None."""
+    """A row for each record: the record in the column `saved`, then values of a dotted key or a function, or None."""
     rows = [
         {"saved": saved}
         | {name: get(saved) if callable(get) else at(saved.record, get) for name, get in columns.items()}
@@ -33,13 +34,13 @@ def frame(records: Iterable[SavedRecord], **columns: str | Callable[[SavedRecord
 
 
 def differing(names: Sequence[Any], settings: Sequence[Mapping[str, Any]], always: Collection[str] = ()) -> list[str]:
-    """For each run its settings, as words, in which runs of the same name differ, and `always` those of these keys."""
+    """The settings of each run in which runs of its name differ, as words; settings in `always` are always named."""
     lines = []
-    for name, own in zip(names, settings, strict=True):
+    for name, chosen in zip(names, settings, strict=True):
         others = [other for key, other in zip(names, settings, strict=True) if key == name]
-        differ = {key for key in own if any(str(other.get(key)) != str(own[key]) for other in others)}
-        shown = [key for key in own if key in differ or (key in always and own[key] is not None)]
-        lines.append(" ".join(f"{key}={own[key]}" for key in shown))
+        differ = {key for key in chosen if any(str(other.get(key)) != str(chosen[key]) for other in others)}
+        shown = [key for key in chosen if key in differ or (key in always and chosen[key] is not None)]
+        lines.append(" ".join(f"{key}={chosen[key]}" for key in shown))
     return lines
 
 
@@ -49,7 +50,7 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 
 def finished(records: Iterable[SavedRecord], is_of: Callable[[SavedRecord], Any], what: str) -> list[SavedRecord]:
-    """The finished records for which `is_of` is true; DataError if none is of `what`."""
+    """The finished records for which `is_of` is true; DataError, which names `what`, if there are none."""
     chosen = [saved for saved in records if saved.record["status"] == "finished" and is_of(saved)]
     if not chosen:
         raise DataError(f"no finished record {what} among these records")
@@ -66,10 +67,10 @@ def spread(values: Iterable[float], form: str, error: float | None = None) -> st
 
 
 def read_runs(path: Path, columns: Sequence[str], numbers: Iterable[str]) -> pd.DataFrame:
-    """A runs.csv, the numbers in a table of runs whose records are not committed; `not run` is NaN in `numbers`.
+    """Read a runs.csv, which has the numbers of runs without committed records. `not run` in `numbers` becomes NaN.
 
     Raises:
-        DataError: the file is something else.
+        DataError: the file cannot be read as such a table.
     """
     kinds = {column: float if column in numbers else str for column in columns}
     missing = dict.fromkeys(numbers, ["", NOT_RUN])
@@ -82,7 +83,7 @@ def read_runs(path: Path, columns: Sequence[str], numbers: Iterable[str]) -> pd.
 
 @dataclass
 class Grid:
-    """A table of texts with notes below it, which have code in backquotes, and facts of the records behind it."""
+    """A table of texts, the notes below it, and facts of the records behind it. Code in notes is in backquotes."""
 
     title: str
     headers: list[str]
@@ -91,17 +92,16 @@ class Grid:
     records: list[dict[str, str]] = field(default_factory=list)
 
     def list_records(self, records: Sequence[dict[str, str]]) -> None:
-        """Note where the records lie. Each has its name in the table, its `File` and other facts."""
-        if not records:
-            return
+        """Add a note that says where the records lie. Each has its name in the table, its `File` and other facts."""
         self.records = list(records)
-        folder = os.path.commonpath([os.path.dirname(record["File"]) or "." for record in records])
-        files = f"{len(records)} file{'s' if len(records) > 1 else ''}"
-        facts = ", ".join(key.lower() for key in list(records[0])[1:])
-        self.notes.append(f"Records: {files} in `{folder}`, listed in the CSV file that ends in _records ({facts}).")
+        if records:
+            folder = os.path.commonpath([os.path.dirname(record["File"]) or "." for record in records])
+            files, facts = counted(len(records), "file"), ", ".join(key.lower() for key in list(records[0])[1:])
+            where = f"{files} in `{folder}`, listed in the CSV file that ends in _records ({facts})"
+            self.notes.append(f"Records: {where}.")
 
     def markdown(self) -> str:
-        """A heading, a table with numbers flush right, and the notes as a list."""
+        """Return a heading, a table with numbers flush right, and the notes as a list."""
         rule = ["---"] + ["---:"] * (len(self.headers) - 1)
         cells = [self.headers, rule, *self.rows]
         lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells]
@@ -109,7 +109,7 @@ class Grid:
         return "\n".join([f"# {self.title}", "", *lines, *notes, ""])
 
     def latex(self) -> str:
-        r"""A `table` environment with the notes below the rows. It needs the package booktabs."""
+        r"""Return a `table` environment with the notes below the rows. It needs the package booktabs."""
         headers, *rows = (" & ".join(map(escape, row)) + r" \\" for row in [self.headers, *self.rows])
         columns = "l" + "r" * (len(self.headers) - 1)
         begin = [r"\begin{table}\centering\footnotesize", f"\\caption{{{escape(self.title)}}}"]
@@ -119,23 +119,25 @@ class Grid:
         return "\n".join([*begin, *rows, *end])
 
     def csv(self) -> str:
-        """Headers and rows, without title and notes."""
-        return _csv([self.headers, *self.rows])
+        """Return headers and rows, without title and notes."""
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([self.headers, *self.rows])
+        return file.getvalue()
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
-        """Write the table as `stem` with suffixes md, tex or csv, and facts of its records to `stem`_records.csv."""
+        """Write the table as `stem` with the suffixes md, tex or csv, and its records' facts to `stem`_records.csv."""
         texts = {"md": self.markdown, "tex": self.latex, "csv": self.csv}
         files = {stem.with_name(f"{stem.name}.{kind}"): texts[kind]() for kind in kinds}
         if self.records:
-            rows = [list(self.records[0]), *(list(record.values()) for record in self.records)]
-            files[stem.with_name(f"{stem.name}_records.csv")] = _csv(rows)
+            behind = Grid(self.title, list(self.records[0]), [list(record.values()) for record in self.records])
+            files[stem.with_name(f"{stem.name}_records.csv")] = behind.csv()
         for path, text in files.items():
             write_text(path, text)
         return list(files)
 
 
 def facts(name: str, saved: SavedRecord, protocol: str = "") -> dict[str, str]:
-    """The facts of a record behind a table, by their headings; `name`: what the table calls it."""
+    """The facts of a record behind a table, by their headings; `name`: the record's name in the table."""
     record, environment = saved.record, saved.record["environment"]
     return {
         "Record": name,
@@ -153,9 +155,3 @@ def escape(text: str) -> str:
     """Escape LaTeX's special characters; text in backquotes becomes typewriter."""
     plain = "".join(LATEX.get(character, character) for character in text)
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", plain)
-
-
-def _csv(rows: Iterable[Sequence[str]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()

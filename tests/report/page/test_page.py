@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from attnlab import cli
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError
 from attnlab.report import command, sweep
 from tests.report.page.conftest import ROOT, Write
 
 pytest.importorskip("bokeh")
 pytest.importorskip("itables")
 
-from attnlab.report.page.render import POINTS, gather, groups, render, samples, thinned
+from attnlab.report.page.render import POINTS, gather, groups, render, samples
 
 HOSTILE = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -48,6 +48,8 @@ class Elements(HTMLParser):
 
 def test_runs_of_every_kind(write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = tmp_path / "outputs"
+    long = [(step, 4 / step) for step in range(1, 1001)]
+    write(place / "long", long, started="2025")
     write(place / "good", [(50, 4.0), (100, 2.0)], [("eins", "one", "one")] * 9, started="2026-03")
     write(place / "dead", started="2026-02", status="running")
     write(place / "failed", started="2026-01", status="failed", error="disk\nfull", quality={})
@@ -55,12 +57,14 @@ def test_runs_of_every_kind(write: Write, tmp_path: Path, caplog: pytest.LogCapt
     short = write(place / "short", predictions=[("a", "b", "c")], started="2024")
     (short / "predictions.tsv").write_text("id\tsource\n1\ta\n")
     runs = {Path(run.name).name: run for run in gather([place])}
-    statuses = {"good": "finished", "dead": "interrupted", "failed": "failed"}  # the newest first
+    statuses = {"good": "finished", "dead": "interrupted", "failed": "failed", "long": "finished"}  # the newest first
     assert {name: run.status for name, run in runs.items()} == statuses and list(runs) == list(statuses)
     assert runs["good"].curves == {"loss": [(50, 4.0), (100, 2.0)], "val_loss": [(50, 2.0), (100, 1.0)]}
     assert len(runs["good"].samples) == 4 and (runs["good"].metric, runs["good"].quality) == ("bleu", 95.33)
     assert runs["dead"].error == "its process is gone" and runs["failed"].error == "disk full"
     assert runs["failed"].quality is None
+    thinned = runs["long"].curves["loss"]
+    assert len(thinned) == POINTS and (thinned[0], thinned[-1]) == (long[0], long[-1]) and set(thinned) < set(long)
     named = [record.getMessage() for record in caplog.records]
     assert len(named) == 2 and "newer/record.json: skipped" in named[0] and "short/record.json: left out" in named[1]
     page = Elements(render(list(runs.values()), [place])).text
@@ -144,13 +148,6 @@ def test_samples_of_the_same_reference_stand_together(write: Write, tmp_path: Pa
     assert [number for number, _ in grouped[-1][1]] == [2]
 
 
-def test_thinned_curves() -> None:
-    curve = [(step, 1 / step) for step in range(1, 1001)]
-    assert thinned(curve[:POINTS]) == curve[:POINTS]
-    thin = thinned(curve)
-    assert len(thin) == POINTS and (thin[0], thin[-1]) == (curve[0], curve[-1]) and set(thin) < set(curve)
-
-
 def test_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs").mkdir()
@@ -179,12 +176,7 @@ def test_the_command_line_takes_the_words_in_their_order(
     assert capsys.readouterr().err.startswith("error: nowhere: no such file or folder")
 
 
-def test_wrong_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="^outputs: no such file or folder"):
-        command.main([])
-    with pytest.raises(ConfigError, match="^report: unrecognized arguments: --output; see attnlab report --help$"):
-        command.main([".", "--output"])
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "attnlab.report.page.render", None)
     with pytest.raises(ConfigError, match=r"needs Bokeh and itables: pip install 'attnlab\[report\]'"):
-        command.main(["."])
+        command.main([str(tmp_path)])

@@ -1,8 +1,8 @@
 """The page: a table of runs, plots, predictions and commands in one HTML file that needs no network.
 
-The table is DataTables (of the package itables), the plots are Bokeh's; their scripts stand in the file. Everything
-that comes from records and predictions is escaped by Jinja, and the page's policy (Content-Security-Policy) lets a
-browser run no other script and load nothing. A plot has the data of every run; the page's script sets its filter.
+The table is DataTables from the package itables, the plots are Bokeh's. Their scripts are part of the file. Jinja
+escapes all texts of records and predictions. The page's Content-Security-Policy allows no other script and no request.
+A plot has the data of every run; the page's script sets its filter.
 """
 
 import base64
@@ -46,7 +46,7 @@ POINTS = 100  # of a curve
 LOSSES = {"loss": "training loss", "val_loss": "validation loss"}
 MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
-GRAY = "#808690"  # of texts and lines: legible on white and on black
+GRAY = "#808690"  # texts and lines, legible on white and on black
 PALETTE = (*Category10[10], *Dark2[8])
 TOOLS = "box_zoom,wheel_zoom,reset,save"
 ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
@@ -62,11 +62,11 @@ class Sample(NamedTuple):
 
 
 class Shown:
-    """A run on the page, with its first score and those of :data:`attnlab.report.sweep.NUMBERS` that were measured.
+    """A run on the page, with its first score and the measured :data:`attnlab.report.sweep.NUMBERS`.
 
-    The name is that of its directory, or of its file where that is no record.json. The status is the record's, or
-    "interrupted" where the run's process is gone. Curves are pairs of update and loss, at most POINTS each; curves and
-    predictions lie beside a record.json.
+    Its name is that of its directory, or of its file if that is not a record.json. Its status is the record's, or
+    "interrupted" if its process is gone. Curves are at most POINTS pairs of update and loss. Curves and predictions are
+    read beside a record.json.
     """
 
     def __init__(self, saved: SavedRecord) -> None:
@@ -82,7 +82,7 @@ class Shown:
         self.curves = {
             key: [(step, value if math.isfinite(value) else math.nan) for step, value in thinned(logged[key])]
             for key in LOSSES
-            if sum(math.isfinite(value) for _, value in logged.get(key, ())) > 1  # one point is no line
+            if sum(math.isfinite(value) for _, value in logged.get(key, ())) > 1  # a single point is not a line
         }
         self.samples = [
             Sample(*(textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in Sample._fields))
@@ -97,7 +97,7 @@ class Shown:
 
     @property
     def corpus(self) -> str:
-        """What was read, without its place; with its vocabulary, on which a perplexity depends."""
+        """The name of the corpus, and its vocabulary, on which a perplexity depends."""
         corpus = str(self.record["corpus"])
         _, _, vocabulary = corpus.rpartition("; vocabulary ")
         name = re.split(r" at |: ", corpus, maxsplit=1)[0]
@@ -107,16 +107,15 @@ class Shown:
 
     @property
     def measured(self) -> list[tuple[str, str]]:
-        """Name and value of each number of the record."""
+        """The name and value of each number of the record."""
         pairs = [pair for name in MEASURED for pair in leaves(self.record.get(name, {}), name)]
         return [(name.replace("_", " "), f"{value:,.12g}") for name, value in pairs if finite(value) is not None]
 
 
 def gather(places: Iterable[Path]) -> list[Shown]:
-    """Every run in these folders and files, the newest first. A run whose files cannot be read is named and left out.
+    """The runs in these folders and files, the newest first; DataError for a missing place.
 
-    Raises:
-        DataError: a place does not exist.
+    A run with unreadable files is named in a warning and left out.
     """
     runs = []
     for saved in reversed(collect(places)):
@@ -128,16 +127,15 @@ def gather(places: Iterable[Path]) -> list[Shown]:
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most POINTS of a curve's points, evenly spread, the first and the last among them."""
+    """At most POINTS of a curve's points, evenly spread, with the first and the last."""
     chosen = np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
     return [points[i] for i in chosen]
 
 
 class Column(NamedTuple):
-    """A column of the table: of each run the text, and what a number is sorted by, "" where there is none.
+    """A column of the table: the text of each run, and for a number the value by which it is sorted ("" if unknown).
 
-    The class of its cells is text, filtered by a list of values, or number, filtered by a bound; with "extra" where a
-    phone has no room for it.
+    Cells of class text are filtered by a list of values, cells of class number by a bound. A phone hides "extra".
     """
 
     name: str
@@ -146,7 +144,7 @@ class Column(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs on the page whose qualities can be compared; `measures`: those of NUMBERS that at least one of them has."""
+    """Runs on the page with comparable qualities; `measures`: those of NUMBERS that at least one of them has."""
 
     name: str
     metric: str
@@ -155,10 +153,10 @@ class Group(NamedTuple):
 
 
 def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
-    """The page as HTML; without runs it says so in one line. `places`: the folders and files that were read."""
+    """The page as HTML, or a line that says that there are no runs. `places`: the folders and files that were read."""
     shown_places = printable(", ".join(map(str, places)))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {}  # Bokeh's JSON defines an object where it first stands: never sorted
+    environment.policies["json.dumps_kwargs"] = {}  # not sorted: Bokeh's JSON defines an object at its first use
     template = environment.from_string(_text("page.html"))
     if not runs:
         return template.render(runs=[], places=shown_places, css=_text("page.css"), allowed="'none'")
@@ -168,8 +166,8 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
     figures = [points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
     figures += [curves(runs, name) for name in losses]
     colour, columns = colours(runs), _columns(runs, measures)
-    bokeh, script = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw), _text("page.js")
-    texts = {"bokeh": _inside(bokeh), "script": _inside(script)}
+    bokeh = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
+    texts = {"bokeh": _inside(bokeh), "script": _inside(_text("page.js"))}
     return template.render(
         runs=runs,
         places=shown_places,
@@ -195,7 +193,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
 
 
 def groups(runs: Sequence[Shown]) -> list[Group]:
-    """The scored runs by task, metric and corpus: those with a cache first, then the largest group."""
+    """The scored runs by task, metric and corpus: groups with a cache first, then by size."""
     comparable: dict[tuple[str, str, str], list[int]] = {}
     for i, run in enumerate(runs):
         if run.quality is not None:
@@ -209,7 +207,7 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
 
 
 def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
-    """Of each source and reference the first sample, and for each run its position and its hypothesis."""
+    """The first sample of each source and reference, with the number and hypothesis of each run that has it."""
     sources: dict[tuple[Any, ...], tuple[Sample, Lines]] = {}
     for i, run in enumerate(runs):
         for sample in run.samples:
@@ -220,8 +218,7 @@ def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
 
 def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
     def texts(key: str) -> list[tuple[str, None]]:
-        values = [run.record[key] for run in runs]
-        return [("" if value is None else str(value), None) for value in values]
+        return [("" if (value := run.record[key]) is None else str(value), None) for run in runs]
 
     quality = [(f"{run.quality:g}", run.quality) if run.quality is not None else (NOT_RUN, "") for run in runs]
     measured = {
@@ -247,14 +244,14 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:
-    """A colour for each mechanism, the clearest for those that were scored; above eighteen they repeat."""
+    """A colour for each mechanism, the clearest for scored ones. After eighteen they repeat."""
     scored = [run.mechanism for run in runs if run.quality is not None]
     names = dict.fromkeys([*scored, *(run.mechanism for run in runs)])
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
 def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
-    """The quality of the runs over one of their other numbers, at first `first`, for an element of the page."""
+    """The quality of the runs over another number, at first `first`, as Bokeh's JSON for the element `target`."""
     columns: dict[str, Any] = _about(runs)
     columns["score"] = ["" if run.quality is None else f"{run.quality:g} {label(run.metric)}" for run in runs]
     columns["quality"] = np.array([np.nan if run.quality is None else run.quality for run in runs])
@@ -293,15 +290,14 @@ def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
 
 
 def _view(count: int) -> CDSView:
-    """All of them at first: Bokeh warns on the console of a plot that starts without a range."""
+    """A filter that shows all at first: Bokeh warns on the console about a plot that starts without a range."""
     return CDSView(filter=IndexFilter(indices=list(range(count)), name="shown"))
 
 
 def _figure(beside_the_mouse: list[tuple[str, str]], **hover: Any) -> figure:
     plot = figure(height=320, sizing_mode="stretch_width", tools=TOOLS, active_drag=None, active_scroll=None)
     plot.add_tools(HoverTool(tooltips=[*ABOUT, *beside_the_mouse], **hover))
-    plot.toolbar.logo = None
-    plot.toolbar.autohide = True
+    plot.toolbar.logo, plot.toolbar.autohide = None, True
     plot.background_fill_alpha = plot.border_fill_alpha = 0
     plot.outline_line_color = None
     plot.grid.grid_line_color, plot.grid.grid_line_alpha = GRAY, 0.25
@@ -318,10 +314,10 @@ def _text(name: str) -> str:
 
 
 def _inside(code: str) -> str:
-    """A library's text, which must not end the element that it stands in."""
+    """A library's text in a form that cannot end its element."""
     return Markup(code.replace("</script", "<\\/script").replace("</style", "<\\/style"))
 
 
 def _digest(code: str) -> str:
-    """What the page's policy calls a script: browsers run those that it names."""
+    """The name of a script in the page's policy: browsers run only scripts that it names."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()}'"
