@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor
 
 from attnlab.data import FilterBank, MustC, SpecAugment
@@ -68,6 +69,15 @@ def test_batches_equal_the_corpus(make: Callable[..., SequenceToTextData], corpu
         assert data.ctc_tokenizer.decode(labels) == sources[i]
         assert min(labels) > data.tokenizer.unk  # neither blank nor </s>
     assert (batch.targets.dtype, batch.feature_lengths.dtype, batch.target_lengths.dtype) == (torch.int64,) * 3
+
+
+def test_a_batch_is_converted_to_the_precision_of_the_run(make: Callable[..., SequenceToTextData]) -> None:
+    data = make()
+    data.setup()
+    (batch,) = list(data.val_dataloader())
+    wide = DoublePrecision().convert_input(batch)
+    assert (wide.features.dtype, wide.targets.dtype) == (torch.float64, torch.int64)
+    assert ids_of(wide) == ids_of(batch)
 
 
 def test_length_filters_are_for_training_and_counted(make: Callable[..., SequenceToTextData]) -> None:

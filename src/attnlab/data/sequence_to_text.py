@@ -56,6 +56,7 @@ class Batch:
     """B utterances, padded right.
 
     Args:
+        utterances: (B,), in an array because Lightning's conversions of precision enter lists.
         features: (B, S, F) or (B, S, L, F) float32, zeros after the end of a row; or source ids (B, S) int64, then
             <pad>.
         feature_lengths: (B,) int64, in frames or ids.
@@ -66,7 +67,7 @@ class Batch:
         filler: the batch only keeps a process busy and must not count.
     """
 
-    utterances: list[Utterance]
+    utterances: npt.NDArray[np.object_]
     features: Tensor
     feature_lengths: Tensor
     targets: Tensor
@@ -84,7 +85,7 @@ class Batch:
     def select(self, rows: list[int]) -> "Batch":
         """These rows alone, padded as before."""
         index = torch.tensor(rows, device=self.features.device)
-        return replace(self._map(lambda x: x[index]), utterances=[self.utterances[i] for i in rows])
+        return replace(self._map(lambda x: x[index]), utterances=self.utterances[rows])
 
     def pin_memory(self) -> "Batch":
         return self._map(lambda x: x.pin_memory())
@@ -100,7 +101,7 @@ def collate(examples: Sequence[Example]) -> Batch:
     ctc = [x.ctc_target for x in examples if x.ctc_target is not None]
     ctc_targets, ctc_lengths = _padded(ctc) if ctc else (None, None)
     features, targets = _padded([x.features for x in examples]), _padded([x.target for x in examples])
-    utterances, filler = [x.utterance for x in examples], any(x.filler for x in examples)
+    utterances, filler = np.array([x.utterance for x in examples], object), any(x.filler for x in examples)
     return Batch(utterances, *features, *targets, ctc_targets, ctc_lengths, filler)
 
 
@@ -167,7 +168,6 @@ class SequenceToTextData(Data):
 
     Args:
         features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.
-        augment: masks of training inputs, or None.
         vocab_size: pieces of the decoder, specials and classes included; of source and target together for text.
         ctc_vocab_size: pieces of the transcript as CTC labels, or None.
         hard_vocab_limit: refuse a text that allows fewer pieces; False: take as many as the text allows.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -62,7 +63,7 @@ def test_the_first_token_counts_so_often(weight: float) -> None:
         first_token_weight=weight,
     )
     batch = Batch(
-        [Utterance(id=id, source="", target="", label="a") for id in "xy"],
+        np.array([Utterance(id=id, source="", target="", label="a") for id in "xy"]),
         torch.zeros(2, 4, 3), torch.tensor([4, 4]), targets, torch.tensor([3, 2]),
     )  # fmt: skip
     loss, plain, _, count = module.train().losses(batch)

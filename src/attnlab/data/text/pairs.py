@@ -161,7 +161,7 @@ class Parallel(Reader):
 SPLIT_FILE = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
 SPELLINGS = {"train": ("train",), "validation": ("validation", "val", "dev"), "test": ("test",)}
 PAIRS = ((".source", ".target"), (".raw.source", ".raw.target"), (".document", ".summary"))
-RECORDS, FIELDS = (".jsonl", ".json"), ("document", "summary")
+RECORDS = (".jsonl", ".json")
 SHARE_BAR = {
     "Share this with", "Email", "Facebook", "Messenger", "Twitter", "Pinterest", "WhatsApp", "Linkedin", "LinkedIn",
     "Copy this link", "These are external links and will open in a new window",
@@ -204,10 +204,11 @@ class XSum(Reader):
             return read_pairs(source, target, split, drop_empty)
         if source.name == SPLIT_FILE:
             return self._original(root, source, split, drop_empty)
-        return [
-            pair(str(row.values.get("id", f"{split}_{i}")), *map(row.text, FIELDS), row.where, drop_empty)
-            for i, row in enumerate(rows(source))
-        ]
+        utterances = []
+        for i, row in enumerate(rows(source)):
+            id = str(row.values.get("id", f"{split}_{i}"))
+            utterances.append(pair(id, row.text("document"), row.text("summary"), row.where, drop_empty))
+        return utterances
 
     def _original(self, root: Path, splits: Path, split: str, drop_empty: bool) -> list[Utterance]:
         with reading(splits, "one JSON object with the ids of each split"):
