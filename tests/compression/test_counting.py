@@ -1,4 +1,4 @@
-"""Closed forms, and totals of real models. The rows of table 1: tests/report/test_irratt.py."""
+"""Closed forms, and totals of real models. The rows of table 1: tests/report/test_published.py."""
 
 import copy
 from typing import Any
