@@ -45,7 +45,8 @@ def job(template: dict[str, Any], tmp_path: Path) -> Job:
 
 def jobs_in(folder: Path) -> pd.DataFrame:
     """The jobs of a multirun, which have all finished."""
-    return sweep.jobs_of([(job, collect([job.directory])[0]) for job in listed(folder)])
+    every = listed(folder)
+    return sweep.jobs_of([(job, collect([job.directory])[0]) for job in every], every)
 
 
 def rows(directory: Path, name: str = "comparison") -> list[dict[str, str]]:

@@ -51,7 +51,7 @@ def render(directory: Path) -> list[Path]:
     read = {saved.path: saved for saved in (collect(there) if there else [])}
     pairs = [(job, read.get(file)) for file, job in reversed(begun.items())]
     done = [(job, saved) for job, saved in pairs if saved and saved.record["status"] == "finished"]
-    jobs = jobs_of(done)
+    jobs = jobs_of(done, [job for job, _ in pairs])
     tables = {STEM: table(jobs)}
     if len(done) < len(pairs):
         tables[f"{STEM}_unfinished"] = unfinished([pair for pair in pairs if pair not in done])
@@ -71,8 +71,8 @@ def render(directory: Path) -> list[Path]:
     return paths
 
 
-def jobs_of(pairs: Sequence[tuple[SweepJob, SavedRecord]]) -> pd.DataFrame:
-    """The finished jobs of a multirun. The attribute `varied` names the settings in which they differ.
+def jobs_of(pairs: Sequence[tuple[SweepJob, SavedRecord]], every: Sequence[SweepJob]) -> pd.DataFrame:
+    """The finished jobs of a multirun. The attribute `varied` names the settings in which any of its jobs differ.
 
     The settings are those of this multirun; an earlier one may have finished a job with others.
     """
@@ -85,9 +85,9 @@ def jobs_of(pairs: Sequence[tuple[SweepJob, SavedRecord]]) -> pd.DataFrame:
         **{name: partial(SavedRecord.number, dotted=key) for name, (key, _) in NUMBERS.items()},
     )
     jobs["Job"] = [job.name for job, _ in pairs]
-    settings = pd.DataFrame([dict(word.split("=", 1) for word in job.settings) for job, _ in pairs], dtype=object)
+    settings = pd.DataFrame([dict(word.split("=", 1) for word in job.settings) for job in every], dtype=object)
     varied = [key for key in settings if key not in HIDDEN and settings[key].nunique(dropna=False) > 1]
-    jobs = jobs.join(settings[varied].fillna(""))
+    jobs = jobs.join(settings[varied].fillna("").set_index(pd.Index([job.name for job in every])), on="Job")
     jobs.attrs["varied"] = varied
     return jobs
 
