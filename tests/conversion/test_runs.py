@@ -279,8 +279,8 @@ def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["convert=mla", "attention=mtla"], "the pretrained model has its own"),
-        (["convert=mla", "task.model.d_model=8"], "the pretrained model has its own"),
+        (["convert=mla", "attention=mtla"], "the pretrained model decides it"),
+        (["convert=mla", "task.model.d_model=8"], "the pretrained model decides it"),
         (["convert=mlp"], "no such convert"),
         (["mode=convert"], "mode=convert needs convert=<method>"),
         (["convert=tpa", "stride=2"], "has no stride"),
