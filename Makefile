@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## train, decode and score speech translation on the embedded sample corpus
 	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 task.train.max_epochs=14
 
-test: $(STAMP)  ## the default tests (at most 10 minutes)
+test: $(STAMP)  ## the default tests (about 4 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
