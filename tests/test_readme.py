@@ -139,7 +139,7 @@ def test_the_mechanism_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         cache = attention.new_cache(1, 5, 3)
         if before is not None:
             attention.read_prefix(before, None, cache)
-        steps = torch.cat([attention.extend(x[:, :2], cache), attention.extend(x[:, 2:], cache)], 1)
+        steps = torch.cat([attention.extend(part, cache) for part in x.split([2, 1, 2], 1)], 1)
         for got in (attention(x, before), steps):
             torch.testing.assert_close(got[0], want, rtol=1e-10, atol=1e-10)
     plain = importlib.import_module("lifted.mha").MHA(16, 2).double()

@@ -115,7 +115,7 @@ every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORM
 
 
 def test_every_mechanism_has_a_closed_form() -> None:
-    assert set(NAMES) == set(FORMS) == set(PUBLISHED), "write the form of a new mechanism here, from its paper"
+    assert set(NAMES) == set(FORMS) == set(PUBLISHED), "add the mechanism to FORMS and PUBLISHED, from its paper"
 
 
 @every

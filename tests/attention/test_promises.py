@@ -57,7 +57,7 @@ def test_fast_path_equals_the_equations_forward_and_backward(mechanism: Mechanis
     if prefix is not None:
         prefix.requires_grad_()
     kind_of = type(attention)
-    assert kind_of in naive.FORMULAS, f"write the naive form of {kind_of.__name__} in attention/ops/naive/"
+    assert kind_of in naive.FORMULAS, f"write the naive form of {kind_of.__name__} in attention/ops/naive.py"
     y = attention(x, prefix, prefix_lengths=lengths)
     sizes = [0] * batch if prefix is None else [prefix.shape[1]] * batch if lengths is None else lengths.tolist()
     rows = [naive.attend(attention, x[b], None if prefix is None else prefix[b, :size]) for b, size in enumerate(sizes)]

@@ -156,7 +156,9 @@ class MHA(PositionalAttention):
         return self._attend(q, self._pack(**entries), past)
 
     def _is_lean(self, x: Tensor, cache: PositionalCache) -> bool:
-        return self.turned in (0, self.head_dim) and cache.is_lean(x)
+        """Whether `_lean_step` computes the same: not for a subclass with other queries or entries."""
+        ours = type(self)._queries is MHA._queries and type(self)._entries is MHA._entries
+        return ours and self.turned in (0, self.head_dim) and cache.is_lean(x)
 
     def _lean_step(self, x: Tensor, cache: PositionalCache, slot: int, used: int) -> Tensor:
         """The fast CPU path of one position, (B, 1, d) -> (B, 1, d), which writes directly into the cache.

@@ -30,7 +30,7 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError
 STATUSES = ("running", "finished", "failed", "interrupted")
 ROOT = Path(__file__).resolve().parents[3]
 
-SECTIONS = {
+SECTIONS = {  # every record must have these keys, older ones too
     "parameters": "total attention trainable",
     "kv_cache": "elements_per_token_per_layer bytes_predicted bytes_measured",
     "quality": "",  # the metrics of the task and their signature
