@@ -51,6 +51,17 @@ def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) 
         assert cache.length == steps and not y.requires_grad
 
 
+@pytest.mark.parametrize("mechanism", [m for m in EVERY if hasattr(m.build(), "_queries")], ids=str)
+def test_a_subclass_with_other_queries_decodes_as_it_computes(mechanism: Mechanism) -> None:
+    """The fast steps of a CPU are those of the class that they are written for."""
+    attention: Any = mechanism.build()
+    base: Any = type(attention)
+    attention.__class__ = type("Sharp", (base,), {"_queries": lambda self, *of: 3 * base._queries(self, *of)})
+    x = draw(torch.Generator().manual_seed(7), 2, 3 * mechanism.grid, 32)
+    steps = extend_by(attention, x, attention.new_cache(2, x.shape[1]), [1] * x.shape[1])
+    assert error(steps, attention(x)) < 1e-12
+
+
 @pytest.mark.parametrize("mechanism", TWO_WAYS, ids=str)
 def test_both_ways_of_a_step_are_taken(mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
     """At this width steps of `walk` work on factors; long chunks work on keys and values that are built."""

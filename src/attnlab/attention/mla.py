@@ -53,8 +53,12 @@ class LatentCache(PositionalCache):
         return vars(self) | {"_step": None}  # its views refer to the buffers of this cache
 
     def step(self, attention: "MLA", x: Tensor) -> "LatentStep | None":
-        """The fast CPU path for the step of x (B, n, d); None: use the generic path."""
-        if not self.is_lean(x) or choose("step", x, masked=True) is Backend.TRITON:
+        """The fast CPU path for the step of x (B, n, d); None: use the generic path.
+
+        A subclass that overrides queries or latents has no fast path.
+        """
+        same = type(attention)._queries is MLA._queries and type(attention)._latents is MLA._latents
+        if not (same and self.is_lean(x)) or choose("step", x, masked=True) is Backend.TRITON:
             return None
         if self._step is None or self._step.slots is not self.text["slots"]:
             self._step = LatentStep(

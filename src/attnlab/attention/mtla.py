@@ -144,7 +144,7 @@ class MTLA(MLA):
     def _merge_chunks(self, chunks: Tensor, gates: Tensor, exists: Tensor | None = None) -> Tensor:
         """Slots (B, A, r) of chunks (B, A, s, r), which are zero at positions that do not exist.
 
-        exists: (B, A, s, 1) bool, or None if all positions exist. A sum does not need it. The mean of `MTLAWindow` does.
+        exists: (B, A, s, 1) bool, or None if all positions exist. A sum does not need it. `MTLAWindow` takes means.
         """
         return (self._gate(chunks, gates.unsqueeze(-2)) * chunks).sum(2).to(chunks.dtype)
 
