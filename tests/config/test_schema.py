@@ -36,9 +36,19 @@ def test_equal_to_inspect(target: str) -> None:
 
 SOURCE = """
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict, Unpack
 import torch.nn as nn
 from torch.nn import Linear as Plain
+
+class Options(TypedDict):
+    depth: int
+
+class MoreOptions(Options):
+    width: list["Kind"]
+
+class Hostile:
+    def __init__(self, run: [x for x in [print("evaluated")]], long: 9**9**9, hidden: int.__class__, or_text: int | "x",
+                 **options: Unpack[MoreOptions]): ...
 
 Kind = Literal["a", "b"]
 Sizes = list[int] | None
@@ -100,10 +110,15 @@ def test_forms_of_definition(example: None, target: str, parameters: list[str], 
     assert (list(schema.parameters), schema.open) == (parameters, is_open)
 
 
-def test_what_else_is_read_without_importing(example: None) -> None:
+def test_what_else_is_read_without_importing(example: None, capsys: pytest.CaptureFixture[str]) -> None:
     module = "read_as_source.example"
     schema = signature(f"{module}.Child")
     assert literals(schema.parameters["kind"]) == ["a", "b"]
+    hostile = signature(f"{module}.Hostile").parameters
+    assert [hostile[name] for name in ("run", "long", "hidden")] == [
+        None
+    ] * 3 and "evaluated" not in capsys.readouterr().out
+    assert [*hostile][3:] == ["or_text", "depth", "width"] and words(hostile["width"]) == "a list, each a or b"
     assert words(schema.parameters["sizes"]) == "a list, each int or null"
     assert definition(f"{module}.Alias") == (module, "Made")
     assert {"torch.nn.modules.linear.Linear", "torch.nn.modules.module.Module"} < ancestors(f"{module}.Renamed")

@@ -294,8 +294,7 @@ class SequenceToTextData(Data):
         utterances = self._read_texts()
         train, *others = (utterances[name] for name in self.reader.splits)
         labels = sorted({x.label for x in train if x.label})
-        if labels:
-            self._check_labels(others, set(labels))
+        self._check_labels(others, set(labels))
         texts = [x.target for x in train if x.target] or labels
         if self.features.kind == "text":
             texts += [x.source for x in train]
