@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 EXTRAS := dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check size kill-test tables figures clean
+.PHONY: help install demo test check docs size kill-test tables figures clean
 
 help:  ## show these lines
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ check: $(STAMP)  ## ruff, mypy and the default tests: what .ci/run runs
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+docs: $(STAMP)  ## the documentation, in build/docs; a warning is an error
+	$(BIN)/python -m sphinx -b html -W --keep-going docs build/docs
 
 size: $(STAMP)  ## lines, files, complexity and what the main command executes, as a table
 	@$(BIN)/python -m tests.size

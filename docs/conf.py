@@ -1,0 +1,41 @@
+"""Settings of Sphinx: `make docs` builds the pages with warnings as errors."""
+
+import re
+
+from sphinx.application import Sphinx
+
+import attnlab
+
+project = "attnlab"
+author = copyright = "the attnlab authors"
+version = release = attnlab.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+html_theme = "furo"
+html_title = f"attnlab {version}"
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 3
+
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 60  # seconds for a cell
+
+autodoc_typehints = "description"
+napoleon_google_docstring = True
+
+
+def link_files(app: Sphinx, name: str, source: list[str]) -> None:
+    """Turn a link to a Markdown file outside docs/ into a download, which Sphinx would look for among its pages."""
+    source[0] = re.sub(r"\]\((?=\.\./\.\./[^)]*\.md\b)", "](path:", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", link_files)
