@@ -10,4 +10,4 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SOURCES, os.environ.get
 from attnlab.__main__ import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -28,9 +28,10 @@ def lines(*folders: Path) -> tuple[int, int]:
 def traced() -> tuple[int, int]:
     """Files with a function that the main command executes, and the lines of all these functions."""
     with tempfile.TemporaryDirectory() as folder:
-        data, report = Path(folder, "data"), Path(folder, "report.json")
+        data, report, settings = (Path(folder, name) for name in ("data", "report.json", "settings"))
+        settings.write_text("[run]\npatch = _exit\n")  # by which the command ends
         coverage = [sys.executable, "-m", "coverage"]
-        run = [*coverage, "run", f"--data-file={data}", f"--source={PACKAGE}"]
+        run = [*coverage, "run", f"--rcfile={settings}", f"--data-file={data}", f"--source={PACKAGE}"]
         for i, program in enumerate(([sys.executable], run)):
             command = [*program, *COMMAND, f"hydra.run.dir={folder}/{i}"]
             subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

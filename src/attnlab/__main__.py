@@ -1,25 +1,27 @@
 """`python -m attnlab ...`, and the command `attnlab`."""
 
 import os
-import sys
 
 
-def main() -> int:
-    """Run the command line in `sys.argv`; the exit code.
+def main() -> None:
+    """Run the command line in `sys.argv`, and end the process with its exit code.
 
     Until a run begins (:mod:`attnlab.run.processes`), SIGINT ends the process at once with 130: an exception inside an
-    import would be printed.
+    import would be printed. The garbage collector is off until then, because it would visit every import in vain.
+    The process does not wait for the end of libraries, which takes seconds.
     """
     try:
+        import gc
         import signal
 
+        gc.disable()
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # not ignored, as by nohup
             signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
-        from attnlab.cli import main as command
+        from attnlab.cli import command, leave
     except KeyboardInterrupt:  # while `signal` itself was imported
-        return 130
-    return command()
+        os._exit(130)
+    leave(command())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,6 +7,7 @@ a configuration file is wrong, 128 plus the signal's number (130, 143) interrupt
 import atexit
 import contextlib
 import copy
+import gc
 import io
 import math
 import os
@@ -43,16 +44,8 @@ STAMP = "ATTNLAB_STAMP"  # when the run began: part of its directory's name; the
 VERSIONS = ("torch", "lightning", "transformers", "timm", "hydra-core")  # that decide what a run does, beside attnlab
 
 
-def main() -> int:
-    """Run the command line in `sys.argv`; the exit code."""
-    code = command()
-    if code > 128:
-        leave(code)
-    return code
-
-
 def leave(code: int) -> NoReturn:
-    """End the process of an interrupted run at once, without waiting for libraries and threads."""
+    """End the process at once, without waiting for libraries and threads."""
     atexit._run_exitfuncs()  # loggers of services, worker processes, temporary folders
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # closed, or the reader has gone
@@ -95,10 +88,16 @@ def report_error(error: BaseException, with_traceback: bool) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Run a command line, as in sys.argv[1:]; the exit code."""
-    if words[:1] in (["report"], ["runs"]):
-        from attnlab.report import command, runs
+    if words[:1] == ["report"]:
+        from attnlab.report import command
 
-        return (command if words[0] == "report" else runs).main(words[1:])
+        gc.enable()
+        return command.main(words[1:])
+    if words[:1] == ["runs"]:
+        from attnlab.report import runs
+
+        gc.enable()
+        return runs.main(words[1:])
     if words[:1] == ["list"] or {"--help", "-h", "--version"} & set(words):
         print(printable(information(words), keep="\n"), flush=True)
         return 0

@@ -20,8 +20,8 @@ READS = [line for line in [*TASKS, *OWN] if line != "task=recall"]
 SOME = [pytest.param(line, marks=[pytest.mark.slow] * bool(i % 3)) for i, line in enumerate(READS)]
 SCRIPT = """
 import sys
-from attnlab.cli import main
-code = main()
+from attnlab.cli import command
+code = command()
 print(sorted({"torch", "lightning", "timm", "transformers"} & set(sys.modules)))
 sys.exit(code)
 """

@@ -144,7 +144,7 @@ def test_a_broken_record_is_named(printed: Printed, tmp_path: Path) -> None:
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     write(tmp_path / "outputs" / "a")
     code = (
-        "import sys, json; sys.argv[1:] = ['runs']; from attnlab.cli import main; code = main();"
+        "import sys, json; sys.argv[1:] = ['runs']; from attnlab.cli import command; code = command();"
         "print(json.dumps([code, 'torch' in sys.modules, 'matplotlib' in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import importlib
 import logging
 import os
@@ -25,7 +26,7 @@ from attnlab.run.directory import locked, refuse_live, refuse_used
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.processes import Interrupted, interruptible
-from attnlab.run.store import WEIGHTS
+from attnlab.run.store import WEIGHTS, near
 
 log = logging.getLogger("attnlab.run")
 
@@ -96,13 +97,15 @@ def _run(cfg: DictConfig, command: str, directory: Path | None) -> int:
     logging.raiseExceptions = False  # a log that cannot be written (full disk) must not hide the error
     with interruptible(save_interrupted) as received:
         try:
-            _prepare(cfg, record)
+            _prepare(cfg, record, directory)
             untouched = False
             if directory and records.first_process():
                 write_text(directory / "config.yaml", OmegaConf.to_yaml(cfg))  # other nodes may be reading it
             _save(record, directory)
             mode = importlib.import_module(f"attnlab.modes.{cfg.mode}")
             _quiet_libraries()
+            gc.freeze()  # modules stay, so later collections need not visit them
+            gc.enable()  # `attnlab.__main__` has disabled it
             with contextlib.redirect_stdout(sys.stderr) if cfg.mode == "describe" else contextlib.nullcontext():
                 mode.run(cfg, record, directory)
             if received:  # a library has caught the exception
@@ -137,10 +140,11 @@ def _failed(
     return code
 
 
-def _prepare(cfg: DictConfig, record: dict[str, Any]) -> None:
+def _prepare(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
     """Import torch, and check and set up the device. Nothing is written before."""
-    if cfg.mode == "predict":
-        log.info("loading libraries and weights")  # nothing else is printed for several seconds
+    if records.first_process():  # libraries load for several seconds
+        names = [str(record[name]) for name in ("task", "attention", "compress", "scale") if record[name] != "none"]
+        log.info("mode=%s, %s: %s", cfg.mode, " · ".join(names), near(directory) if directory else "loads libraries")
     record["environment"] = records.environment(cfg.hardware.accelerator, packages=cfg.mode != "describe")
     importlib.import_module("attnlab.torchvision_schemas")  # before any mode imports lightning
     if cfg.mode not in ("describe", "export"):
