@@ -13,7 +13,6 @@ version = release = attnlab.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -27,6 +26,8 @@ myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 60  # seconds for a cell
+
+suppress_warnings = ["toc.empty_glob"]  # a group of pages may be empty
 
 autodoc_typehints = "description"
 napoleon_google_docstring = True
