@@ -1,10 +1,14 @@
 """Settings of Sphinx: `make docs` builds the pages with warnings as errors."""
 
 import re
+import sys
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import attnlab
+
+sys.path.append(str(Path(__file__).parent / "_ext"))
 
 project = "attnlab"
 author = copyright = "the attnlab authors"
@@ -16,7 +20,9 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "reference",
 ]
+default_role = "literal"  # `name` in a docstring
 html_theme = "furo"
 html_title = f"attnlab {version}"
 
@@ -26,8 +32,6 @@ myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 60  # seconds for a cell
-
-suppress_warnings = ["toc.empty_glob"]  # a group of pages may be empty
 
 autodoc_typehints = "description"
 napoleon_google_docstring = True
