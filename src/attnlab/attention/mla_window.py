@@ -14,10 +14,7 @@ WIDEST = 256  # queries per kernel call, at most: kernels for values narrower th
 
 
 class LatentWindowCache(WindowCache, LatentCache):
-    """[latent | rotary key] of the newest `window` text positions. Position t is in slot t mod window.
-
-    Arguments are those of `PositionalCache`.
-    """
+    """[latent | rotary key] of the newest `window` text positions. Position t is in slot t mod window."""
 
 
 class MLAWindow(Windowed, MLA):

@@ -55,7 +55,6 @@ class TPANonContextualA(TPA):
         V_t = \tfrac{1}{R_V} \sum_r a^V_r \otimes W^V_r x_t
 
     MHA is this with R = h and a_i = h e_i, MQA with R = 1 and a = (1, ..., 1), GQA with R = G and a_g = G on group g.
-    Arguments are those of `TPA`.
     """
 
     def _head_blocks(self) -> list[Block]:
@@ -148,7 +147,6 @@ class TPASharedB(TPA):
         V_t = \tfrac{1}{R} \sum_r a^V_r \otimes b_r
 
     Cache: (R_K + R_V) h + R D elements per token: unrotated factors, which a step rotates when it reads them.
-    Arguments are those of `TPA`.
     """
 
     has_kernel = False
