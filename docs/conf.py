@@ -1,10 +1,14 @@
 """Settings of Sphinx: `make docs` builds the pages with warnings as errors."""
 
 import re
+import sys
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
 import attnlab
+
+sys.path.append(str(Path(__file__).parent / "_ext"))
 
 project = "attnlab"
 author = copyright = "the attnlab authors"
@@ -13,11 +17,12 @@ version = release = attnlab.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
+    "reference",
 ]
+default_role = "literal"  # `name` in a docstring
 html_theme = "furo"
 html_title = f"attnlab {version}"
 

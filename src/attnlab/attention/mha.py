@@ -18,9 +18,10 @@ Projection = Literal["query", "key", "value", "out"]
 
 
 class MHA(PositionalAttention):
-    """Multi-head, grouped-query and multi-query attention with rotary positions.
+    r"""Multi-head, grouped-query and multi-query attention with rotary positions.
 
-    softmax(q k^T / sqrt(D)) v per head; query head h reads key-value head floor(h G / H).
+    .. math:: o_h = \operatorname{softmax}\big(q_h k_g^\top / \sqrt{D}\big)\, v_g, \qquad g = \lfloor h G / H \rfloor
+
     G = H is multi-head, 1 < G < H grouped-query, G = 1 multi-query attention. MTLA paper, section 3; the biases are
     those of its released code. Cache: 2 G D elements per token.
 

@@ -37,7 +37,6 @@ class LatentCache(PositionalCache):
     """[latent | rotary key] of each slot: text (B, slots, r + d_r), prefixes (N, slots, r + d_r).
 
     Steps attend in latent space: `up_key` maps queries into it, and `up_value` maps the output back to heads.
-    Arguments are those of `PositionalCache`.
     """
 
     def __init__(
@@ -69,10 +68,14 @@ class LatentCache(PositionalCache):
 
 
 class MLA(PositionalAttention):
-    """Multi-head latent attention (MTLA paper, section 3.2, after DeepSeek-V2), as the MTLA system computes it.
+    r"""Multi-head latent attention (MTLA paper, section 3.2, after DeepSeek-V2), as the MTLA system computes it.
 
-    c = LayerNorm(W_a x), kp = rotary(W_p x);  logits_ihj = (q^n_ih . U^k_h c_j + q^r_ih . kp_j) / sqrt(d_n + d_r);
-    o_ih = U^v_h sum_j P_ihj c_j.  d_n = d_v = head_dim. Projections have no bias unless `bias` names them.
+    .. math::
+        c_j = \operatorname{LayerNorm}(W_a x_j), \qquad k^r_j = \operatorname{rotary}_j(W_p x_j), \qquad
+        o_{ih} = U^v_h \textstyle\sum_j P_{ihj} c_j, \\
+        P_{ihj} = \operatorname{softmax}_j\big((q^n_{ih} \cdot U^k_h c_j + q^r_{ih} \cdot k^r_j) / \sqrt{d_n + d_r}\big)
+
+    with d_n = d_v = `head_dim`. Projections have no bias unless `bias` names them.
     The parallel form expands keys and values per head; a step maps queries into latent space instead.
     Cache: r + d_r elements per token.
 
@@ -294,10 +297,12 @@ class NormedKeys(nn.Module):
 
 
 class MLAQueryLatent(MLA):
-    """MLA of the T6 system: queries are projected from a latent too, and both latents are RMS-normalised.
+    r"""MLA of the T6 system: queries are projected from a latent too, and both latents are RMS-normalised.
 
-    q = W_qb RMSNorm(W_qa x), split per head into d_n content and d_r rotary components; c = RMSNorm(W_a x).
-    The norms have weights, which the formulas of the TPA paper (section 2) lack.
+    .. math:: q = W_{qb} \operatorname{RMSNorm}(W_{qa} x), \qquad c = \operatorname{RMSNorm}(W_a x)
+
+    The query of a head has d_n content and d_r rotary components. The norms have weights, which the formulas of the
+    TPA paper (section 2) lack.
 
     Args:
         query_latent_dim: width d_c' of the latent of queries. DeepSeek's `q_lora_rank`.

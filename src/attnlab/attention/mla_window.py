@@ -14,16 +14,15 @@ WIDEST = 256  # queries per kernel call, at most: kernels for values narrower th
 
 
 class LatentWindowCache(WindowCache, LatentCache):
-    """[latent | rotary key] of the newest `window` text positions. Position t is in slot t mod window.
-
-    Arguments are those of `PositionalCache`.
-    """
+    """[latent | rotary key] of the newest `window` text positions. Position t is in slot t mod window."""
 
 
 class MLAWindow(Windowed, MLA):
-    """Multi-head latent attention to the newest `window` text positions and to the prefix.
+    r"""Multi-head latent attention to the newest `window` text positions and to the prefix.
 
-    Text position i sees the text positions j with i - window < j <= i, as `SlidingWindow` does (Mistral 7B, section 2).
+    .. math:: o_{ih} = U^v_h \textstyle\sum_j P_{ihj} c_j, \quad P_{ihj} = 0 \text{ unless } i - \text{window} < j \le i
+
+    for text positions i and j, as in `SlidingWindow` (Mistral 7B, section 2).
     With a window of at least the text's length this is `MLA`. Cache: r + d_r elements per position for at most `window`
     text positions, none for older ones; prefixes are cached in full.
 

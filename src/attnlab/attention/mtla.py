@@ -35,7 +35,6 @@ class MTLACache(LatentCache):
 
     Positions count from the start of the prefix: text position t of a row whose prefix has length S is in slot
     floor((S + t) / s). Text slot 0 is slot floor(S / s).
-    Arguments are those of `PositionalCache`.
     """
 
     def __init__(
@@ -88,12 +87,14 @@ class _Prefix(NamedTuple):
 
 
 class MTLA(MLA):
-    """MLA with a gate and a running sum inside chunks of `stride` positions (MTLA paper, section 4).
+    r"""MLA with a gate and a running sum inside chunks of `stride` positions (MTLA paper, section 4).
 
-    w_i = sigmoid(fc_c(pe(floor(i/s))) . fc_p(c_i)), one number per position;
-    m_i = sum of w_j c_j over j <= i in i's chunk;  query i reads m_j of every chunk that ends at or before i, and m_i.
-    A slot's rotary key is that of its newest position. Gate and sum follow the released code, not eq. 13's text.
-    Cache: (r + d_r) / s elements per token.
+    .. math::
+        w_i = \sigma\big(\mathrm{fc}_c(\mathrm{pe}(\lfloor i/s \rfloor)) \cdot \mathrm{fc}_p(c_i)\big), \qquad
+        m_i = \textstyle\sum_{j = s \lfloor i/s \rfloor}^{i} w_j c_j
+
+    Query i reads the last m_j of every chunk before its own, and m_i. A slot's rotary key is that of its newest
+    position. Gate and sum follow the released code, not eq. 13's text. Cache: (r + d_r) / s elements per token.
 
     In parallel, the queries at one place r of their chunk (i mod s = r) form a causal problem of size T/s whose
     diagonal is the running sum at the query: s stock causal kernels over T/s slots, merged with that diagonal.

@@ -21,7 +21,6 @@ class WindowedCache(LatentCache):
 
     Position p, counted from the start of the prefix, is in column p if p < F, else in column F + p mod (W + s), where
     it stays until its chunk is merged. Text slot 0 is the first chunk that the prefix has not merged.
-    Arguments are those of `PositionalCache`.
     """
 
     def __init__(
@@ -67,12 +66,16 @@ def text_slots(prefix: int, length: int, unmerged: int, stride: int) -> int:
 
 
 class MTLAWindow(MTLA):
-    """MTLA in which every position reads the newest `recent` positions and the `first` ones unmerged.
+    r"""MTLA in which every position reads the newest `recent` positions and the `first` ones unmerged.
 
     Chunks of s positions begin after the first F. A chunk is read as one slot once its last position is `recent` or
     more before the query, and position by position until then: an incomplete chunk is never read as a slot. Slot k is
     the mean of its latents, weighted by the gates,
-        m_k = sum_j w_j c_j / sum_j w_j,   w_j = sigmoid(fc_c(pe(k)) . fc_p(c_j)),
+
+    .. math::
+        m_k = \textstyle\sum_j w_j c_j / \sum_j w_j, \qquad
+        w_j = \sigma\big(\mathrm{fc}_c(\mathrm{pe}(k)) \cdot \mathrm{fc}_p(c_j)\big)
+
     with the rotary key of its newest position. With stride 1, or before any chunk is old enough, this is `MLA`.
     Positions count from the start of the prefix, as in `MTLA`.
     Cache: (r + d_r) / s elements per token, and the unmerged F + W + s positions.

@@ -18,10 +18,7 @@ BLOCK = 64  # queries per kernel call, at least; a wider window uses as many as 
 
 
 class WindowCache(PositionalCache):
-    """Entries of the newest `window` text positions. Position t is in slot t mod window.
-
-    Arguments are those of `PositionalCache`.
-    """
+    """Entries of the newest `window` text positions. Position t is in slot t mod window."""
 
     def __init__(
         self, attention: "Windowed", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
@@ -147,10 +144,12 @@ class Windowed(PositionalAttention):
 
 
 class SlidingWindow(Windowed, MHA):
-    """Multi-head, grouped-query or multi-query attention to the newest `window` text positions.
+    r"""Multi-head, grouped-query or multi-query attention to the newest `window` text positions.
 
-    Text position i sees the text positions j with i - window < j <= i (Longformer, section 3.1, made causal; Mistral
-    7B, section 2). Every position sees the full prefix: the window applies to text positions only.
+    .. math:: o_{ih} = \textstyle\sum_j P_{ihj} v_{jg}, \quad P_{ihj} = 0 \text{ unless } i - \text{window} < j \le i
+
+    for text positions i and j (Longformer, section 3.1, made causal; Mistral 7B, section 2). Every position sees the
+    full prefix: the window applies to text positions only.
     With a window of at least the text's length this is `MHA`. Cache: 2 G D elements per position for at most `window`
     text positions, none for older ones; prefixes are cached in full.
 

@@ -9,9 +9,12 @@ from .base import Core, MultiLinear, StateCache, WithPrefixReadout, mean_pairs, 
 
 
 class SummedMultiLinear(WithPrefixReadout):
-    """Keys and values are summed separately: y_i = W (g . q_i . S^K_i . S^V_i), with a read-out of width R.
+    r"""Keys and values are summed separately, with a read-out of width R.
 
-    S_i = lambda S_{i-1} + sqrt(1 - lambda^2) k_i, and likewise for v. The decay of each of the 2R components is
+    .. math::
+        y_i = W (g \odot q_i \odot S^K_i \odot S^V_i), \qquad S^K_i = \lambda S^K_{i-1} + \sqrt{1 - \lambda^2}\, k_i
+
+    S^V sums values in the same way. The decay of each of the 2R components is
     learned, initially from a memory of two positions to one of a hundred. Without decay the product of two growing sums
     would be cubic in scale. The factor preserves the variance of independent inputs. Parameters 4dR + hR + 2R, with
     C = 1; T R (d + 3) multiply-adds.
@@ -70,7 +73,9 @@ class SummedMultiLinear(WithPrefixReadout):
 
 
 class TiedMultiLinear(MultiLinear):
-    """Keys are paired with the values of their positions: y_i = W 1/(i+1) sum_{j<=i} (sum_r g_r q_ir k_jr) v_j.
+    r"""Keys are paired with the values of their positions.
+
+    .. math:: y_i = W \tfrac{1}{i+1} \textstyle\sum_{j \le i} \big(\sum_r g_r q_{ir} k_{jr}\big) v_j
 
     This is the sum over j of the paper's Corollary 1 (X_im in its proof): linear attention without a feature map, (Q
     diag(g) K^T) V under a causal mask. A prefix of S positions comes first, and the divisor is then S+i+1.

@@ -63,7 +63,10 @@ class SlotCache(StateCache):
 
 
 class AbsoluteMultiLinear(Windowed):
-    """Each pair of positions (j, m) in a window of N has weights: the published layer, made causal.
+    r"""Each pair of positions (j, m) in a window of N has weights: the published layer, made causal.
+
+    .. math::
+        y_i = \tfrac{N}{i+1} \textstyle\sum_{j, m \le i} W_{jm} A_{ijm}, \quad A_{ijm} = \sum_r g_r q_{ir} k_{jr} v_{mr}
 
     Row i sums (i+1)^2 terms and is scaled by N/(i+1), so that all rows have the variance of A. A text of more than
     `window` positions is refused. Parameters 3dR + hR + C N^2 d.
@@ -205,7 +208,9 @@ class LagCache(StateCache):
 
 
 class RelativeMultiLinear(Windowed):
-    """Each pair of lags (a, b), a, b < window, has weights: y_i = sum_ab W[:,a,b] A_{i,i-a,i-b}.
+    r"""Each pair of lags (a, b), a, b < window, has weights.
+
+    .. math:: y_i = \textstyle\sum_{a, b < n} W_{ab} A_{i,\,i-a,\,i-b}, \qquad A_{ijm} = \sum_r g_r q_{ir} k_{jr} v_{mr}
 
     Stationary, for texts of any length; W encodes relative positions. Parameters 3dR + hR + C n^2 d; T n^2 (R + d)
     multiply-adds, in memory linear in T. The last slot of W is lag 0: slot s is lag n - 1 - s. Rows are not scaled,

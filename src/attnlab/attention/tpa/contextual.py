@@ -19,11 +19,16 @@ from .factors import TILE, Block, Buffers, FactorCache, Factors, FactorSegment, 
 
 
 class TPA(PositionalAttention):
-    """Tensor product attention (TPA paper, section 3, eq. 3.1 to 3.7).
+    r"""Tensor product attention (TPA paper, section 3, eq. 3.1 to 3.7).
 
-    Q_t = 1/R_Q sum_r a_r (x) T_t b_r,  K_t = 1/R_K sum_r a_r (x) T_t b_r,  V_t = 1/R_V sum_r a_r (x) b_r,  each (h, D),
-    with head factors a_r = f(W x_t) in R^h, token factors b_r = W x_t in R^D, and the rotation T_t of position t;
-    then softmax(Q K^T / sqrt(D)) V per head. No biases. Cache: the factors, (R_K + R_V)(h + D) elements per token.
+    .. math::
+        Q_t = \tfrac{1}{R_Q} \textstyle\sum_r a^Q_r \otimes T_t b^Q_r, \qquad
+        K_t = \tfrac{1}{R_K} \sum_r a^K_r \otimes T_t b^K_r, \qquad
+        V_t = \tfrac{1}{R_V} \sum_r a^V_r \otimes b^V_r
+
+    each (h, D), with head factors a_r = f(W x_t) in R^h, token factors b_r = W x_t in R^D, and the rotation T_t of
+    position t; then softmax(Q K^T / sqrt(D)) V per head. No biases.
+    Cache: the factors, (R_K + R_V)(h + D) elements per token.
 
     The parallel form builds queries, keys and values from the factors, and backward builds them again. A step computes
     with the factors, unless building keys and values takes fewer multiply-adds: for long chunks, and for many

@@ -12,7 +12,9 @@ from .factors import Block, Buffers, FactorOptions, Factors, FactorSegment, Init
 
 
 class TPAKVOnly(TPA):
-    """TPA of keys and values only (TPA paper, section 3.5): queries have no factors and are not divided by a rank.
+    r"""TPA of keys and values only (TPA paper, section 3.5): queries have no factors and are not divided by a rank.
+
+    .. math:: Q_t = T_t W_Q x_t
 
     Args:
         bias: whether the factor projections have a bias, the part of factors that does not depend on the input.
@@ -46,10 +48,13 @@ class TPAKVOnly(TPA):
 
 
 class TPANonContextualA(TPA):
-    """TPA with learned head factors, a_r in R^h (TPA paper, section 3.4). Cache: (R_K + R_V) D elements per token.
+    r"""TPA with learned head factors, a_r in R^h (TPA paper, section 3.4). Cache: (R_K + R_V) D elements per token.
+
+    .. math::
+        K_t = \tfrac{1}{R_K} \textstyle\sum_r a^K_r \otimes T_t W^K_r x_t, \qquad
+        V_t = \tfrac{1}{R_V} \sum_r a^V_r \otimes W^V_r x_t
 
     MHA is this with R = h and a_i = h e_i, MQA with R = 1 and a = (1, ..., 1), GQA with R = G and a_g = G on group g.
-    Arguments are those of `TPA`.
     """
 
     def _head_blocks(self) -> list[Block]:
@@ -81,7 +86,11 @@ class TPANonContextualA(TPA):
 
 
 class TPANonContextualB(TPA):
-    """TPA with learned token factors, b_r in R^D, rotated by position (TPA paper, section 3.5).
+    r"""TPA with learned token factors, b_r in R^D, rotated by position (TPA paper, section 3.5).
+
+    .. math::
+        K_t = \tfrac{1}{R_K} \textstyle\sum_r W^K_r x_t \otimes T_t b^K_r, \qquad
+        V_t = \tfrac{1}{R_V} \sum_r W^V_r x_t \otimes b^V_r
 
     Cache: (R_K + R_V) h elements per token. Arguments are those of `TPA`, without `third_dim`.
     """
@@ -131,10 +140,13 @@ class TPANonContextualB(TPA):
 
 
 class TPASharedB(TPA):
-    """TPA whose keys and values share token factors, which are rotated only for keys (TPA paper, section 3.5).
+    r"""TPA whose keys and values share token factors, which are rotated only for keys (TPA paper, section 3.5).
+
+    .. math::
+        K_t = \tfrac{1}{R} \textstyle\sum_r a^K_r \otimes T_t b_r, \qquad
+        V_t = \tfrac{1}{R} \sum_r a^V_r \otimes b_r
 
     Cache: (R_K + R_V) h + R D elements per token: unrotated factors, which a step rotates when it reads them.
-    Arguments are those of `TPA`.
     """
 
     has_kernel = False
