@@ -1,6 +1,8 @@
 """README.md, docs/ and Makefile: commands are run or, if they need a corpus or a trained run, composed and checked."""
 
 import importlib
+import inspect
+import math
 import os
 import re
 import shlex
@@ -18,6 +20,7 @@ from omegaconf import OmegaConf
 
 from attnlab.config.check import check, compose
 from attnlab.config.schema import signature
+from attnlab.errors import DataError
 from attnlab.report import command as report
 from attnlab.run.loading import load
 
@@ -44,7 +47,8 @@ def test_every_command_is_of_a_known_kind() -> None:
     for command in COMMANDS:
         assert command.startswith(("make ", "python -m src.run ")), command
         if command.startswith("make "):
-            assert f"\n{command.split()[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+            target = re.sub(r"^(table|figure)-.*", r"\1-%", command.split()[1])
+            assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "experiments/README.md"])
@@ -86,7 +90,8 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
         elif key == "model" and value.endswith(".pth"):
             torch.save({}, value)
     plan = check(words, load)
-    assert len(plan.jobs) == (9 if "seed=1,2,3" in words else 1)
+    values = [word.partition("=")[2].split(",") for word in words if "-m" in words and "[" not in word]
+    assert len(plan.jobs) == math.prod(map(len, values))
 
 
 @pytest.mark.slow
@@ -145,10 +150,54 @@ def test_the_mechanism_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plain = importlib.import_module("lifted.mha").MHA(16, 2).double()
     plain.load_state_dict(attention.state_dict())
     assert (plain(x) - attention(x)).abs().max() > 1e-3  # the sharpness counts
-    (text,) = [text for language, text in BLOCKS if language == "yaml"]
+    (text,) = [text for language, text in BLOCKS if language == "yaml" and "SharpMHA" in text]
     node = yaml.safe_load(text)
     assert node.pop("_target_") == "attnlab.attention.sharp.SharpMHA"
     assert set(node) == set(signature("lifted.sharp.SharpMHA").parameters)
+
+
+def test_the_task_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its YAML file composes on another task, and its reader reads the layout that it names."""
+    (text,) = [text for language, text in BLOCKS if language == "yaml" and "headlines" in text]
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "headlines.yaml").write_text(text)
+    (tmp_path / "data.csv").write_text("article,headline\na b,a\n")
+    cfg = check([f"--config-dir={tmp_path}", "task=headlines", f"data_root={tmp_path}"], load).jobs[0]
+    assert (cfg.task.name, cfg.task.data.reader.target) == ("headlines", "headline")
+    scope: dict[str, Any] = {}
+    exec(python("class Lines"), scope)
+    for side in ("src", "tgt"):
+        (tmp_path / f"dev.{side}").write_text(f"first {side}\nsecond {side}\n")
+    scope["Lines"]().check(tmp_path, ["dev"], "text")
+    second = scope["Lines"]().read(tmp_path, "dev", "text", False)[1]
+    assert (second.source, second.target) == ("second src", "second tgt")
+    with pytest.raises(DataError, match=r"train\.src is missing"):
+        scope["Lines"]().check(tmp_path, ["train"], "text")
+
+
+def test_the_method_of_one_s_own() -> None:
+    """Its YAML file fits its signature, and it compresses the last layer alone."""
+    import timm
+
+    from attnlab.compression import compress
+
+    scope: dict[str, Any] = {"__name__": "last_mlp"}
+    exec(python("class LastMLP"), scope)
+    (text,) = [text for language, text in BLOCKS if language == "yaml" and "LastMLP" in text]
+    assert set(yaml.safe_load(text)) == {"_target_", *inspect.signature(scope["LastMLP"]).parameters}
+    model = timm.create_model("deit_small_patch16_224", depth=2, embed_dim=24, num_heads=3, num_classes=5)
+    before = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
+    compress(model, scope["LastMLP"](4))
+    after = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
+    assert after[0] == before[0] and after[1] < before[1]
+
+
+def test_the_metric_of_one_s_own() -> None:
+    scope: dict[str, Any] = {"__name__": "exact_match"}
+    exec(python("class ExactMatch"), scope)
+    metric = scope["ExactMatch"](3)
+    metric.update([0, 1, 2], ["a", "b ", "c"], ["a", "b", "d"])
+    assert metric.compute()["exact_match"] == 66.67
 
 
 def test_loading_a_compressed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

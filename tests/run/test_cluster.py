@@ -74,9 +74,7 @@ def test_slurm_is_refused_where_it_could_not_submit(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "mark"), [("docs/how-to/resume-and-sweep.md", ""), ("conf/hydra/launcher/slurm.yaml", "#")]
-)
+@pytest.mark.parametrize(("page", "mark"), [("docs/how-to/sweep.md", ""), ("conf/hydra/launcher/slurm.yaml", "#")])
 def test_the_examples_are_right(page: str, mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
     monkeypatch.setenv("PATH", fake_slurm.install(tmp_path / "slurm")["PATH"])
