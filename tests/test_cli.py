@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlab import cli as entry
+from attnlab.config.explain import explain
 from attnlab.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +75,19 @@ def test_processes_of_one_run_agree_on_its_directory(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     assert entry.stamp([]) == "slurm-12-0"
+
+
+def test_a_key_is_explained() -> None:
+    text = explain(["attention.stride", "attention=mtla"])
+    line = (ROOT / "src/attnlab/conf/attention/mtla.yaml").read_text().partition("\nstride:")[0].count("\n") + 2
+    facts = ["int >= 1 and <= 1024", "2, from ${or:${stride},2}", f"conf/attention/mtla.yaml, line {line}"]
+    assert all(fact in text for fact in [*facts, "merged into one slot", "attnlab.attention.MTLA"]), text
+    text = explain(["mode", "mode=describe"])
+    assert "describe" in text and "the command line" in text
+    with pytest.raises(ConfigError, match=r"^task\.train\.max_stps: no such key; nearest: task\.train\.max_steps"):
+        explain(["task.train.max_stps"])
+    with pytest.raises(ConfigError, match="explain: give one key"):
+        explain(["attention=mtla"])
 
 
 @pytest.mark.slow

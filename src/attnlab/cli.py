@@ -33,6 +33,7 @@ from attnlab import __version__
 from attnlab.config.build import CONF, written
 from attnlab.config.check import Command, check, check_present, parse_flags
 from attnlab.config.compose import one_line
+from attnlab.config.explain import explain
 from attnlab.config.listing import help_text, listing
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
 from attnlab.run import job, sweep
@@ -98,7 +99,7 @@ def run(words: Sequence[str]) -> int:
 
         gc.enable()
         return runs.main(words[1:])
-    if words[:1] == ["list"] or {"--help", "-h", "--version"} & set(words):
+    if words[:1] in (["list"], ["explain"]) or {"--help", "-h", "--version"} & set(words):
         print(printable(information(words), keep="\n"), flush=True)
         return 0
     os.environ[STAMP] = stamp(words)
@@ -218,7 +219,7 @@ def end_of_multirun(checked: Command, code: int) -> int:
 
 
 def information(arguments: Sequence[str]) -> str:
-    """The text of `attnlab --help`, `attnlab --version` and `attnlab list`."""
+    """The text of `attnlab --help`, `attnlab --version`, `attnlab list` and `attnlab explain`."""
     if {"--help", "-h"} & set(arguments):
         name = Path(sys.argv[0]).name
         return help_text(name if name == "attnlab" else f"python -m {'src.run' if name == 'run.py' else 'attnlab'}")
@@ -226,7 +227,7 @@ def information(arguments: Sequence[str]) -> str:
         installed = {name: distribution.version for name in VERSIONS for distribution in distributions(name=name)}
         versions = ", ".join(f"{name} {version}" for name, version in installed.items())
         return f"attnlab {__version__} ({versions}, python {platform.python_version()})"
-    return listing(list(arguments[1:]))
+    return (explain if arguments[0] == "explain" else listing)(list(arguments[1:]))
 
 
 def run_one(checked: Command) -> float:

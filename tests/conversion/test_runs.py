@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,9 +171,20 @@ def test_a_model_is_used_without_a_run(
     assert capsys.readouterr().out.startswith("src") and record["generation"]["tokens"] == 8
 
 
-def test_describe_knows_the_cache_without_weights(start: Start) -> None:
-    cfg, record = start("convert=mtla", "convert.keep=0.5", "stride=4", "mode=describe")
+def test_describe_knows_the_cache_without_weights(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "sizes.json"
+    cfg, record = start("convert=mtla", "convert.keep=0.5", "stride=4", "mode=describe", f"output='{file}'")
     describe.run(cfg, record, None)
+    describe.show(record)  # no terminal: the file alone
+    assert capsys.readouterr().out == "" and json.loads(file.read_text())["kv_cache"] == record["kv_cache"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stdout, "isatty", lambda: True)
+        describe.show(record)
+    shown = capsys.readouterr().out
+    (cache,) = [line for line in shown.splitlines() if "elements per token" in line]
+    assert re.findall(r"[\d,]+", cache) == ["32", "4"] and "original" in shown and "{" not in shown
     assert record["kv_cache"]["elements_per_token_per_layer"] == 4
     beside = record["kv_cache"]["original"]
     cfg, record = start("mode=describe")

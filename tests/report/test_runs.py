@@ -41,9 +41,9 @@ def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     write(tmp_path / "outputs" / "b", attention="tpa", stride=None, tags=[], started="2026-02", seed=12)
     write(tmp_path / "outputs" / "c", status="failed", error="disk\nfull", started="2026-03", quality={})
     lines, errors = printed()
-    headings = "started (UTC) status mode task mechanism scale seed quality cache directory"
+    headings = "started (UTC) status mode task corpus mechanism scale seed quality cache directory"
     assert " ".join(lines[0].split()) == headings
-    cells = "finished train mustc mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
+    cells = "finished train mustc sample mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
     assert " ".join(lines[1].split()[2:]) == cells
     assert lines[3].endswith("not run      144  outputs/c  (disk full)")
     assert errors == "3 runs\n"
@@ -51,6 +51,11 @@ def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     assert names(printed("status=finished,failed", "tags=b")[0]) == ["outputs/a", "outputs/c"]
     assert names(printed("stride=null", "seed=12", "outputs")[0]) == ["outputs/b"]
     assert printed("seed=12")[1] == "1 run\n"
+    write(tmp_path / "outputs" / "d", quality={"bleu": 30.0})
+    assert names(printed("sort=quality")[0]) == [f"outputs/{name}" for name in "dabc"]
+    for name, value in (("e", 9.0), ("f", 8.0)):
+        write(tmp_path / "outputs" / name, task="wikitext2", quality={"perplexity": value})
+    assert names(printed("sort=quality", "task=wikitext2")[0]) == ["outputs/f", "outputs/e"]
     lines, errors = printed("task=ptb")
     assert len(lines) == 1 and errors == "0 runs\n"
 
@@ -60,6 +65,8 @@ def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     [
         (["atention=mha"], "runs atention=mha: runs are not filtered by atention; nearest: attention"),
         (["compar", "a"], "runs compar: neither a folder nor one of compare, missing, prune; nearest: compare"),
+        (["sort=qualty"], "runs sort=qualty: expected one of started, quality; nearest: quality"),
+        (["prune", "failed", "sort=quality"], "runs prune: sort= belongs to the list of runs"),
         (["--yess"], "runs --yess: no such option; nearest: --yes"),
         (["--yes"], "--yes belongs to attnlab runs prune"),
         (["compare", "a"], "runs compare takes two or more"),

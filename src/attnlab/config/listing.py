@@ -51,6 +51,7 @@ def help_text(program: str) -> str:
     lines += [f"  {program} {command}  # {about}" for about, command in EXAMPLES]
     lines += [
         "",
+        f"What a key means: {program} explain task.train.max_steps task=mustc",
         f"All values of a command: {program} ... --cfg job --resolve. Results: {program} runs; as a page: report.",
         'Completion in bash: eval "$(attnlab -sc install=bash)"; fish and zsh too. Hydra\'s help: --hydra-help.',
     ]

@@ -25,7 +25,7 @@ READ_BY = {  # root keys that only some modes read
     "prompt": ("generate",),
     "format": ("export",),
     "input": ("predict",),
-    "output": ("predict",),
+    "output": ("predict", "describe"),
     "resume": ("train",),
     "baseline": ("train", "test", "compress"),
 }

@@ -102,6 +102,18 @@ def constant(target: str) -> object:
     return value.value if isinstance(value, ast.Constant) else None
 
 
+def documentation(target: str, name: str) -> str:
+    """The text about an argument in the docstring of a class, its constructor, or a base; empty if none has it."""
+    entry = re.compile(rf"^ +(?:\w+, )*{re.escape(name)}(?:, \w+)*(?: \([^)]*\))?: +(.+(?:\n {{8,}}.+)*)", re.MULTILINE)
+    waiting = [_locate(target)]
+    for defined in waiting:  # grows
+        for one in (defined, _constructor(defined)) if defined else ():
+            if one and (match := entry.search(ast.get_docstring(one.node) or "")):
+                return " ".join(match[1].split())
+        waiting += [_follow(defined.module, base) for base in getattr(defined.node, "bases", ())] if defined else []
+    return ""
+
+
 def siblings(target: str) -> list[str]:
     """The public names in `target`'s module, dotted."""
     module, _ = _split(target)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from attnlab.config.build import leaves
 from attnlab.run.console import Screen
+from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, dumps
 from attnlab.tasks.base import Task, Trains, task_of
 from attnlab.tasks.memory import estimate
@@ -28,20 +29,39 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
 
 
 def show(record: Mapping[str, Any]) -> None:
-    """Print the complete record: its sizes as a table on a terminal, all of it as JSON elsewhere."""
-    if not sys.stdout.isatty():
+    """Print the sizes as a table on a terminal, the complete record as JSON elsewhere; `output=` gets the JSON, too.
+
+    WriteError: the file cannot be written.
+    """
+    output, terminal = record["config"]["output"], sys.stdout.isatty()
+    if output is not None:
+        write_text(Path(output).expanduser(), dumps(record) + "\n")
+    if terminal:
+        console = Screen(highlight=False)
+        console.print(table_of(record))
+        console.print("The whole record as JSON: add output=FILE, or pipe this command.")
+    elif output is None:
         print(dumps(record))
-        return
+
+
+def table_of(record: Mapping[str, Any]) -> Table:
+    """A table of the sizes in a record, with a column for the model before its conversion or compression."""
     names = [record[key] for key in ("task", "attention", "compress", "scale") if record[key] not in (None, "none")]
-    table = Table(title=" · ".join(map(str, names)), show_header=False, title_justify="left")
+    originals = {name: dict(leaves(record.get(name, {}).get("original", {}))) for name in SECTIONS}
+    changed = any(originals.values())
+    table = Table("", *["original"] * changed, names[1] if changed else "", show_header=changed)
+    table.title, table.title_justify = " · ".join(map(str, names)), "left"
     for section in SECTIONS:
-        rows = [(path, value) for path, value in leaves(record.get(section, {})) if value not in (NOT_RUN, None)]
+        values = {path: value for path, value in leaves(record.get(section, {})) if value not in (NOT_RUN, None)}
+        rows = [path for path in values if not path.startswith("original.")]
         if rows:
             table.add_section()
-            table.add_row(f"[bold]{section.replace('_', ' ')}[/]", "")
-        for path, value in rows:
-            number = "{:,.4g}" if isinstance(value, float) else "{:,}" if isinstance(value, int) else "{}"
-            table.add_row(f"  {path.replace('.', ', ').replace('_', ' ')}", number.format(value))
-    console = Screen(highlight=False)
-    console.print(table)
-    console.print("The whole record as JSON: the same command with its output in a file or a pipe.")
+            table.add_row(f"[bold]{section.replace('_', ' ')}[/]")
+        for path in rows:
+            before = [_number(originals[section].get(path, ""))] * changed
+            table.add_row(f"  {path.replace('.', ', ').replace('_', ' ')}", *before, _number(values[path]))
+    return table
+
+
+def _number(value: Any) -> str:
+    return ("{:,.4g}" if isinstance(value, float) else "{:,}" if isinstance(value, int) else "{}").format(value)

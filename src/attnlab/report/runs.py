@@ -24,7 +24,8 @@ from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord, collect, finite
 
 HELP = """\
-attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first
+attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first;
+                                                      sort=quality: the best first, by task, corpus and metric
 attnlab runs compare RUN RUN [RUN ...]                settings in which runs differ, their numbers, and how sure
                                                       their differences are (predictions of one test set)
 attnlab runs missing SPEC [SPEC ...] [FOLDER]         the commands of a table's rows that are still to be run
@@ -39,7 +40,11 @@ FILTERS = (
     "status", "mode", "task", "attention", "compress", "scale", "experiment", "stride", "rank", "seed", "tags",
     "recipe", "commit",
 )  # fmt: skip
-HEADINGS = ("started (UTC)", "status", "mode", "task", "mechanism", "scale", "seed", "quality", "cache", "directory")
+HEADINGS = (
+    "started (UTC)", "status", "mode", "task", "corpus", "mechanism", "scale", "seed", "quality", "cache", "directory",
+)  # fmt: skip
+SORTS = ("started", "quality")
+LOWER = ("perplexity", "wer", "loss", "error")  # metrics of which lower values are better
 PRUNED = ("failed", "interrupted", BROKEN)
 NUMBERS = ("quality", "parameters", "kv_cache", "training", "inference")  # sections whose numbers are compared
 Filters = dict[str, list[str]]
@@ -59,12 +64,18 @@ def main(arguments: Sequence[str]) -> int:
     if yes and first != "prune":
         raise ConfigError("--yes belongs to attnlab runs prune")
     if first in actions:
+        if "sort" in filters:
+            raise ConfigError(f"runs {first}: sort= belongs to the list of runs")
         actions[first](names[1:], filters)
         return 0
     if first and not Path(first).is_dir():
         near = nearest(first, list(actions))
         raise ConfigError(f"runs {first}: neither a folder nor one of {', '.join(actions)}{near}")
+    order = filters.pop("sort", ["started"])
+    if len(order) != 1 or order[0] not in SORTS:
+        raise ConfigError(f"runs sort={','.join(order)}: expected one of {', '.join(SORTS)}{nearest(order[0], SORTS)}")
     runs = _chosen(_folder(names), filters)
+    runs = sorted(runs, key=_best_first) if order == ["quality"] else runs
     rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
     errors = [f"  ({' '.join(run.error.split())[:120]})" if run.error else "" for run in runs]
     for row, error in zip(rows, ["", *errors], strict=True):
@@ -82,7 +93,7 @@ def parsed(arguments: Sequence[str]) -> tuple[list[str], Filters, bool]:
             raise ConfigError(f"runs {text}: no such option{nearest(text, ['--yes', '--help'])}")
         if not equals or Path(text).exists():
             names.append(text)
-        elif key not in FILTERS:
+        elif key not in (*FILTERS, "sort"):
             raise ConfigError(f"runs {text}: runs are not filtered by {key}{nearest(key, list(FILTERS))}")
         else:
             filters[key] = value.strip("[]'\"").split(",")
@@ -211,11 +222,19 @@ def _aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list
     return ["  ".join(row).rstrip() for row in cells]
 
 
+def _best_first(run: LedgerEntry) -> tuple[Any, ...]:
+    """The place of a run among those with comparable scores; runs without a score come last."""
+    if run.score is None:
+        return (True,)
+    metric, value = run.score
+    return False, str(run.value("task")), run.corpus, metric, value if metric.startswith(LOWER) else -value
+
+
 def _cells(run: LedgerEntry) -> tuple[str, ...]:
     quality = f"{label(run.score[0])} {run.score[1]:.6g}" if run.score else NOT_RUN
     cache = "" if (size := finite(run.value("kv_cache.elements_per_token_per_layer"))) is None else f"{size:g}"
     mode, task, scale, seed = (str(run.record.get(key, "")) for key in ("mode", "task", "scale", "seed"))
-    words = (run.status, mode, task, run.mechanism, scale)
+    words = (run.status, mode, task, run.corpus, run.mechanism, scale)
     started = run.started[:16].replace("T", " ")
     return tuple(map(printable, (started, *words, seed, quality, cache, run.directory.as_posix())))
 

@@ -28,7 +28,7 @@ LEFT_OUT = (
     "stride", "rank", "task.grids", "task.attention_heads", "task.attention_head_dim", "task.attention_bias",
     "task.attention_dropout", "task.attention_prefix", "task.attention_rank", "task.attention_window",  # feed others
     "model", "data_root", "cache_dir", "resume", "task.data.root", "task.data.cache_dir",  # paths: the content counts
-    "input", "output",  # of mode=predict, which measures nothing
+    "input", "output",  # of mode=predict and mode=describe, which measure nothing
     "format", "baseline",  # of an exported model, and of a comparison
     "retry", "rerun",  # say which jobs of a sweep are done
     "tags", "logger", "task.train.log_every", "callbacks.learning_rate", "callbacks.device_stats",  # only watch

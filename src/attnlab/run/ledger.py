@@ -4,6 +4,7 @@ Below the list: removing run directories, only what is one for sure, contains no
 """
 
 import os
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,11 @@ class LedgerEntry:
         """The first number of the record's quality, with its name; None: nothing was scored."""
         scores = ((name, value) for name, value in self.record.get("quality", {}).items() if finite(value) is not None)
         return next(scores, None)
+
+    @property
+    def corpus(self) -> str:
+        """The name of the corpus, without its place and sizes."""
+        return re.split(r" at |: ", str(self.record.get("corpus", "")), maxsplit=1)[0]
 
     @property
     def mechanism(self) -> str:

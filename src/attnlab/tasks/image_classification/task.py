@@ -104,6 +104,8 @@ class ImageClassificationTask(Predicts, Compresses):
         dense, model = self.outlined(self.method)
         record["compression"] = {"remaining": ratios(dense, model, self.image_shape)}
         self.sizes(record, model)
+        if self.method:
+            record["parameters"]["original"] = parameters(dense)
 
     def check(self, directory: Path) -> None:
         """Raise ConfigError for a strategy, a schedule, weights or ranks that cannot work, before the data is read."""

@@ -31,7 +31,7 @@ from attnlab.data.text.vocabulary import PretrainedTokens, Vocabulary, Words, re
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
-from attnlab.models.build import build_model, cache_shape, identity, without_memory
+from attnlab.models.build import build_model, cache_shape, count_parameters, identity, without_memory
 from attnlab.models.token_loss import chunk_of
 from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
@@ -88,11 +88,12 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return model
 
     def describe(self, record: dict[str, Any]) -> None:
-        """With `convert=` the cache of the original is `kv_cache.original`."""
+        """With `convert=` the original's sizes are `parameters.original` and `kv_cache.original`."""
         super().describe(record)
         if target_of(self.cfg) is not None:
             with without_memory():
                 original = self._model(self.cfg.task.data.vocab_size)
+            record["parameters"]["original"] = count_parameters(original)
             record["kv_cache"]["original"] = self.cache_sizes(original, cache_shape(self.cfg.bench))
 
     def rehearsal(self, model: nn.Module, size: int, device: torch.device) -> Callable[[], Tensor]:

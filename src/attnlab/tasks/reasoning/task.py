@@ -73,9 +73,10 @@ class ReasoningTask(Compresses, Restores):
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `record` with the parameters and the compression rate; neither weights nor a network are needed."""
         dense, model = self.outlined(self.method)
+        self.sizes(record, model)
         if self.method:
             record["compression"] = {"rate": rate(dense, model)}
-        self.sizes(record, model)
+            record["parameters"]["original"] = parameters(dense)
 
     def check(self, directory: Path) -> None:
         """Raise ConfigError or DataError for settings, ranks or a model that cannot work, before anything is read."""
