@@ -186,9 +186,10 @@ def test_the_method_of_one_s_own() -> None:
     (text,) = [text for language, text in BLOCKS if language == "yaml" and "LastMLP" in text]
     assert set(yaml.safe_load(text)) == {"_target_", *inspect.signature(scope["LastMLP"]).parameters}
     model = timm.create_model("deit_small_patch16_224", depth=2, embed_dim=24, num_heads=3, num_classes=5)
-    before = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
+    blocks: Any = model.blocks
+    before = [sum(p.numel() for p in block.parameters()) for block in blocks]
     compress(model, scope["LastMLP"](4))
-    after = [sum(p.numel() for p in block.parameters()) for block in model.blocks]
+    after = [sum(p.numel() for p in block.parameters()) for block in blocks]
     assert after[0] == before[0] and after[1] < before[1]
 
 
