@@ -31,6 +31,7 @@ myst_heading_anchors = 3
 
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
+suppress_warnings = ["misc.highlighting_failure"]  # `!command \\` of a notebook is not Python
 nb_execution_timeout = 60  # seconds for a cell
 
 autodoc_typehints = "description"
