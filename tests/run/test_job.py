@@ -142,6 +142,19 @@ def test_an_interrupted_run(
     assert capsys.readouterr().err == f"error: interrupted by {number.name}; resume={tmp_path} continues the run\n"
 
 
+def test_a_training_that_is_interrupted_before_its_first_checkpoint_says_so(
+    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    monkeypatch.setitem(sys.modules, "attnlab.modes.train", SimpleNamespace(run=mode))
+    assert jobs.run(changed(cfg, mode="train"), COMMAND, tmp_path) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: interrupted by SIGINT; no checkpoint yet: the same command starts again")
+
+
 def test_a_second_signal_ends_at_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     class Ended(BaseException):
         pass

@@ -197,7 +197,8 @@ def _exit_code_and_message(
         if directory is not None and (directory / "checkpoints" / "last.ckpt").is_file():
             message += f"; resume={directory} continues the run"
         elif directory is not None and mode in ("train", "convert", "compress"):
-            message += "; the same command starts again, with what is complete in the cache"
+            what = "checkpoint" if mode == "train" else "result"
+            message += f"; no {what} yet: the same command starts again, with what is complete in the cache"
         return 128 + received[0], message
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted"
