@@ -37,6 +37,7 @@ class LatentCache(PositionalCache):
     """[latent | rotary key] of each slot: text (B, slots, r + d_r), prefixes (N, slots, r + d_r).
 
     Steps attend in latent space: `up_key` maps queries into it, and `up_value` maps the output back to heads.
+    Arguments are those of `PositionalCache`.
     """
 
     def __init__(

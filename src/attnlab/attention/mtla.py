@@ -35,6 +35,7 @@ class MTLACache(LatentCache):
 
     Positions count from the start of the prefix: text position t of a row whose prefix has length S is in slot
     floor((S + t) / s). Text slot 0 is slot floor(S / s).
+    Arguments are those of `PositionalCache`.
     """
 
     def __init__(

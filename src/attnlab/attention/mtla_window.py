@@ -21,6 +21,7 @@ class WindowedCache(LatentCache):
 
     Position p, counted from the start of the prefix, is in column p if p < F, else in column F + p mod (W + s), where
     it stays until its chunk is merged. Text slot 0 is the first chunk that the prefix has not merged.
+    Arguments are those of `PositionalCache`.
     """
 
     def __init__(

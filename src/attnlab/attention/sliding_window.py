@@ -18,7 +18,10 @@ BLOCK = 64  # queries per kernel call, at least; a wider window uses as many as 
 
 
 class WindowCache(PositionalCache):
-    """Entries of the newest `window` text positions. Position t is in slot t mod window."""
+    """Entries of the newest `window` text positions. Position t is in slot t mod window.
+
+    Arguments are those of `PositionalCache`.
+    """
 
     def __init__(
         self, attention: "Windowed", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
