@@ -183,6 +183,7 @@ def set_up_logging(composed: DictConfig, directory: Path | None) -> None:
 
 def run_jobs(checked: Command) -> int:
     """Run the jobs of a multirun by Hydra's sweeper and launcher; the exit code."""
+    gc.enable()  # a sweep may last for days
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a launcher may have jobs to end
     launching, code = os.getpid(), 0
