@@ -254,7 +254,7 @@ def _check_missing(plain: dict[str, Any], setting: Override, key: str) -> None:
     adding = setting.is_add() or setting.is_force_add()
     node, path, rest = walk(plain, key)
     target = owner(node, path) if isinstance(node, dict) and ("_target_" in node or path in ARGUMENTS) else ""
-    known = parameters(target)
+    known = parameters(node, path) if target else {}
     if rest[0] in known and adding:
         return
     if rest[0] in known:

@@ -97,17 +97,24 @@ def owner(node: Mapping[str, Any], path: str) -> str:
     return str(node.get("_target_") or name)
 
 
-def parameters(target: str) -> Mapping[str, Any]:
-    """A target's parameters; none if there is no such target, which another check reports."""
+def parameters(node: Any, path: str) -> Mapping[str, Any]:
+    """The parameters of what declares a node's keys; none of a target that the place does not take.
+
+    A signature can compute something, so it is read only of a class that may be built.
+    """
+    if not isinstance(node, dict):
+        return {}
     try:
-        return signature(target).parameters if target else {}
-    except LookupError:
+        if "_target_" in node:
+            check_target(node["_target_"], path)
+        return signature(owner(node, path)).parameters
+    except (ConfigError, LookupError):  # which another check reports
         return {}
 
 
 def declared(node: Any, path: str, name: str) -> list[Any]:
     """The annotations of a node's key: of its class or schema, and of another library's argument in `FOREIGN`."""
-    annotation = parameters(owner(node, path)).get(name) if isinstance(node, dict) else None
+    annotation = parameters(node, path).get(name)
     foreign = FOREIGN.get(f"{path}.{name}" if path else name)
     return [kind for kind in (annotation, foreign) if kind is not None]
 

@@ -6,7 +6,6 @@ through packages, re-exports, aliases, base classes and dataclasses. Annotations
 
 import ast
 import collections.abc
-import copy
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -246,14 +245,11 @@ def _is_dataclass(node: ast.AST) -> bool:
 def _fields(defined: _Definition) -> dict[str, Any]:
     """The fields of a dataclass or a TypedDict with their annotations, those of its bases first."""
     fields: dict[str, Any] = {}
-    assert isinstance(defined.node, ast.ClassDef)
+    if not isinstance(defined.node, ast.ClassDef):
+        return fields
     for base in reversed(defined.node.bases):
         parent = _follow(defined.module, base)
-        if (
-            parent
-            and isinstance(parent.node, ast.ClassDef)
-            and _is_dataclass(parent.node) == _is_dataclass(defined.node)
-        ):
+        if parent and _is_dataclass(parent.node) == _is_dataclass(defined.node):
             fields |= _fields(parent)
     for node in defined.node.body:
         match node:
@@ -294,32 +290,11 @@ class _Names(dict[str, Any]):
         return _Other(name, (), {})
 
 
-_PARTS = (
-    *(ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Constant, ast.expr_context),
-    *(ast.BinOp, ast.BitOr, ast.UnaryOp, ast.USub, ast.Call, ast.keyword),
-)
-
-
-class _Unquoted(ast.NodeTransformer):
-    """Replaces quoted types by what they quote. ValueError: an annotation that computes something."""
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        return node if ast.unparse(node.value).endswith("Literal") else self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return self.visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else node
-
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        bitor = not isinstance(node, ast.BinOp) or isinstance(node.op, ast.BitOr)
-        if not (isinstance(node, _PARTS) and bitor) or getattr(node, "attr", "").startswith("_"):
-            raise ValueError
-        return super().generic_visit(node)
-
-
 def _annotation(module: str, node: ast.expr) -> Any:
     """An annotation in the source of a module as a typing object; None if it cannot be read, as without one."""
     try:
-        tree = ast.fix_missing_locations(ast.Expression(_Unquoted().visit(copy.deepcopy(node))))
-        return eval(compile(tree, module, "eval"), {"__builtins__": {}}, _Names(module))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node = ast.parse(node.value, mode="eval").body
+        return eval(compile(ast.Expression(node), module, "eval"), {"__builtins__": {}}, _Names(module))
     except (SyntaxError, TypeError, ValueError, RecursionError):
         return None
