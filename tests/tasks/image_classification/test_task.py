@@ -68,7 +68,7 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
     directory = folder(tmp_path)
     train.run(cfg, record, directory)
     assert problems(record | {"status": "finished"}) == []
-    assert record["corpus"] == "sample" and record["attention"] == "none"
+    assert record["corpus"] == "embedded sample of ImageNet's layout" and record["attention"] == "none"
     about = record["compression"]
     points = about["quality"]
     assert points["finetuned"] == record["quality"] and record["quality"]["images"] == 12
