@@ -235,7 +235,8 @@ def test_a_trial_pretrains_little_and_leaves_nothing_to_others(
     caplog.set_level("INFO")
     for settings, epochs in ((["debug=fast"], 1), ([], 2)):
         cfg, record = start("mode=compress", "compress=truncatt", "rank=4", "task.pretrain.epochs=2", *settings)
-        pretrain(cfg, record, tmp_path, *task_of(cfg, Trains).prepare(record, None))
+        task = task_of(cfg, Trains)
+        pretrain(cfg, record, tmp_path, *task.prepare(record, None), task.rehearsal)
         assert record["pretraining"]["epochs"] == epochs
     assert "task.pretrain.epochs" in caplog.text
 
