@@ -237,7 +237,7 @@ def corpus_bleu(sums: "Statistics") -> float:
 
 def perplexity(sums: "Statistics") -> float:
     """exp of the summed nats by the summed tokens."""
-    return exp(float(sums[0]) / float(sums[1]))
+    return exp(min(float(sums[0]) / float(sums[1]), 700.0))  # as metrics.Perplexity
 
 
 def share(sums: "Statistics") -> float:
