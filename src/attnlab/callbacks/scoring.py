@@ -1,7 +1,7 @@
 """The fields of each scored batch, and the sections that callbacks contribute to the record."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ class PredictionsFile(ScoringCallback):
             write_predictions(self.path, rows)
 
 
-def write_predictions(path: Path, rows: Iterable[Row], header: Row = HEADER) -> None:
+def write_predictions(path: Path, rows: Iterable[Sequence[str]], header: Sequence[str] = HEADER) -> None:
     """Writes one item a line, atomically. Tabs and line ends inside a text become spaces."""
     lines = ("\t".join(" ".join(text.split()) for text in row) + "\n" for row in (header, *rows))
     write_text(path, "".join(lines))

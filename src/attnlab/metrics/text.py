@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from attnlab import metrics
 
-Row = tuple[str, ...]  # of predictions.tsv
+Row = tuple[str, str, str, str]  # of predictions.tsv
 ALTERNATION = re.compile(r"\{([^{}]*)\}")
 ROUGE_NAMES = ("rouge1", "rouge2", "rougeL")
 
