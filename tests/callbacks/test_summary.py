@@ -103,6 +103,13 @@ def test_nothing_is_cut_on_a_narrow_terminal(
     )
 
 
+def test_a_source_is_shown_where_it_says_more_than_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(blank(), predicted(tmp_path, "eins\tone\ta", "two\ttwo\tb", "\tthree\tc"), samples=3)
+    assert capsys.readouterr().out.count("src ") == 1
+
+
 def test_samples_are_spread_over_the_file_and_shown_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

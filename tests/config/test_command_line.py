@@ -109,6 +109,13 @@ def test_a_multirun_takes_a_stack_with_values_of_its_own() -> None:
     assert [job.rank for job in checked.jobs] == [job.mla.latent_dim for job in jobs] == [16, 8]
 
 
+def test_jobs_of_a_multirun_write_no_common_output() -> None:
+    words = ["-m", "task=recall", "attention=mha,mla", "mode=describe"]
+    with pytest.raises(ConfigError, match=r"output=a.json: 2 jobs would write this file; leave output= out"):
+        check([*words, "output=a.json"])
+    assert len(check(words).jobs) == 2
+
+
 def test_an_overlay_may_choose_a_pattern(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\ndefaults:\n  - override /attention: hybrid\nattention:\n  pattern: [mha, gqa]\n"

@@ -64,7 +64,6 @@ def test_files(tmp_path: Path) -> None:
         ("gone.txt", None, TEXT, "gone.txt: no such file"),
         ("gone.wav", None, SPEECH, "gone.wav: no such file"),
         ("empty.txt", b"", TEXT, "empty.txt: an empty file; expected a text"),
-        ("blank.txt", b"a\n\nb\n", TEXT, "blank.txt line 2: empty; expected a text in every line"),
         ("key.jsonl", b'{"txt": "a"}\n', TEXT, r"line 1: 'text' is missing \(found: txt\)"),
         ("half.jsonl", b'{"text": "a\\ud800"}\n', TEXT, "line 1: invalid Unicode"),
         ("away.jsonl", b'{"audio": "x.wav"}\n', SPEECH, r"line 1: .*x\.wav: no such file"),

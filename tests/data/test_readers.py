@@ -224,6 +224,11 @@ def test_parallel_text_in_each_layout(tmp_path: Path) -> None:
     reader = Parallel(hold_out=4, unescape=True)
     assert [x.source for x in read(reader, opennmt, "test", "text")] == ['src " 0', 'src " 4', 'src " 8']
     assert len(read(reader, opennmt, "train", "text")) == 7
+    for lang in ("en", "de"):
+        write(tmp_path / "named" / f"letters.{lang}", *map(str, range(9)))
+    reader = Parallel(hold_out=3)
+    assert [x.source for x in read(reader, tmp_path / "named", "dev", "text")] == list("036")
+    assert reader.name == "named"
 
 
 def test_marks_of_pieces_are_text_where_the_layout_has_none(tmp_path: Path) -> None:

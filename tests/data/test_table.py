@@ -53,7 +53,7 @@ def test_a_wrong_column_is_refused_before_torch_is_imported(tmp_path: Path) -> N
     check_present(compose(*words, "task.data.reader.target=headline"))
 
 
-@pytest.mark.parametrize("name", ["data", "train"])
+@pytest.mark.parametrize("name", ["data", "train", "my own"])
 def test_one_file_is_divided(name: str, tmp_path: Path) -> None:
     write(tmp_path / f"{name}.jsonl", pairs(12))
     reader = Table("article", "headline", hold_out=5)
@@ -118,5 +118,8 @@ def test_text_for_a_language_model(suffix: str, tmp_path: Path) -> None:
     (tmp_path / "test.txt").write_text("other\n")
     assert [*corpus.texts(tmp_path, "test")] == ["other"]
     assert [*corpus.texts(tmp_path, "validation")] == ["line 0", "line 4"]
-    with pytest.raises(DataError, match=r"train.txt: no such file; data_root must hold train.txt"):
+    (tmp_path / f"train.{suffix}").rename(tmp_path / f"chapter.{suffix}")
+    assert [*corpus.texts(tmp_path, "validation")] == ["line 0", "line 4"]
+    assert corpus.files(tmp_path, "train") == [tmp_path / f"chapter.{suffix}"]
+    with pytest.raises(DataError, match=r"wav: no text file; data_root must hold .txt files"):
         corpus.files(tmp_path / "wav", "train")

@@ -79,7 +79,7 @@ def test_own_data_end_to_end(
     assert record["status"] == "finished"
     assert record["corpus"].startswith(f"{root.name} at {root}")
     assert record["identity"]["corpus"] not in ("not run", "", None)
-    assert "SAMPLE" not in trained.stderr and "sample corpus" not in trained.stdout
+    assert "embedded sample" not in trained.stderr + trained.stdout
     assert f"{root.name} at" in trained.stdout, trained.stdout  # the table names it as well
     shutil.rmtree(root)  # the run alone is needed
     shutil.rmtree(tmp_path / "cache")

@@ -43,7 +43,7 @@ def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     lines, errors = printed()
     headings = "started (UTC) status mode task corpus mechanism scale seed quality cache directory"
     assert " ".join(lines[0].split()) == headings
-    cells = "finished train mustc sample mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
+    cells = "finished train mustc embedded sample corpus mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
     assert " ".join(lines[1].split()[2:]) == cells
     assert lines[3].endswith("not run      144  outputs/c  (disk full)")
     assert errors == "3 runs\n"

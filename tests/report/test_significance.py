@@ -110,6 +110,25 @@ def test_other_metrics_are_scored_on_the_same_draws(
     assert difference.sacrebleu is None and "sacrebleu" not in str(difference)
 
 
+def test_perplexity_is_tested_over_windows(scored: Scored) -> None:
+    random = np.random.default_rng(1)
+    tokens, nats = random.integers(90, 100, 60), random.uniform(3.0, 4.0, 60)
+    runs = []
+    for name, added in (("a", np.zeros(60)), ("b", np.full(60, 0.1)), ("c", random.normal(0, 0.01, 60))):
+        losses = tokens * (nats + added)
+        quality = {"perplexity": round(float(np.exp(losses.sum() / tokens.sum())), 4), "signature": "s"}
+        runs.append(scored(name, None, quality))
+        lines = [f"{i}\t{count}\t{loss:.4f}\n" for i, (count, loss) in enumerate(zip(tokens, losses, strict=True))]
+        (runs[-1].path.parent / "windows.tsv").write_text("id\ttokens\tnats\n" + "".join(lines))
+    (worse,), (equal,) = (significance.differences(runs[0], run) for run in runs[1:])
+    assert worse.metric == "perplexity" and worse.p < 0.01
+    assert 0 < worse.low < worse.second - worse.first < worse.high
+    assert equal.low < 0 < equal.high and equal.p > 0.05
+    runs[1].record["quality"]["signature"] = "other windows"
+    with pytest.raises(DataError, match="not of one test set"):
+        significance.differences(runs[0], runs[1])
+
+
 def pairs(gains: int, losses: int, items: int) -> tuple["significance.Statistics", "significance.Statistics"]:
     """Right or wrong answers of two systems, of which the second gains and loses so many."""
     first, second = np.ones((items, 2)), np.ones((items, 2))

@@ -107,13 +107,14 @@ def test_other_settings_have_columns_and_are_not_seeds(job: Job, tmp_path: Path)
 
 def test_several_metrics_are_named_in_each_row_and_not_drawn(job: Job, tmp_path: Path) -> None:
     job("0_a", "attention=mha")
-    job("1_a", "attention=mla", quality={"wer": 31.5})
+    job("1_a", "attention=mla", quality={"wer": 31.5}, parameters__total=1040)
     job("2_a", "attention=mqa", quality={"wer": 0.0}, kv_cache__elements_per_token_per_layer=0)
     jobs = jobs_in(tmp_path / "runs")
     grid = sweep.table(jobs)
     assert [row[grid.headers.index("BLEU, WER")] for row in grid.rows] == ["20", "31.5", "0"]
     assert grid.rows[2][grid.headers.index("Cache per token and layer, numbers")] == "of fixed size"
     assert sweep.points_of(jobs)[1].empty
+    assert sum(note.startswith("Parameters differ by 4 %: task.match=parameters") for note in grid.notes) == 1
 
 
 def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:

@@ -72,14 +72,15 @@ class Walk(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
 
-def train(directory: Path, module: Walk, resume: bool = False) -> tuple[Walk, BestAndLast, int]:
-    """Train until the end, or until a signal ends the process."""
+def train(directory: Path, module: Walk, resume: bool = False, **settings: Any) -> tuple[Walk, BestAndLast, int]:
+    """Train until the end, or until a signal ends the process. `settings`: other arguments of the Trainer."""
     data = Numbers()
     best = BestAndLast(directory, monitor="val_loss", save_top_k=2, filename="{step}", auto_insert_metric_name=False)
+    intervals = {"val_check_interval": VALIDATE * PER_UPDATE, "check_val_every_n_epoch": None, "max_epochs": EPOCHS}
     trainer = Trainer(
-        accelerator="cpu", max_epochs=EPOCHS, accumulate_grad_batches=PER_UPDATE,  logger=False,
-        val_check_interval=VALIDATE * PER_UPDATE, check_val_every_n_epoch=None, reload_dataloaders_every_n_epochs=1,
-        num_sanity_val_steps=0, use_distributed_sampler=False, enable_progress_bar=False, enable_model_summary=False,
+        **intervals | settings, accelerator="cpu", accumulate_grad_batches=PER_UPDATE, logger=False,
+        reload_dataloaders_every_n_epochs=1, num_sanity_val_steps=0, use_distributed_sampler=False,
+        enable_progress_bar=False, enable_model_summary=False,
         plugins=[AtomicCheckpointIO()], callbacks=[best, Resume(data), EndAfterUpdate(best)],  # type: ignore[arg-type]
         default_root_dir=directory,
     )  # fmt: skip
@@ -136,3 +137,18 @@ def test_an_update_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypat
 
     assert train(tmp_path, Slow())[2] == 1
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == VALIDATE
+
+
+@pytest.mark.parametrize(
+    ("settings", "update"),
+    [
+        ({"max_steps": 2}, 2),
+        ({"max_epochs": 1, "val_check_interval": 100}, 7),
+        ({"check_val_every_n_epoch": 3, "val_check_interval": 1.0}, 14),
+        ({"max_steps": 2, "check_val_every_n_epoch": 1, "val_check_interval": 1.0}, 2),
+        ({"max_steps": 3}, 3),
+    ],
+)
+def test_every_training_is_validated(settings: dict[str, Any], update: int, tmp_path: Path) -> None:
+    module, best, _ = train(tmp_path, Walk(), **settings)
+    assert list(module.validated) == [update] and len(best.best_k_models) == 1

@@ -142,7 +142,7 @@ class PredictionsFile(ScoringCallback):
             write_predictions(self.path, rows)
 
 
-def write_predictions(path: Path, rows: Sequence[Row]) -> None:
+def write_predictions(path: Path, rows: Iterable[Sequence[str]], header: Sequence[str] = HEADER) -> None:
     """Writes one item a line, atomically. Tabs and line ends inside a text become spaces."""
-    lines = ("\t".join(" ".join(text.split()) for text in row) + "\n" for row in (HEADER, *rows))
+    lines = ("\t".join(" ".join(text.split()) for text in row) + "\n" for row in (header, *rows))
     write_text(path, "".join(lines))

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from attnlab.config.batch import counted
 from attnlab.run.console import Screen
-from attnlab.run.record import BUSY, NOT_RUN
+from attnlab.run.record import BUSY, NOT_RUN, corpus_of
 
 WIDTH = 130  # columns where the output is not a terminal
 LONGEST = 200  # characters of a text among the samples; predictions.tsv has all of it
@@ -42,14 +42,15 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
         texts = (textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in ("source", "reference", "hypothesis"))
         sample = Table.grid(padding=(0, 1))
         for label, style, text in zip(("src", "ref", "hyp"), ("dim", "green", "cyan"), texts, strict=True):
-            sample.add_row(f"[{style}]{label}[/]", escape(text))
+            if label != "src" or row["source"].strip() not in ("", row["reference"].strip()):
+                sample.add_row(f"[{style}]{label}[/]", escape(text))
         console.print(sample)
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
 
 
 def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Name and value of each line of the table. Values that were not measured have no line."""
-    yield "corpus", "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
+    yield "corpus", corpus_of(record)
     yield from _quality_lines(record["quality"], record.get("compression", {}))
     if "conversion" in record:
         yield from _conversion_lines(record["conversion"])

@@ -7,6 +7,7 @@ Resolvers for the files in conf/:
     ${div:a,b}                must be exact
     ${pick:k,{a: 1, b: 2},3}  the value of k in the mapping, or the third argument, if there is one
     ${choice:group}           the name of the option chosen in a group
+    ${corpus:}                the option chosen of task; of own data the name of its folder
     ${made:}                  the chosen conversion, else the attention, else the compression
 
 Imports Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
@@ -73,6 +74,11 @@ def _made(*, _root_: DictConfig) -> str | None:
     return convert if convert not in (None, "none") else attention or _choice("compress", _root_=_root_)
 
 
+def _corpus(*, _root_: DictConfig) -> str | None:
+    own = str(_choice("experiment", _root_=_root_)).startswith("own/") and _root_.data_root
+    return Path(_root_.data_root).expanduser().absolute().name if own else _choice("task", _root_=_root_)
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "or": lambda *values: next((value for value in values if value is not None), None),
     "unless": lambda first, value: value if first is None else None,
@@ -82,6 +88,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],
     "choice": _choice,
     "made": _made,
+    "corpus": _corpus,
 }
 for name, function in RESOLVERS.items():
     OmegaConf.register_new_resolver(name, function, replace=True)

@@ -224,6 +224,10 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
         run = loaded[0]
         if line.multirun and any(job.resume is not None for job in jobs):
             raise ConfigError("resume= continues one run: leave -m out")
+        outputs = [job.output for job in jobs if job.output is not None]
+        if line.multirun and len(set(outputs)) < len(outputs):
+            once = "leave output= out: each job has its record.json, or start each alone, without -m"
+            raise ConfigError(f"output={outputs[0]}: {len(outputs)} jobs would write this file; {once}")
         if (flags.cfg or flags.info) and run:
             raise ConfigError("--cfg and --info show what is composed; a run that is loaded has its config.yaml")
         hydra = composed[0].hydra

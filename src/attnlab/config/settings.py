@@ -90,6 +90,7 @@ class Task:
     batch_size: Annotated[int, Ge(1)]
     search: Annotated[list[dict[str, Any]], MinLen(1)] | None
     weights: str | None
+    match: Literal["parameters"] | None
     sample_facts: Annotated[int, Ge(0)]
     kind: dict[str, Any]
     data: dict[str, Any]
@@ -206,6 +207,7 @@ ABSENT: dict[str, Any] = {
     "bench.context": 0,
     "bench.reorder": [False, True],
     "hardware.tf32": True,
+    "task.match": None,
     "task.sample_facts": 0,
     "task.train.first_token_weight": 1.0,
     "task.train.label_smoothing": 0.0,

@@ -41,7 +41,7 @@ class Data(LightningDataModule):
     """A task's data: Lightning's loaders, and the description of the corpus in the record.
 
     Attributes:
-        corpus: a description with sizes; "sample" for an embedded corpus.
+        corpus: a description with sizes; of a sample corpus its layout.
         location: the directory of the corpus, in the cache for an embedded one; None: the data is generated.
         filtered: the number of training examples left out, by reason.
         resume_at: (epoch, batch) at which a resumed run continues.

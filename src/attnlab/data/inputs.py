@@ -31,7 +31,10 @@ class InputKind:
 
 @dataclass(frozen=True)
 class Item:
-    """One input: a text or the path of a file, and `fields`, the JSON object that holds it, or nothing."""
+    """One input: a text or the path of a file, and `fields`, the JSON object that holds it, or nothing.
+
+    The text is blank where a line of a file is blank.
+    """
 
     value: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +50,7 @@ class Inputs:
         form: "one", "folder", "lines" (a text file) or "objects" (JSONL, whose paths are relative to its folder).
 
     Raises:
-        DataError: a file is missing or empty, or an input in it is empty; names the line.
+        DataError: a file is missing or empty, or a text in a JSON object is empty; names the line.
     """
 
     form: Literal["one", "folder", "lines", "objects"]
@@ -70,8 +73,6 @@ class Inputs:
             self.count += 1
             if kind.suffixes:
                 kind.check(Path(item.value))
-            elif not item.value.strip():  # results stand in the lines of their inputs
-                raise DataError(f"{self._path} line {self.count}: empty; expected a text in every line")
         if not self.count:
             raise DataError(f"input={self.source}: empty; expected {self._expected}")
 

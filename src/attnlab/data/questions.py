@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from attnlab.data.corpus import Row, check_folder, rows
 from attnlab.data.samples.world import PROFESSIONS, write_world
 from attnlab.errors import ConfigError, DataError
+from attnlab.run.record import embedded
 
 log = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ class Questions:
             sets whose answers are free text. The released code counts Llama 2's tokens.
 
     Attributes:
-        corpus: a description with sizes; "sample" for the sample world.
+        corpus: a description with sizes; of the sample world its layout.
         filtered: the number of questions left out, by reason.
         validation, test: the first fifth of the questions, and the others.
     """
@@ -328,7 +329,7 @@ class Questions:
     def read(self) -> None:
         """Read the files, for which no tokenizer is needed.  DataError: a file is missing or malformed."""
         if self.root is None:
-            log.warning("data_root is not set: asking about the embedded sample world")
+            log.warning("NO data_root IS SET: this is the %s", embedded(self.kind.title))
             self.location = write_world(self.cache_dir / "samples", self.seed)
         else:
             self.location = Path(self.root).expanduser()
@@ -350,5 +351,6 @@ class Questions:
             raise DataError(f"{self.location}: {len(questions)} questions of {self.kind.title}; expected at least 5")
         self.validation, self.test = questions[:count], questions[count:]
         sizes = f"{len(self.validation)} validation and {len(self.test)} test questions"
-        self.corpus = "sample" if self.root is None else f"{self.kind.title} in {self.location}: {sizes}"
-        log.info("%s: %s; left out: %s", self.kind.title, sizes, self.filtered or "none")
+        title = self.kind.title
+        self.corpus = embedded(title) if self.root is None else f"{title} in {self.location}: {sizes}"
+        log.info("%s: %s; left out: %s", title, sizes, self.filtered or "none")

@@ -22,6 +22,7 @@ from attnlab.data.speech.features import Array, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import Kind, SourceText, TextInputs, Tokenizer
 from attnlab.errors import ConfigError, DataError
+from attnlab.run.record import embedded
 
 log = logging.getLogger(__name__)
 
@@ -310,7 +311,7 @@ class SequenceToTextData(Data):
         if self.root is None:
             if kind == "stored":
                 raise ConfigError("data_root=null: the sample corpora have no stored features; set data_root")
-            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", reader.name)
+            log.warning("NO data_root IS SET: this is the %s", embedded(reader.name))
             self.location = reader.sample(self.cache)
         else:
             self.location = Path(self.root).expanduser()
@@ -319,7 +320,7 @@ class SequenceToTextData(Data):
         sizes = ", ".join(f"{name} {len(utterances[name])}" for name in reader.splits)
         text = f"{reader.name} at {self.location}: {sizes} {reader.unit}"
         log.info("corpus: %s", text)
-        self.corpus = "sample" if self.is_sample else text
+        self.corpus = embedded(reader.name) if self.is_sample else text
         return utterances
 
     def statistics(self) -> dict[str, dict[str, float]]:

@@ -1,7 +1,7 @@
 """User data: a table of examples as JSON lines, CSV or TSV, whose columns can be named, and a folder of recordings.
 
 <root>/{train,dev,test}.{jsonl,json,csv,tsv}     one example each; `valid`, `val` and `validation` mean dev
-<root>/{data,manifest}.{jsonl,json,csv,tsv}      one table: every `hold_out`-th example is tested, the next ones are dev
+<root>/NAME.{jsonl,json,csv,tsv}                 one table: every `hold_out`-th example is tested, the next ones are dev
 <root>/{train,dev,test}/**/NAME.{wav,flac,ogg}   recordings with their texts beside them, NAME.txt
 <root>/**/NAME.{wav,flac,ogg}                    the same, without splits
 """
@@ -31,7 +31,7 @@ from attnlab.data.corpus import (
 from attnlab.errors import DataError
 
 SPELLINGS = {"train": ("train", "training"), "dev": ("dev", "valid", "val", "validation"), "test": ("test",)}
-TOGETHER = ("data", "manifest", "metadata")
+TOGETHER = ("data", "manifest", "metadata")  # names of a table that is preferred to others
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 AUDIO = (".wav", ".flac", ".ogg")
 Name = Annotated[str, MinLen(1)]
@@ -69,7 +69,7 @@ class Table(Reader):
         self.kinds = ("audio",) if audio else ("text",)
         self.named, self.name = name, name or "data"
         names = [*self.columns, *([audio] if audio else [])]
-        self.layout = "data_root must hold train, dev and test, or data, as .jsonl, .csv or .tsv with the columns "
+        self.layout = "data_root must hold train, dev and test, or one table, as .jsonl, .csv or .tsv with the columns "
         self.layout += ", ".join(dict.fromkeys(names))
         if audio:
             self.layout += "; or folders of .wav or .flac files, each with a .txt file of the same name"
@@ -97,7 +97,10 @@ class Table(Reader):
         if "train" in places:
             places.pop("all", None)
         elif "all" not in places:
-            self.missing(root / "train.jsonl")
+            tables = [path for path in {*root.glob("*")} - {*places.values()} if path.suffix in SUFFIXES]
+            if len(tables) != 1:
+                self.missing(root / "train.jsonl")
+            places["all"] = tables[0]
         return places
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:

@@ -9,7 +9,7 @@ import yaml
 
 from attnlab.attention import Attention
 from attnlab.config.build import at
-from attnlab.run.record import NOT_RUN
+from attnlab.run.record import NOT_RUN, corpus_of
 
 LICENSE = """The licence of these weights has not been stated: `unknown` above is a placeholder. Whoever publishes them
 chooses one that the terms of the corpus allow.{code}"""
@@ -54,7 +54,7 @@ def card(
         "of these in attention": at(record, "parameters.attention"),
         "positions": longest,
         **cache,
-        "corpus": "the embedded sample corpus" if record.get("corpus") == "sample" else record.get("corpus"),
+        "corpus": corpus_of(record),
         "training steps": at(record, "training.steps"),
         "seed": record.get("seed"),
         "precision": at(record, "config.hardware.precision"),

@@ -69,6 +69,11 @@ def cache_shape(bench: DictConfig) -> CacheShape:
     return CacheShape(bench.batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
 
 
+def width_key(cfg: DictConfig) -> str:
+    """The key of the feed-forward width of the layers that have the mechanism."""
+    return f"task.model{'.decoder' * ('decoder' in cfg.task.model)}.ffn_dim"
+
+
 def count_parameters(model: nn.Module, attentions: Iterable[nn.Module] | None = None) -> dict[str, int]:
     """Number of parameters in total, in attention, and trainable. Shared parameters count once.
 

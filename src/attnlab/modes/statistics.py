@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from attnlab.run.console import Screen
-from attnlab.run.record import first_process
+from attnlab.run.record import corpus_of, first_process
 from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.task import SequenceToTextTask
 
@@ -23,8 +23,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 
 def _show(record: dict[str, Any], directory: Path) -> None:
     splits = record["statistics"]
-    corpus = "embedded sample corpus" if record["corpus"] == "sample" else record["corpus"]
-    table = Table(title=f"{record['task']}: {corpus}", title_justify="left")
+    table = Table(title=f"{record['task']}: {corpus_of(record)}", title_justify="left")
     table.add_column("")
     for name in splits:
         table.add_column(name, justify="right")

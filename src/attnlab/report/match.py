@@ -18,6 +18,7 @@ from attnlab.config.check import check
 from attnlab.config.rules import OF_THE_MODEL
 from attnlab.report.spec import Row, Spec
 from attnlab.run.identity import architecture, canonical
+from attnlab.run.record import EMBEDDED, corpus_of
 from attnlab.run.store import SavedRecord
 
 PLACES = ("task.encoder_checkpoint", "task.data.vocabulary.file")  # files of the machine that measures a row
@@ -94,7 +95,7 @@ def statistics(row: Row, records: Sequence[SavedRecord]) -> Mapping[str, float]:
         splits, text = saved.record.get("statistics", {}), saved.record["corpus"]
         if saved.record["status"] != "finished" or row.split not in splits:
             continue
-        if text == "sample":
+        if corpus_of(saved.record).startswith(EMBEDDED):
             sizes = ", ".join(f"{name} {values['utterances']}" for name, values in splits.items())
             text = f"sample of {saved.record['task']}: {sizes}"
         if is_corpus(text, {"name": row.corpus, "train": row.train}):

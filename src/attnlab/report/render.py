@@ -14,7 +14,7 @@ from attnlab.report.match import choose, composed, protocol, scored, statistics
 from attnlab.report.significance import standard_error
 from attnlab.report.spec import Column, Row, Spec
 from attnlab.report.table import Grid, facts
-from attnlab.run.record import NOT_RUN
+from attnlab.run.record import EMBEDDED, NOT_RUN, corpus_of
 from attnlab.run.store import SavedRecord
 
 
@@ -132,8 +132,8 @@ class Filled:
         """The numbers of scored records that read another corpus."""
         if not self.spec.corpus:
             return []
-        others = [saved.record["corpus"] for saved in self.scored if saved not in self.usable]
-        sample, name = others.count("sample"), self.spec.corpus["name"]
+        others = [corpus_of(saved.record) for saved in self.scored if saved not in self.usable]
+        sample, name = sum(corpus.startswith(EMBEDDED) for corpus in others), self.spec.corpus["name"]
         other = f"data other than {name}" if name else "other data"
         counts = {"the embedded sample corpus": sample, other: len(others) - sample}
         return [f"Left out: {count} scored record(s) of {what}." for what, count in counts.items() if count]

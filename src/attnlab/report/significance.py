@@ -4,7 +4,8 @@ Both systems are scored on the same test sets, drawn with replacement from the s
 the share of the drawn test sets whose difference lies at least as far from the mean difference as the measured one lies
 from zero (Efron and Tibshirani 1993, section 16.4). The interval holds the differences that this test does not reject
 at 5 %: it excludes zero if and only if p < 0.05. Each sentence has its own statistics: n-gram counts for BLEU, word
-errors and words for WER, F for ROUGE, right or wrong for accuracies.
+errors and words for WER, F for ROUGE, right or wrong for accuracies. For perplexity, windows of the test text are
+drawn, each with its nats and tokens.
 
 For BLEU the p of sacrebleu is shown too. Like Moses, it subtracts the mean from the sizes of the differences, not from
 the differences. Its p is smaller: it calls 10 % to 15 % of pairs of equal systems different at 5 %.
@@ -13,11 +14,12 @@ the differences. Its p is smaller: it calls 10 % to 15 % of pairs of equal syste
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
+from math import exp, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.callbacks.summary import label
+from attnlab.config.build import at
 from attnlab.errors import DataError
 from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord
@@ -31,10 +33,10 @@ RESAMPLES = 1000  # as sacrebleu
 SEED = 12345  # as sacrebleu
 FEWEST = 30  # items. At 5 %, equal systems differ in 8 % to 9 % of tests with 10 or 20 items, in 6 % to 8 % with 30
 LEVEL = 20  # one in so many: 5 %
-PREDICTIONS = "predictions.tsv"
-HEADINGS = {"reference", "hypothesis"}
+PREDICTIONS, WINDOWS = "predictions.tsv", "windows.tsv"
+HEADINGS = {PREDICTIONS: {"reference", "hypothesis"}, WINDOWS: {"tokens", "nats"}}
 OFF = 0.006  # a record's score is rounded to two digits
-METRICS = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1")  # computed from predictions
+METRICS = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1", "perplexity")  # computed from predictions
 COUNTED = {  # shares in percent by their name in `quality`: what they count
     "top1": ["images"], "top5": ["images"],
     "accuracy": ["questions", "sentences"], "accuracy_constrained": ["sentences"],
@@ -70,13 +72,13 @@ class Difference:
         )
 
 
-def predictions_file(saved: SavedRecord) -> Path:
+def predictions_file(saved: SavedRecord, name: str = PREDICTIONS) -> Path:
     """The file of predictions: predictions.tsv beside record.json, NAME.predictions.tsv beside NAME.json."""
     path = saved.path
-    return path.parent / PREDICTIONS if path.name == RECORD else path.with_suffix(f".{PREDICTIONS}")
+    return path.parent / name if path.name == RECORD else path.with_suffix(f".{name}")
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path, headings: set[str]) -> list[dict[str, str]]:
     """The items of the test set in a file of predictions; DataError if it is missing or damaged."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -85,8 +87,8 @@ def _rows(path: Path) -> list[dict[str, str]]:
         raise DataError(f"{path}: cannot be read ({error.strerror}); a run that scores writes it") from error
     except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: not a file of predictions: {' '.join(str(error).split())}") from error
-    if not rows or not rows[0].keys() >= HEADINGS or any(None in row or None in row.values() for row in rows):
-        raise DataError(f"{path}: not a file of predictions: expected rows with {', '.join(sorted(HEADINGS))}")
+    if not rows or not rows[0].keys() >= headings or any(None in row or None in row.values() for row in rows):
+        raise DataError(f"{path}: not a file of predictions: expected rows with {', '.join(sorted(headings))}")
     return rows
 
 
@@ -100,6 +102,8 @@ def _statistics(name: str, rows: list[dict[str, str]], saved: SavedRecord) -> "S
     """(items, statistics) of a metric, whose sums over items :func:`corpus_bleu` or :func:`share` take."""
     import numpy as np
 
+    if name == "perplexity":
+        return np.array([[float(row["nats"]), float(row["tokens"])] for row in rows])
     pairs = [(row["hypothesis"], row["reference"]) for row in rows]
     values: list[Any]
     if name == "bleu":
@@ -137,25 +141,28 @@ def differences(
     metrics = [name for name in _metrics(first) if name in _metrics(second)]
     if not metrics:
         raise DataError(
-            f"{first.name} and {second.name} have no score in common that predictions give: BLEU, ROUGE, WER, accuracy"
+            f"{first.name} and {second.name} have no score in common that predictions give: BLEU, ROUGE, WER, accuracy "
+            "or perplexity"
         )
-    files = predictions_file(first), predictions_file(second)
-    items = [_rows(path) for path in files]
-    keys = [[(row.get("id"), row["reference"]) for row in rows] for rows in items]
-    if keys[0] != keys[1]:
+    file = WINDOWS if metrics == ["perplexity"] else PREDICTIONS
+    files = predictions_file(first, file), predictions_file(second, file)
+    items = [_rows(path, HEADINGS[file]) for path in files]
+    keys: list[Any] = [[(row.get("id"), row.get("reference", row.get("tokens"))) for row in rows] for rows in items]
+    texts = [(at(run.record, "identity.corpus"), at(run.record, "quality.signature")) for run in (first, second)]
+    if keys[0] != keys[1] or (file == WINDOWS and texts[0] != texts[1]):
         raise DataError(f"{files[1]}: not of one test set with {files[0]}: other items or references")
     if len(keys[0]) < FEWEST:
         raise DataError(f"{files[0]}: expected at least {FEWEST} items for a paired test, got {len(keys[0])}")
     results = []
     for name in metrics:
-        score = corpus_bleu if name == "bleu" else share
+        score = {"bleu": corpus_bleu, "perplexity": perplexity}.get(name, share)
         tables = [_statistics(name, rows, saved) for rows, saved in zip(items, (first, second), strict=True)]
         for saved, statistics in zip((first, second), tables, strict=True):
             value, recorded = score(statistics.sum(0)), saved.number(f"quality.{name}")
             if recorded is None or not abs(value - recorded) <= OFF:
                 raise DataError(
-                    f"{predictions_file(saved)}: its rows give {name} {value:.2f}, but the record has {recorded}: they "
-                    "are of another scoring, or the record's counts further references of each text"
+                    f"{predictions_file(saved, file)}: its rows give {name} {value:.2f}, the record has {recorded}: "
+                    "they are of another scoring, or the record's counts further references of each text"
                 )
         before, after, p, low, high, moses = bootstrap(tables[0], tables[1], score, resamples, seed)
         sacrebleu = moses if name == "bleu" and before != after else None
@@ -226,6 +233,11 @@ def corpus_bleu(sums: "Statistics") -> float:
 
     counts = [int(value) for value in sums]
     return float(BLEU.compute_bleu(counts[:4], counts[4:8], counts[8], counts[9], smooth_method="exp").score)
+
+
+def perplexity(sums: "Statistics") -> float:
+    """exp of the summed nats by the summed tokens."""
+    return exp(min(float(sums[0]) / float(sums[1]), 700.0))  # as metrics.Perplexity
 
 
 def share(sums: "Statistics") -> float:

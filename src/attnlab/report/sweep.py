@@ -20,6 +20,7 @@ from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 MEAN = "mean ± sd"
+UNEQUAL = 1.03  # ratio of parameters above which a comparison of mechanisms mentions it
 HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings without a column
 NUMBERS = {  # column: its key in the record, and its format
     "Parameters": ("parameters.total", ",.0f"),
@@ -107,6 +108,11 @@ def table(jobs: pd.DataFrame) -> Grid:
             grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present)])
     if corpora := sorted({str(saved.record["corpus"]) for saved in jobs["saved"]}):
         grid.notes.append(f"Corpus: {'; '.join(corpora)}.")
+    sizes = known(jobs["Parameters"])
+    plain = set(varied) <= {"rank"} and all(saved.record["compress"] == "none" for saved in jobs["saved"])
+    if plain and jobs["Mechanism"].nunique() > 1 and sizes and max(sizes) > UNEQUAL * min(sizes):
+        more = f"Parameters differ by {100 * (max(sizes) / min(sizes) - 1):.0f} %"
+        grid.notes.append(f"{more}: task.match=parameters gives every mechanism as many as attention=mha has.")
     busy = max((saved.number("inference.busy_cores_before") or 0.0 for saved in jobs["saved"]), default=0.0)
     if busy > BUSY:
         grid.notes.append(f"Other programs kept up to {busy:.1f} cores busy before scoring: speeds are not comparable.")

@@ -30,6 +30,7 @@ WRITTEN = (
     CONFIG,
     RECORD,
     "predictions.tsv",
+    "windows.tsv",
     "tokenizer.model",
     "ctc_tokenizer.model",
     "vocabulary.json",

@@ -145,6 +145,8 @@ def _prepare(cfg: DictConfig, record: dict[str, Any], directory: Path | None) ->
     if records.first_process():  # libraries load for several seconds
         names = [str(record[name]) for name in ("task", "attention", "compress", "scale") if record[name] != "none"]
         log.info("mode=%s, %s: %s", cfg.mode, " · ".join(names), near(directory) if directory else "loads libraries")
+        if directory and cfg.mode == "train" and "tensorboard" in cfg.get("logger", {}):
+            log.info("curves: tensorboard --logdir %s", near(directory))
     record["environment"] = records.environment(cfg.hardware.accelerator, packages=cfg.mode != "describe")
     importlib.import_module("attnlab.torchvision_schemas")  # before any mode imports lightning
     if cfg.mode not in ("describe", "export"):

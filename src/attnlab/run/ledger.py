@@ -14,7 +14,7 @@ from typing import Any
 from attnlab.config.build import at
 from attnlab.errors import DataError
 from attnlab.run.directory import CONFIG, LOCK, foreign, holder_of, is_run, locked
-from attnlab.run.record import RECORD
+from attnlab.run.record import RECORD, corpus_of
 from attnlab.run.store import finite, folders, read
 
 OUTPUTS = Path("outputs")
@@ -53,7 +53,7 @@ class LedgerEntry:
     @property
     def corpus(self) -> str:
         """The name of the corpus, without its place and sizes."""
-        return re.split(r" at |: ", str(self.record.get("corpus", "")), maxsplit=1)[0]
+        return re.split(r" at |: ", corpus_of(self.record), maxsplit=1)[0]
 
     @property
     def mechanism(self) -> str:

@@ -25,6 +25,7 @@ from attnlab.run.files import write_bytes
 SCHEMA = 2
 RECORD = "record.json"
 NOT_RUN = "not run"
+EMBEDDED = "embedded sample"  # begins the `corpus` of a sample corpus
 BUSY = 0.25  # cores that other programs keep busy, above which times are not comparable
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of values of another kind
 STATUSES = ("running", "finished", "failed", "interrupted")
@@ -173,6 +174,17 @@ def write(record: Mapping[str, Any], directory: Path) -> None:
 def read(directory: Path) -> dict[str, Any]:
     """The record of a run directory."""
     return json.loads((directory / RECORD).read_text(encoding="utf-8"))
+
+
+def embedded(layout: str) -> str:
+    """The `corpus` of a record whose run read the sample corpus in this layout."""
+    return f"{EMBEDDED} of {layout}'s layout"
+
+
+def corpus_of(record: Mapping[str, Any]) -> str:
+    """The `corpus` of a record; earlier versions wrote "sample" for every sample corpus."""
+    corpus = str(record.get("corpus", NOT_RUN))
+    return f"{EMBEDDED} corpus" if corpus == "sample" else corpus
 
 
 def recorded(directory: Path) -> dict[str, Any]:

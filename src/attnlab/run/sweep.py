@@ -29,12 +29,11 @@ from attnlab.run.directory import holder_of, locked
 from attnlab.run.files import write_text, writing
 from attnlab.run.ledger import OUTPUTS, LedgerEntry, entries
 from attnlab.run.loading import is_free, quoted
-from attnlab.run.record import RECORD
+from attnlab.run.record import EMBEDDED, RECORD, corpus_of
 from attnlab.run.store import near
 
 JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
-SAMPLE = "sample"  # the name that a record gives to an embedded corpus
 NEVER_DONE = ("bench", "predict", "generate", "export")  # modes that are repeated: a time, or no result in the record
 NOT_RESUMED = ("mode", "resume", "retry", "rerun")  # settings of a job that `resume=` gives by itself
 WAIT = 1.0  # seconds between two looks for the note of the first node
@@ -156,7 +155,7 @@ def resume_settings(arguments: Sequence[str]) -> list[str]:
 
 def _same_corpus(cfg: DictConfig, run: LedgerEntry) -> bool:
     """Whether a run read what the job would read."""
-    content, sample = run.value("identity.corpus"), run.value("corpus") == SAMPLE
+    content, sample = run.value("identity.corpus"), corpus_of(run.record).startswith(EMBEDDED)
     root = OmegaConf.select(cfg, "task.data.root") or cfg.data_root
     if content == identity.NOTHING_READ or root is None or sample:
         return content == identity.NOTHING_READ or (root is None and sample)

@@ -16,6 +16,15 @@ HEALING = {  # keys that follow from convert.healing, unless they are on the com
 }
 
 
+def match_parameters(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True) -> DictConfig:
+    """The configuration with the feed-forward width of `task.match`. ConfigError: no width fits."""
+    if cfg.task.get("match") is None:
+        return cfg
+    from attnlab.tasks.match import matched  # it imports torch
+
+    return matched(cfg)
+
+
 def complete(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True) -> DictConfig:
     """The configuration of a language-modelling run that begins with a pretrained decoder.
 
@@ -31,7 +40,9 @@ def complete(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True
     """
     converts = cfg.hydra.runtime.choices.get("convert") not in (None, "none")
     if not converts and cfg.model is None:
-        return cfg
+        return match_parameters(cfg, overrides)
+    if cfg.task.get("match") is not None:
+        raise ConfigError(f"task.match={cfg.task.match}: the pretrained model decides the width; leave task.match out")
     if of_model := [key for key in overrides if key == "attention" or key.startswith(("attention.", "task.model"))]:
         raise ConfigError(
             f"{of_model[0]}=: the pretrained model decides it; leave it out (convert=mla or the like changes its "

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
 from attnlab.callbacks.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError, DataError
-from attnlab.models.build import CacheShape, cache_shape, count_parameters, without_memory
+from attnlab.models.build import CacheShape, cache_shape, count_parameters, width_key, without_memory
 from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import compiles, device_of, record_compiled
@@ -70,6 +70,8 @@ class Task(ABC):
     def sizes(self, record: dict[str, Any], model: Any) -> None:
         """Fill `record` with the number of parameters and other sizes of the model."""
         record["parameters"] = count_parameters(model)
+        if self.cfg.task.get("match") is not None:
+            record["parameters"]["feed_forward_width"] = OmegaConf.select(self.cfg, width_key(self.cfg))
 
 
 class ReadsData(Task):
@@ -408,7 +410,7 @@ class TextTask(Trains):
         decoder = self.decoder(model)
         shape = cache_shape(self.cfg.bench)
         context = shape.prefix + shape.text
-        record["parameters"] = count_parameters(model)
+        self.sizes(record, model)
         record["kv_cache"] |= self.cache_sizes(decoder, shape) | {"shape": shape.describe()}
         record["multiply_adds_per_token"] = {
             "attention": sum(a.multiply_adds(context, shape.prefix) for a in decoder.attentions),

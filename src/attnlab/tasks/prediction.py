@@ -53,11 +53,11 @@ class Predictor(ABC):
         return " ".join(str(result["prediction"]).split())
 
     def results(self, items: Inputs | Sequence[Item]) -> Iterator[tuple[Item, Result]]:
-        """Each input with its result, in the order of the inputs."""
+        """Each input with its result, in the order of the inputs. The prediction of a blank line is empty."""
         for chunk in chunks(iter(items), WINDOW):
-            prepared = [self.read(item.value) for item in chunk]
-            order = sorted(range(len(chunk)), key=lambda i: -self.size(prepared[i]))
-            results: dict[int, Result] = {}
+            prepared = {i: self.read(item.value) for i, item in enumerate(chunk) if item.value.strip()}
+            order = sorted(prepared, key=lambda i: -self.size(prepared[i]))
+            results: dict[int, Result] = {i: {"prediction": ""} for i in range(len(chunk)) if i not in prepared}
             while order:
                 taken = max(1, self.limit // max(1, self.size(prepared[order[0]])))
                 batch, order = order[:taken], order[taken:]

@@ -134,6 +134,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class BestAndLast(ModelCheckpoint):
     """Keeps the best checkpoints by `monitor`, and last.ckpt of every epoch and validation, whether best or not.
 
+    A training that would end without a validation has one after its last update.
+
     Args: those of Lightning's `ModelCheckpoint`.
 
     Attributes:
@@ -157,6 +159,15 @@ class BestAndLast(ModelCheckpoint):
         worst = self.best_k_models.get(self.kth_best_model_path)
         tied = current is not None and worst is not None and bool(current == worst) and self.save_top_k > 0
         return tied or super().check_monitor_top_k(trainer, current)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *args)
+        updated = 0 <= trainer.max_steps <= trainer.global_step
+        ended = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
+        regular = trainer.is_last_batch and trainer.check_val_every_n_epoch == 1
+        if (updated or ended or stopped) and not regular and not self.best_k_models:
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None  # validate after this batch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_end(trainer, pl_module)

@@ -68,7 +68,7 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
     directory = folder(tmp_path)
     train.run(cfg, record, directory)
     assert problems(record | {"status": "finished"}) == []
-    assert record["corpus"] == "sample" and record["attention"] == "none"
+    assert record["corpus"] == "embedded sample of ImageNet's layout" and record["attention"] == "none"
     about = record["compression"]
     points = about["quality"]
     assert points["finetuned"] == record["quality"] and record["quality"]["images"] == 12
@@ -235,7 +235,8 @@ def test_a_trial_pretrains_little_and_leaves_nothing_to_others(
     caplog.set_level("INFO")
     for settings, epochs in ((["debug=fast"], 1), ([], 2)):
         cfg, record = start("mode=compress", "compress=truncatt", "rank=4", "task.pretrain.epochs=2", *settings)
-        pretrain(cfg, record, tmp_path, *task_of(cfg, Trains).prepare(record, None))
+        task = task_of(cfg, Trains)
+        pretrain(cfg, record, tmp_path, *task.prepare(record, None), task.rehearsal)
         assert record["pretraining"]["epochs"] == epochs
     assert "task.pretrain.epochs" in caplog.text
 

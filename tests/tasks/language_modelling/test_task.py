@@ -98,7 +98,7 @@ def test_a_run_fills_its_record_and_its_directory(trained: tuple[Path, dict[str,
     directory, record = trained
     json.dumps(record)
     quality = record["quality"]
-    assert (quality["unit"], record["corpus"]) == ("word", "sample")
+    assert (quality["unit"], record["corpus"]) == ("word", "embedded sample of WikiText-2's layout")
     assert "per word, disjoint windows of 16" in quality["signature"]
     assert quality["floor"] == pytest.approx(math.exp(markov.Source().entropy), rel=1e-3)
     assert quality["floor"] < quality["perplexity"] < 400
@@ -166,7 +166,7 @@ def test_testing_a_checkpoint_gives_the_run_s_own_score(
 def test_a_layout_trains(start: Start, tmp_path: Path, task: str) -> None:
     cfg, record = start(f"task={task}", "task.train.max_steps=1", "task.train.validate_every=1", *LITTLE)
     train.run(cfg, record, tmp_path)
-    assert record["corpus"] == "sample" and math.isfinite(record["quality"]["perplexity"])
+    assert record["corpus"].startswith("embedded sample") and math.isfinite(record["quality"]["perplexity"])
     cfg, described = start(f"task={task}", "mode=describe")
     describe.run(cfg, described, tmp_path)
     assert described["parameters"] == record["parameters"]

@@ -65,7 +65,7 @@ def test_ask_compress_ask_and_save(start: Start, tmp_path: Path) -> None:
     cfg, record = start(*RANKS, "task.search=[{layers: [0]}, {layers: [1,2]}]")
     compress_mode.run(cfg, record, tmp_path)
     about = record["compression"]
-    assert record["corpus"] == "sample" and about["quality"]["dense"]["questions"] == 16
+    assert record["corpus"].startswith("embedded sample") and about["quality"]["dense"]["questions"] == 16
     assert about["validation"]["dense"]["questions"] == 4
     assert [point["settings"] for point in about["search"]] == [{"layers": [0]}, {"layers": [1, 2]}]
     best = max(about["search"], key=lambda point: (point["validation"]["accuracy"], -point["validation"]["loss"]))

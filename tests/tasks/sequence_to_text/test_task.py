@@ -191,6 +191,7 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     inputs = [own_input(task, row, root, tmp_path) for row in rows]
     results = [result for _, result in predictor.results([Item(value) for value in inputs])]
+    assert [result for _, result in predictor.results([Item(" "), Item(inputs[0])])][0] == {"prediction": ""}
     if task != "slurp":
         assert [" ".join(result["prediction"].split()) for result in results] == [row["hypothesis"] for row in rows]
     assert all(("intent" in result) == (task == "slurp") for result in results)

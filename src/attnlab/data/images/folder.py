@@ -32,6 +32,7 @@ from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batch
 from attnlab.data.corpus import IMAGE_SPLITS, image_folder
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
+from attnlab.run.record import embedded
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class ImageData(Data):
                 raise DataError(f"{places[split]}: no class folder {missing[0]!r}, which {places[other]} has")
         self.classes = list(self.sets["train"].classes)
         sizes = f"train {len(self.sets['train'])}, val {len(self.sets['val'])} images, {len(self.classes)} classes"
-        self.corpus = "sample" if self.root is None else f"{root.name} at {root}: {sizes}"
+        self.corpus = embedded("ImageNet") if self.root is None else f"{root.name} at {root}: {sizes}"
         self.location = root
 
     def share(self, processes: int) -> Share:

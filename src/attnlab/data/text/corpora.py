@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -230,6 +230,8 @@ def parquet_texts(path: Path) -> Iterator[str]:
 class TextFiles(TextCorpus):
     """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; also `dev`, `val`.
 
+    Without a file of these names, every .txt file of the folder, or its one table, is read in the order of the names.
+
     Args:
         column: the column of a table with the text.
         name: of the corpus; null: that of the folder.
@@ -242,11 +244,15 @@ class TextFiles(TextCorpus):
         self.name, self.held_out = name or "own text", f"own files, or every {hold_out}th text"
 
     def files(self, root: Path, split: Split) -> list[Path]:
-        path = self._place(root, split) or self._place(root, "train")
-        if path is None:
-            tables = f"train.jsonl, .csv or .tsv with the column {self.column} (task.data.corpus.column names it)"
-            raise DataError(f"{root / 'train.txt'}: no such file; data_root must hold train.txt, or {tables}")
-        return [path]
+        if path := self._place(root, split) or self._place(root, "train"):
+            return [path]
+        others = sorted({*root.glob("*")} - {self._place(root, "validation"), self._place(root, "test")})
+        tables = [path for path in others if path.suffix in SUFFIXES]
+        paths = [path for path in others if path.suffix == ".txt"] or tables
+        if not paths or (paths == tables and len(tables) > 1):
+            table = f"one .jsonl, .csv or .tsv with the column {self.column} (task.data.corpus.column names it)"
+            raise DataError(f"{root}: no text file; data_root must hold .txt files, or {table}")
+        return paths
 
     def _place(self, root: Path, split: Split) -> Path | None:
         """The file of a split, if it exists."""
@@ -255,8 +261,9 @@ class TextFiles(TextCorpus):
         return table_in(root, names, (".txt", *SUFFIXES))
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
-        (path,) = self.files(root, split)
-        texts = read_lines(path) if path.suffix == ".txt" else (row.text(self.column) for row in rows(path))
+        files = self.files(root, split)
+        parts = (read_lines(f) if f.suffix == ".txt" else (row.text(self.column) for row in rows(f)) for f in files)
+        texts = chain.from_iterable(parts)
         if split != "train" and self._place(root, split):
             return texts
         missing: list[Split] = ["test", "validation"]

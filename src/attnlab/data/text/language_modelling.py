@@ -21,6 +21,7 @@ from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, Traini
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest
 from attnlab.run.fingerprint import file_digests
+from attnlab.run.record import embedded
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class LanguageModellingData(Data):
         if self._files:
             return
         if self.root is None:
-            log.warning("NO data_root IS SET: this is the embedded SAMPLE corpus, not %s", self.source.name)
+            log.warning("NO data_root IS SET: this is the %s", embedded(self.source.name))
             self.root = write_sample(self.cache_dir, self.source)
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
         self.source.check(self.root)  # a missing file is named before the others are encoded
@@ -106,7 +107,7 @@ class LanguageModellingData(Data):
         sizes = ", ".join(f"{split} {sum(map(len, parts))}" for split, parts in files.items())
         about = f"{self.source.name} at {self.root}: {sizes} {unit}s; vocabulary {self.vocabulary.size}"
         log.info("corpus: %s; %s", about, self.source.held_out)
-        self.corpus = "sample" if self.is_sample else about
+        self.corpus = embedded(self.source.name) if self.is_sample else about
         self.location = self.root
         for split, parts in files.items():
             if sum(map(len, parts)) < 2:

@@ -118,6 +118,11 @@ class Parallel(Reader):
         paths = list(self._all(root, nearest))
         if any(path.exists() for path in paths):
             self.missing(min((path for path in paths if not path.is_file()), key=lambda path: not path.exists()))
+        source, target = self.languages
+        stems = [path.stem for path in sorted(root.glob(f"*.{source}")) if path.with_suffix(f".{target}").is_file()]
+        if stems and self.chosen == "auto":
+            self.name = root.name
+            return Files(tuple(f"{stem}.{{lang}}" for stem in stems))
         raise DataError(f"data_root={root}: unknown layout; {self.layout}")
 
     def _all(self, root: Path, files: Files) -> list[Path]:

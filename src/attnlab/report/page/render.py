@@ -36,7 +36,7 @@ from attnlab.errors import printable
 from attnlab.report import sweep
 from attnlab.report.figure import read_curves
 from attnlab.run.directory import holder_of
-from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit
+from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit, corpus_of
 from attnlab.run.store import SavedRecord, collect, finite
 
 log = logging.getLogger(__name__)
@@ -98,12 +98,10 @@ class Shown:
     @property
     def corpus(self) -> str:
         """The name of the corpus, and its vocabulary, on which a perplexity depends."""
-        corpus = str(self.record["corpus"])
+        corpus = corpus_of(self.record)
         _, _, vocabulary = corpus.rpartition("; vocabulary ")
         name = re.split(r" at |: ", corpus, maxsplit=1)[0]
-        if vocabulary.isdigit():
-            return f"{name}, vocabulary {vocabulary}"
-        return "sample corpus" if name == "sample" else name
+        return f"{name}, vocabulary {vocabulary}" if vocabulary.isdigit() else name
 
     @property
     def measured(self) -> list[tuple[str, str]]:

@@ -245,7 +245,7 @@ class ImageClassificationTask(Predicts, Compresses):
         if self.spec.weights:
             Timm().load(module.model, self.spec.weights)
         else:
-            pretrain(self.cfg, record, directory, data, module)
+            pretrain(self.cfg, record, directory, data, module, self.rehearsal)
         return None
 
     def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:

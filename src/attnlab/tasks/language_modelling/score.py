@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge
+from lightning import LightningModule, Trainer
 from torch import Tensor
 
 from attnlab.callbacks.cost import WATCHED, MemoryMeter, timed
@@ -20,6 +21,21 @@ from attnlab.run.device import autocast, busy_cores, scoring_dtype
 from attnlab.tasks.base import measured_by
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle
+
+
+class WindowQuality(Quality):
+    """Also writes the tokens and the loss in nats of each window of the first metric to `path`, from rank zero."""
+
+    def __init__(self, path: Path, metrics: dict[str, Perplexity], about: dict[str, Any]) -> None:
+        super().__init__(metrics, about)
+        self.path = path
+
+    def on_test_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        super().on_test_epoch_end(trainer, module)
+        rows = self.metrics[""].rows()  # on every process: it gathers
+        if trainer.is_global_zero:
+            lines = ((str(i), f"{count:.0f}", f"{nats:.4f}") for i, (nats, count) in enumerate(rows))
+            write_predictions(self.path, lines, ("id", "tokens", "nats"))
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class LanguageScore:
     prompt_tokens: Annotated[int, Ge(1)] = 16
     needle: Needle | None = None
 
-    def quality(self, data: LanguageModellingData, alone: bool = False) -> Quality:
+    def quality(self, data: LanguageModellingData, directory: Path, alone: bool = False) -> Quality:
         """The callback that computes the record's `quality`; `alone`: rank zero alone scores."""
         unit, window, file = data.vocabulary.unit, data.eval_window, data.tokens("test")
         if self.sliding_stride is not None and self.sliding_stride > window:
@@ -61,7 +77,7 @@ class LanguageScore:
             about["sliding_stride"] = self.sliding_stride
         if (floor := data.floor("test")) is not None:
             about["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
-        return Quality(metrics, about | {"held_out": data.source.held_out})
+        return WindowQuality(directory / "windows.tsv", metrics, about | {"held_out": data.source.held_out})
 
     def continue_texts(
         self,

@@ -287,7 +287,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return score
 
     def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
-        return [self._score().quality(data, alone=self.cfg.hardware.strategy == "fsdp")]
+        return [self._score().quality(data, directory, alone=self.cfg.hardware.strategy == "fsdp")]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """Continue some places of the test text, and ask for the needle in a haystack."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CONFIGURE = "attnlab.tasks.match_parameters"  # see attnlab.config.check
 TOKENIZER, CTC_TOKENIZER = "tokenizer.model", "ctc_tokenizer.model"  # in the run directory
 
 
