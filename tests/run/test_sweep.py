@@ -163,7 +163,7 @@ def test_a_job_is_noted_run_continued_and_skipped(
 ) -> None:
     commands = []
 
-    def process(arguments: list[str], directory: Path) -> None:
+    def process(arguments: list[str], directory: Path, modules: list[str]) -> None:
         """Interrupted at first, then finished."""
         commands.append((arguments, directory))
         status = "interrupted" if len(commands) == 1 else "finished"
@@ -262,7 +262,7 @@ def test_a_failed_job_and_a_killed_one_take_no_other_with_them(here: Path) -> No
     process = start(here, "attention=custom", "--config-dir=custom", "attention.head_dim=36,35,38")
     finished, failed, killed = (here / "sweep" / f"{number}_mustc_custom" for number in range(3))
     wait_for(lambda: status(killed) == "running", process, lambda: process.communicate()[1])
-    (job,) = psutil.Process(process.pid).children()
+    _, job = psutil.Process(process.pid).children(recursive=True)  # the server of jobs, and its job
     job.kill()
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 1
@@ -287,7 +287,7 @@ def test_a_signal_ends_the_job_and_those_after_it(number: int, code: int, here: 
     process = start(here, "attention=mha,mla")
     first = here / "sweep" / "0_mustc_mha"
     wait_for(lambda: status(first) == "running", process, lambda: process.communicate()[1])
-    children = psutil.Process(process.pid).children()
+    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == code

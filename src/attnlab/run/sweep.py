@@ -10,9 +10,9 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +36,14 @@ JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
 NEVER_DONE = ("bench", "predict", "generate", "export")  # modes that are repeated: a time, or no result in the record
 NOT_RESUMED = ("mode", "resume", "retry", "rerun")  # settings of a job that `resume=` gives by itself
+DRAWING = [
+    "pandas",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+]  # imported by a training at its end
 WAIT = 1.0  # seconds between two looks for the note of the first node
 
+_threads = threading.local()  # the server of each thread that runs jobs
 corpus_content = functools.cache(fingerprint.corpus)  # the jobs of a sweep mostly read the same corpus
 
 
@@ -211,7 +217,10 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
     if decision.what == "continue":
         arguments = [*resume_settings(arguments), f"resume={quoted(directory)}"]
     if decision.what in ("start", "continue"):
-        run_process(arguments, directory)
+        task = str(cfg.task.kind["_target_"]).rpartition(".")[0]
+        names = ["attnlab.torchvision_schemas", f"attnlab.modes.{cfg.mode}", task]
+        modules = [name for name in names if name.startswith("attnlab.")]
+        run_process(arguments, directory, modules + DRAWING * (cfg.mode == "train"))
     return best(records.recorded(directory))
 
 
@@ -225,24 +234,23 @@ def _noted(path: Path) -> Decision:
         time.sleep(WAIT)
 
 
-def run_process(arguments: Sequence[str], directory: Path) -> None:
-    """Run a command in a new process, and wait for its end."""
-    command = [sys.executable, "-m", "attnlab", *arguments, f"hydra.run.dir={quoted(directory)}"]
+def run_process(arguments: Sequence[str], directory: Path, modules: Sequence[str]) -> None:
+    """Run a command in a new process, and wait for its end. `modules`: names of modules that it needs."""
+    environment = os.environ | processes.rendezvous()
+    server = getattr(_threads, "server", None)
+    if server is None or not server.usable(environment):
+        server = _threads.server = processes.JobServer(modules, environment)
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        process.send_signal(number)
+        server.send_signal(number)
 
-    process = subprocess.Popen(
-        command,
-        env=os.environ | processes.rendezvous(),
-        start_new_session=True,  # Ctrl-C arrives once, through `forward`
-        preexec_fn=processes.end_with_parent,
-    )
     with processes.handling(forward):
-        code = process.wait()
-    if code < 0:
+        code = server.run([*arguments, f"hydra.run.dir={quoted(directory)}"])
+        while code < 0 and holder_of(directory):  # its server was killed, and it is ending
+            time.sleep(0.1)
+    if code < 0 and not received:
         _record_killed(directory, signal.Signals(-code).name)
     if signal.SIGUSR2 in received and code:
         processes.queue_again()
