@@ -14,6 +14,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.modes import export
 from attnlab.pretrained import huggingface
 from attnlab.run.directory import OF_A_RECORD
+from tests.export.alone import run_card
 from tests.pretrained.tiny import ids, logits, tiny, words
 
 
@@ -26,8 +27,6 @@ def configured(model: str | None, output: Path | None = None) -> DictConfig:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_run_becomes_a_checkpoint(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    import transformers
-
     model = tiny(kind).to(dtype)
     compress(model, TensorLLM(ranks=[10, 5]))
     folder.save(model, tmp_path / "run" / "compressed", "tiny", huggingface.options_of(model))
@@ -39,13 +38,13 @@ def test_a_run_becomes_a_checkpoint(kind: str, dtype: torch.dtype, tmp_path: Pat
         assert record["exported"] == str(place)
         text = (place / "README.md").read_text()
         assert f"{type(model).__name__}.from_pretrained" in text and "factors are multiplied out" in text
-        auto = transformers.AutoModelForMaskedLM if kind == "roberta" else transformers.AutoModelForCausalLM
-        again = auto.from_pretrained(place)
+        names = run_card(place)
+        again = names["model"]
         assert {p.dtype for p in again.parameters()} == {dtype}
         near = 1e-5 if dtype == torch.float32 else 0.3
         expected = logits(folder.load(tmp_path / "run" / "compressed"), ids())
         torch.testing.assert_close(logits(again, ids()), expected, rtol=0, atol=near)
-        assert transformers.AutoTokenizer.from_pretrained(place)("the claim").input_ids == [3, 4]
+        assert names["tokenizer"]("the claim").input_ids == [3, 4]
 
 
 def test_a_run_of_the_command_is_named_by_checkpoint_too(tmp_path: Path) -> None:

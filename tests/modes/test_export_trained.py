@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import load_file
 
 from attnlab.compression import compress
 from attnlab.compression import load as load_compressed
@@ -23,6 +22,7 @@ from attnlab.run.directory import foreign, locked
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
 from attnlab.tasks.image_classification.task import ImageClassificationTask
+from tests.export.alone import run_card
 from tests.export.trained import ids
 from tests.modes.conftest import TrainedRun
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
@@ -66,7 +66,7 @@ def test_a_language_model_for_transformers(attention: str, code: bool, trained_r
     run, module = trained_run(*LANGUAGE, f"attention={attention}")
     folder = exported(run)
     assert (folder / "modeling_attnlab.py").exists() is code
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     assert tokenizer("w3 w4").input_ids == [27, 3, 4]
     front, text = front_matter(folder)
     assert front["license"] == "unknown" and front["library_name"] == "transformers"
@@ -78,7 +78,7 @@ def test_a_language_model_for_transformers(attention: str, code: bool, trained_r
     assert f"python -m attnlab task=wikitext2 {' '.join(LANGUAGE[1:])} attention={attention}" in text
     assert ("trust_remote_code=True" in text) is code and "embedded sample corpus" in text
     if not code:
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        loaded = run_card(folder)["model"]
         torch.testing.assert_close(loaded(ids(1, 9)).logits, module.model(ids(1, 9)), rtol=0, atol=1e-5)
 
 
@@ -91,7 +91,7 @@ def test_plain_weights(settings: tuple[str, ...], beside: list[str], trained_run
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["README.md", "config.json", "model.safetensors", *beside]
     )
-    weights = load_file(folder / "model.safetensors")
+    weights = run_card(folder)["weights"]
     expected = module.model.state_dict()
     assert weights.keys() == expected.keys() and all(weights[name].equal(expected[name]) for name in weights)
     config = json.loads((folder / "config.json").read_text())
@@ -109,7 +109,7 @@ def test_images_for_timm(format: str, trained_run: TrainedRun) -> None:
     run, module = trained_run(*IMAGES)
     folder = exported(run, format)
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    loaded = run_card(folder)["model"].eval()
     assert not [name for name in (type(part).__module__ for part in loaded.modules()) if name.startswith("attnlab")]
     torch.testing.assert_close(loaded(pictures), module.model(pictures), rtol=0, atol=1e-6)
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3}

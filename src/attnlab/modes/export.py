@@ -29,7 +29,7 @@ from transformers import {names}
 model = {kind}.from_pretrained("{folder}")
 {words}```
 
-`{folder}` is the path of this folder."""
+`{folder}` is the path of this folder, as seen from the folder above it, or its name on a hub."""
 WORDS = 'tokenizer = AutoTokenizer.from_pretrained("{folder}")\n'
 
 
