@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
+from huggingface_hub.cli.hf import app as hub
 from omegaconf import OmegaConf
 
 from attnlab.config.check import check, compose
@@ -45,7 +47,9 @@ def python(part: str) -> str:
 def test_every_command_is_of_a_known_kind() -> None:
     assert len(COMMANDS) > 12 and {language for language, _ in BLOCKS} == {"bash", "text", "python", "yaml"}
     for command in COMMANDS:
-        assert command.startswith(("make ", "python -m src.run ")), command
+        assert command.startswith(("make ", "python -m src.run ", "hf upload ")), command
+        if command.startswith("hf "):
+            assert CliRunner().invoke(hub, [*shlex.split(command)[1:], "--help"]).exit_code == 0  # options are known
         if command.startswith("make "):
             target = re.sub(r"^(table|figure)-.*", r"\1-%", command.split()[1])
             assert f"\n{target}:" in (ROOT / "Makefile").read_text(encoding="utf-8")

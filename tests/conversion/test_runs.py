@@ -103,7 +103,7 @@ def exported(run: Path, *words: str, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     cfg, record = used(run, "export", *words)
-    export.run(cfg, record, run.with_name("_".join(("out", *words))))
+    export.run(cfg, record, None)
     return AutoModelForCausalLM.from_pretrained(record["exported"], **options)
 
 
@@ -241,7 +241,7 @@ def test_mode_convert_trains_nothing_and_exports(
         loaded = exported(run, f"format={format}", trust_remote_code=format == "hf")
         with torch.no_grad():
             assert torch.allclose(loaded(ids).logits, model(ids), atol=1e-4)
-        for text in ((tmp_path / f"out_format={format}" / "exported" / "README.md").read_text(), caplog.text):
+        for text in ((run / "exported" / "README.md").read_text(), caplog.text):
             assert ("--model-impl transformers" in text) is (format == "deepseek")
 
 

@@ -1,4 +1,4 @@
-"""Exported folders in a process without attnlab: every mechanism, loaded by transformers alone."""
+"""Exported folders in a fresh environment with torch and transformers: every mechanism, loaded by its card."""
 
 import json
 import os
@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import torch
 
+from attnlab.attention import MLA
 from attnlab.decoding import Sampling
 from attnlab.export import language
-from attnlab.models import LanguageModel
+from attnlab.models import Decoder, LanguageModel
 from tests.attention.mechanisms import NAMES
 from tests.export import alone
-from tests.export.trained import T6, TENSORIZED, WORDS, config, ids, model_of, record
+from tests.export.trained import T6, TENSORIZED, WORDS, config, fill, ids, model_of, record
 
 PADDINGS = (0, 2, 2, 4)
 CASES = {name: (name, T6) for name in (*NAMES, "hybrid")}
 CASES["adaptive"] = ("multilinear_absolute", TENSORIZED)
+CASES["deepseek"] = ("mla", {})
 
 
 def asked() -> dict[str, Any]:
@@ -40,19 +42,31 @@ def asked() -> dict[str, Any]:
     }
 
 
+def decoder() -> Decoder:
+    """A decoder that was converted to MLA."""
+
+    def attention(layer: int) -> MLA:
+        return MLA(32, 4, latent_dim=8, rope_dim=4, norm="none", rope_theta=None)
+
+    model = Decoder(WORDS.size, 32, attention, num_layers=2, ffn_dim=24, max_length=24)
+    fill(model)
+    return model.eval()
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[LanguageModel, dict[str, Any]]]:
     place = tmp_path_factory.mktemp("alone")
     models = {}
     for name, (attention, model) in CASES.items():
         cfg = config(attention, model)
-        models[name] = model_of(cfg)
-        language.export(models[name], cfg, WORDS, record(attention), place / name)
+        models[name] = decoder() if name == "deepseek" else model_of(cfg)
+        format: Any = "deepseek" if name == "deepseek" else "hf"
+        language.export(models[name], cfg, WORDS, record(attention), place / name, format=format)
         (place / f"{name}.json").write_text(json.dumps(asked()))
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-I", str(alone.__file__), *(str(place / name) for name in CASES)]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
+    packages = alone.link_packages(place / "packages", "torch", "transformers", "safetensors")
+    environment = os.environ | {"HF_MODULES_CACHE": str(place / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-IS", str(alone.__file__), str(packages), *(str(place / name) for name in CASES)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return {name: (models[name], json.loads((place / f"{name}.answer").read_text())) for name in CASES}
 
@@ -64,9 +78,10 @@ def test_transformers_alone_computes_the_same(
     name: str, answers: dict[str, tuple[LanguageModel, dict[str, Any]]]
 ) -> None:
     model, answer = answers[name]
-    with_code = name not in ("mha", "gqa", "mqa")
-    assert answer["attnlab"] == [] and not answer["training"]
-    assert answer["class"] == ("AttnlabForCausalLM" if with_code else "LlamaForCausalLM")
+    with_code = name not in ("mha", "gqa", "mqa", "deepseek")
+    assert answer["other"] == [] and not answer["training"]
+    stock = "DeepseekV3ForCausalLM" if name == "deepseek" else "LlamaForCausalLM"
+    assert answer["class"] == ("AttnlabForCausalLM" if with_code else stock)
     torch.testing.assert_close(torch.tensor(answer["logits"]), model(ids(2, 24)), rtol=0, atol=1e-5)
     made, measured = answer["generate"], answer["bytes"]
     greedy = Sampling(tokens=8, temperature=0)

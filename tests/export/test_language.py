@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from attnlab.attention import MLA
+from attnlab.data.samples import markov
+from attnlab.data.text.vocabulary import BytePairs, BytePairVocabulary, Vocabulary, WordVocabulary, byte_tokenizer
 from attnlab.decoding import Sampling
 from attnlab.export import language, llama
 from attnlab.export.configuration_attnlab import AttnlabConfig
@@ -210,18 +212,27 @@ def test_a_model_is_trained_further(tmp_path: Path) -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loaded.parameters())
 
 
-def test_tokenizers_give_the_ids_of_the_vocabulary(tmp_path: Path) -> None:
+def test_tokenizers_give_the_ids_of_the_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By AutoTokenizer, which runs no code of a folder; also for texts of a corpus."""
     import transformers
 
-    words = pieces()
-    cfg = config("mha")
-    language.export(model_of(cfg, words.size), cfg, words, record("mha"), tmp_path / "pieces")
-    exported(tmp_path, "mha")
-    for folder, vocabulary, text in (
-        ("pieces", words, "the sun  of a unknown\nhouse"),
-        ("mha", WORDS, "w1 w26  nobody w3"),
-    ):
-        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / folder)
+    monkeypatch.setattr("builtins.input", None)  # of a question
+    corpus = list(markov.Source().lines("train", 300))
+    words, text_words = pieces(), sorted({word for line in corpus for word in line.split()})
+    vocabularies: list[tuple[str, str, Vocabulary, str]] = [
+        ("mha", "pieces", words, "the sun  of a unknown\nhouse"),
+        ("mtla", "learned", BytePairVocabulary(BytePairs().learn(corpus, 400), 400, "before"), corpus[0]),
+        ("mha", "bytes", BytePairVocabulary(byte_tokenizer().to_str(), 257, "after"), "the häuser  of"),
+        ("mha", "words", WORDS, "w1 w26  nobody w3"),
+        ("mtla", "all words", WordVocabulary([*text_words, "<eos>", "<unk>"], "<eos>", "<unk>", "after"), corpus[1]),
+    ]
+    for attention, folder, vocabulary, text in vocabularies:
+        cfg = config(attention)
+        language.export(model_of(cfg, vocabulary.size), cfg, vocabulary, record(attention), tmp_path / folder)
+        code = {"trust_remote_code": False} if attention == "mtla" else {}
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / folder, **code)
+        ids_of_corpus = tokenizer(corpus, add_special_tokens=False, verbose=False).input_ids
+        assert ids_of_corpus == [vocabulary.ids(line) for line in corpus]
         assert tokenizer(text, add_special_tokens=False).input_ids == vocabulary.ids(text)
         assert tokenizer(text).input_ids == [vocabulary.end, *vocabulary.ids(text)]
         assert tokenizer.decode(vocabulary.ids(text)) == vocabulary.text(vocabulary.ids(text))

@@ -9,19 +9,20 @@ import pytest
 import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import load_file
 
 from attnlab.compression import compress
 from attnlab.compression import load as load_compressed
 from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.truncatt import GlobalSVD
 from attnlab.config.check import check, compose
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, LockedError
 from attnlab.export import images
 from attnlab.modes import export, train
+from attnlab.run.directory import foreign, locked
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
 from attnlab.tasks.image_classification.task import ImageClassificationTask
+from tests.export.alone import run_card
 from tests.export.trained import ids
 from tests.modes.conftest import TrainedRun
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
@@ -48,7 +49,7 @@ def configured(run: Path, *settings: str) -> DictConfig:
 def exported(run: Path, *settings: str) -> Path:
     """The folder that the mode writes."""
     record: dict[str, Any] = {}
-    export.run(configured(run, *settings), record, run.with_name("used"))
+    export.run(configured(run, *settings), record, None)
     return Path(record["exported"])
 
 
@@ -59,14 +60,13 @@ def front_matter(folder: Path) -> tuple[dict[str, Any], str]:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("attention", "code"), [("gqa", False), ("mtla", True)])
-def test_a_language_model_for_transformers(attention: str, code: bool, trained_run: TrainedRun, tmp_path: Path) -> None:
+def test_a_language_model_for_transformers(attention: str, code: bool, trained_run: TrainedRun) -> None:
     import transformers
 
     run, module = trained_run(*LANGUAGE, f"attention={attention}")
     folder = exported(run)
-    assert folder == tmp_path / "used" / "exported"
     assert (folder / "modeling_attnlab.py").exists() is code
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     assert tokenizer("w3 w4").input_ids == [27, 3, 4]
     front, text = front_matter(folder)
     assert front["license"] == "unknown" and front["library_name"] == "transformers"
@@ -78,7 +78,7 @@ def test_a_language_model_for_transformers(attention: str, code: bool, trained_r
     assert f"python -m attnlab task=wikitext2 {' '.join(LANGUAGE[1:])} attention={attention}" in text
     assert ("trust_remote_code=True" in text) is code and "embedded sample corpus" in text
     if not code:
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        loaded = run_card(folder)["model"]
         torch.testing.assert_close(loaded(ids(1, 9)).logits, module.model(ids(1, 9)), rtol=0, atol=1e-5)
 
 
@@ -91,7 +91,7 @@ def test_plain_weights(settings: tuple[str, ...], beside: list[str], trained_run
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["README.md", "config.json", "model.safetensors", *beside]
     )
-    weights = load_file(folder / "model.safetensors")
+    weights = run_card(folder)["weights"]
     expected = module.model.state_dict()
     assert weights.keys() == expected.keys() and all(weights[name].equal(expected[name]) for name in weights)
     config = json.loads((folder / "config.json").read_text())
@@ -109,7 +109,7 @@ def test_images_for_timm(format: str, trained_run: TrainedRun) -> None:
     run, module = trained_run(*IMAGES)
     folder = exported(run, format)
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    loaded = run_card(folder)["model"].eval()
     assert not [name for name in (type(part).__module__ for part in loaded.modules()) if name.startswith("attnlab")]
     torch.testing.assert_close(loaded(pictures), module.model(pictures), rtol=0, atol=1e-6)
     sizes: dict[str, Any] = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3}
@@ -174,13 +174,29 @@ def test_a_run_that_was_compressed_and_tuned(tmp_path: Path) -> None:
         assert f"| top1 | {record['quality']['top1']:g}" in text and "factors are multiplied out" in text
 
 
+def test_the_folder_is_a_part_of_the_run(trained_run: TrainedRun, tmp_path: Path) -> None:
+    run, _ = trained_run(*LANGUAGE)
+    for _ in range(2):
+        folder = exported(run, "format=safetensors")
+        assert folder == run / "exported" and foreign(run) == []
+    with locked(run), pytest.raises(LockedError, match="mode=export: output="):
+        exported(run)
+    elsewhere = f"output={tmp_path / 'elsewhere'}"
+    assert exported(run, "format=safetensors", elsewhere) == tmp_path / "elsewhere"
+    with pytest.raises(ConfigError, match="elsewhere: expected a new or an empty folder"):
+        exported(run, elsewhere)
+    (folder / "notes.md").touch()
+    with pytest.raises(ConfigError, match="exported/notes.md: no run has written it"):
+        exported(run)
+
+
 def test_a_sequence_to_text_model_has_no_form_of_transformers(trained_run: TrainedRun) -> None:
     run, _ = trained_run(*TRANSLATION)
     with pytest.raises(ConfigError, match="format=hf: transformers has no model for task=wmt16; format=safetensors"):
         exported(run)
 
 
-def test_runs_without_weights_or_with_damaged_ones(trained_run: TrainedRun, tmp_path: Path) -> None:
+def test_runs_without_weights_or_with_damaged_ones(trained_run: TrainedRun) -> None:
     run, _ = trained_run(*LANGUAGE)
     weights = run / "checkpoints" / "averaged.safetensors"
     content = weights.read_bytes()
@@ -194,7 +210,7 @@ def test_runs_without_weights_or_with_damaged_ones(trained_run: TrainedRun, tmp_
     (run / "vocabulary.json").unlink()
     with pytest.raises(DataError, match="vocabulary.json: no such file"):
         exported(run)
-    assert not (tmp_path / "used" / "exported").exists()
+    assert not (run / "exported").exists()
 
 
 def test_a_run_without_a_record_has_no_numbers(trained_run: TrainedRun) -> None:

@@ -51,7 +51,7 @@ def pickled_integers(folder: Path) -> None:
     ("change", "error", "message"),
     [
         (lambda x: edit(x, model_type="opt"), ConfigError, r"model_type 'opt' is of no known family \(bert, gpt2, "),
-        (lambda x: edit(x, model_type="attnlab"), ConfigError, r"an export with code, .*; give checkpoint=<the exp"),
+        (lambda x: edit(x, model_type="attnlab"), ConfigError, r"an export with code, .*; give checkpoint=<its run"),
         (lambda x: edit(x, quantization_config={"quant_method": "gptq"}), DataError, r"weights are quantised \(gptq\)"),
         (lambda x: edit(x, hidden_size="wide"), DataError, r"config.json: llama refuses it: .*hidden_size.*int"),
         (lambda x: edit(x, hidden_size=48), DataError, r"has shape .* in the weights, and .*48.* by .*config.json"),

@@ -30,18 +30,25 @@ def ran(directory: Path, *settings: str) -> Path:
     return directory
 
 
+def exported(run: Path) -> None:
+    before = set(os.listdir(run))
+    cfg = check(["mode=export", f"checkpoint='{run}'", "hardware=cpu"], load).jobs[0]
+    assert job.run(cfg, "c", None) == 0
+    assert set(os.listdir(run)) == before | {"exported"} and foreign(run) == []
+
+
 @pytest.mark.slow
 def test_a_training_of_text(tmp_path: Path) -> None:
     run = ran(tmp_path / "run", "task=wikitext2", f"data_root='{write_texts(tmp_path)}'", *TEXT)
-    ran(tmp_path / "export", "mode=export", f"checkpoint='{run}'", "hardware=cpu")
-    assert (run / "vocabulary.json").is_file() and (tmp_path / "export" / "exported").is_dir()
+    exported(run)
+    assert (run / "vocabulary.json").is_file()
 
 
 @pytest.mark.slow
 def test_a_compression_of_images(tmp_path: Path) -> None:
     more = ["compress=truncatt", "rank=4", "logger=tensorboard", "trainer.profiler=simple", "task.train.max_epochs=1"]
     run = ran(tmp_path / "run", *IMAGES, *more)
-    ran(tmp_path / "export", "mode=export", f"checkpoint='{run}'", "hardware=cpu")
+    exported(run)
     again = check([f"resume='{run}'", "task.train.max_epochs=2"], load).jobs[0]
     assert job.run(again, "c", run) == 0 and foreign(run) == []
     tops = {"compressed", "pretraining", "tensorboard", "curves-3", "fit-profile.txt", "classes.json"}

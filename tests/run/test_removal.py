@@ -120,8 +120,14 @@ def test_a_run_that_changed_after_the_list_was_made_stays(root: Path) -> None:
     assert not run.exists()
 
 
-WRITTEN = ("checkpoints/last.ckpt", f"checkpoints/.last.ckpt.{'a' * 32}.partial", "curves-2/metrics.csv", "config.yaml")
-OTHERS = (".git/HEAD", "checkpoints/step_best.ckpt", "curves/custom/a.csv", "compressed/inner/record.json")
+WRITTEN = (
+    "checkpoints/last.ckpt", f"checkpoints/.last.ckpt.{'a' * 32}.partial", "curves-2/metrics.csv",
+    "exported/model.safetensors", "config.yaml",
+)  # fmt: skip
+OTHERS = (
+    ".git/HEAD", "checkpoints/step_best.ckpt", "curves/custom/a.csv", "compressed/inner/record.json",
+    "exported/notes.md",
+)  # fmt: skip
 
 
 def test_a_directory_with_anything_else_stays_as_it_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ READ_BY = {  # root keys that only some modes read
     "prompt": ("generate",),
     "format": ("export",),
     "input": ("predict",),
-    "output": ("predict", "describe"),
+    "output": ("predict", "describe", "export"),
     "resume": ("train",),
     "baseline": ("train", "test", "compress"),
 }

@@ -24,9 +24,10 @@ import timm
 model = timm.create_model("local-dir:{folder}", pretrained=True)
 ```
 
-`{folder}` is the path of this folder. The weights alone: `timm.create_model("{name}", checkpoint_path="{weights}", \
-{sizes})`. The names of the classes, in the order of the outputs, are `label_names` in `config.json`. Images are \
-resized and cropped to {side} x {side} and normalised as `pretrained_cfg` there says."""
+`{folder}` is the path of this folder, as seen from the folder above it. The weights alone: \
+`timm.create_model("{name}", checkpoint_path="{weights}", {sizes})`. The names of the classes, in the order of the \
+outputs, are `label_names` in `config.json`. Images are resized and cropped to {side} x {side} and normalised as \
+`pretrained_cfg` there says."""
 FACTORED = "Compressed in training; here the factors are multiplied out, so that the model is as large as a dense one."
 
 

@@ -1,5 +1,6 @@
 """Export of a trained language model for Hugging Face: a Llama, or a folder with modelling files."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,19 +21,18 @@ from attnlab.pretrained import decoder, hub, huggingface
 log = logging.getLogger(__name__)
 
 USAGE = """```python
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-
-model = AutoModelForCausalLM.from_pretrained("{folder}"{trust})
-tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")
-inputs = tokenizer("{prompt}", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=32)[0]))
+{code}
 ```
 
-`{folder}` is the path of this folder.{words}"""
+`{folder}` is the path of this folder, as seen from the folder above it, or its name on a hub.{words}"""
+TOKENIZED = """tokenizer = {kind}.from_pretrained("{folder}")
+inputs = tokenizer({prompt}, return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new})[0]))"""
 TRUST = """
 
 With `trust_remote_code=True` transformers runs the Python files of this folder, which are copies of attnlab's own
-source. Read them first, as with any such model."""
+source. Read them first, as with any such model. The tokenizer needs none of them:
+`AutoTokenizer.from_pretrained("{folder}", trust_remote_code=False)` is the same, with a warning about the config."""
 
 
 def export(
@@ -98,12 +98,14 @@ def export(
                 (partial / name).write_text(source, encoding="utf-8")
             save(partial, model.state_dict(), prefix="model.")
         generation.save_pretrained(partial)
+        kind = None
         if words is not None:
             words.save_pretrained(partial)
+            kind = "PreTrainedTokenizerFast" if code or not _is_auto(partial, vocabulary) else "AutoTokenizer"
         text = card(
             record,
             title=f"{record['task']}, {record['attention']}",
-            usage=_usage(folder.name, vocabulary, trust=bool(code), words=words is not None),
+            usage=_usage(folder.name, vocabulary, model.longest, kind, bool(code)),
             library="transformers",
             pipeline="text-generation",
             attentions=model.attentions,
@@ -136,16 +138,27 @@ def _original(model: Decoder, cfg: DictConfig) -> Any:
     return decoder.unread(model, options, source)
 
 
-def _usage(folder: str, vocabulary: Vocabulary, *, trust: bool, words: bool) -> str:
+def _usage(folder: str, vocabulary: Vocabulary, longest: int, tokenizer: str | None, trust: bool) -> str:
+    """The section of the card about loading. `tokenizer`: the class of transformers, or None without one."""
     prompt = "The"
     if isinstance(vocabulary, WordVocabulary):
         marks = vocabulary.words[vocabulary.end], vocabulary.unknown
         prompt = next(word for word in vocabulary.words if word not in marks)
-    option, advice = (", trust_remote_code=True", TRUST) if trust else ("", "")
-    text = USAGE.format(folder=folder, trust=option, words=advice, prompt=prompt)
-    return (
-        text if words else f"{text}\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none."
-    )
+    lines = [
+        f"from transformers import AutoModelForCausalLM{f', {tokenizer}' if tokenizer else ''}\n",
+        f'model = AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" * trust})',
+    ]
+    advice = TRUST.format(folder=folder) * trust
+    if tokenizer:
+        new = min(32, longest - 1 - len(vocabulary.ids(prompt)))
+        shown = json.dumps(prompt, ensure_ascii=False)
+        lines.append(TOKENIZED.format(kind=tokenizer, folder=folder, prompt=shown, new=new))
+    else:
+        lines = ["import torch", *lines]
+        ids = f"torch.tensor([[{vocabulary.end}]])"
+        lines.append(f"print(model.generate({ids}, max_new_tokens={min(32, longest - 1)})[0])")
+        advice += "\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none."
+    return USAGE.format(code="\n".join(lines), folder=folder, words=advice)
 
 
 def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
@@ -180,6 +193,12 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
     return fast
 
 
+def _is_auto(folder: Path, vocabulary: Vocabulary) -> bool:
+    """Whether AutoTokenizer gives the ids of the vocabulary; for some types of models it replaces the saved class."""
+    tokenizer = hub.transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return _difference(tokenizer, vocabulary) is None
+
+
 def _of_words(vocabulary: WordVocabulary) -> Tokenizer:
     numbers = {word: i for i, word in enumerate(vocabulary.words)}
     known = {"unk_token": vocabulary.unknown} if vocabulary.unknown in numbers else {}
@@ -198,5 +217,6 @@ def _difference(tokenizer: Any, vocabulary: Vocabulary) -> str | None:
     else:
         ids = [i for i in range(vocabulary.num_ids) if i != vocabulary.end]
         texts = [vocabulary.text(ids[i : i + 50]) for i in range(0, len(ids), 50)]
-    ids_by_text = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-    return next((text for text, ids in zip(texts, ids_by_text, strict=True) if ids != vocabulary.ids(text)), None)
+    ids_by_text = tokenizer(texts, verbose=False).input_ids
+    pairs = zip(texts, ids_by_text, strict=True)
+    return next((text for text, ids in pairs if ids != [vocabulary.end, *vocabulary.ids(text)]), None)

@@ -25,11 +25,12 @@ WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 USAGE = """```python
 from safetensors.torch import load_file
 
-weights = load_file("{weights}")
+weights = load_file("{folder}/{weights}")
 ```
 
-The names are those of the model's modules. `{config}` has the classes of attnlab that they belong to, with every
-argument, so that the same model can be built with attnlab or written anew.{files}"""
+`{folder}` is the path of this folder, as seen from the folder above it. The names are those of the model's modules.
+`{config}` has the classes of attnlab that they belong to, with every argument, so that the same model can be built with
+attnlab or written anew.{files}"""
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def export(
         text = card(
             record,
             title=f"{record['task']}, {record['attention']}",
-            usage=USAGE.format(weights=WEIGHTS, config=CONFIG, files=beside),
+            usage=USAGE.format(folder=folder.name, weights=WEIGHTS, config=CONFIG, files=beside),
             attentions=attentions,
             dtype=next(model.parameters()).dtype,
         )

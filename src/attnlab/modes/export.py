@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +15,77 @@ from attnlab.export.card import card
 from attnlab.export.weights import README
 from attnlab.pretrained import huggingface
 from attnlab.run import record as records
+from attnlab.run.directory import EXPORTED, foreign, is_run, locked
 from attnlab.run.files import write_text
 from attnlab.tasks.base import Trains, task_of
 
 log = logging.getLogger(__name__)
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
-EXPORTED = "exported"  # the folder of the run with the exported model
+KEEPS = False  # no run directory, unless hydra.run.dir= names one
 USAGE = """```python
 from transformers import {names}
 
 model = {kind}.from_pretrained("{folder}")
 {words}```
 
-`{folder}` is the path of this folder."""
+`{folder}` is the path of this folder, as seen from the folder above it, or its name on a hub."""
 WORDS = 'tokenizer = AutoTokenizer.from_pretrained("{folder}")\n'
 
 
-def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
     """Write the model of `checkpoint=`, a trained run, or of `model=`, a compressed language model.
+
+    The folder is `exported/` in that run, where it replaces an earlier one, or `output=`.
 
     `format=hf` writes what transformers or timm loads without attnlab: a plain Llama where it can hold the model, else
     a folder with modelling files; for images a folder of timm. `format=safetensors` writes plain weights, a
     config of plain values, and the files of the run directory that belong to them. Each has a model card.
 
     Raises:
-        ConfigError: what is named has no model to export, or none in this format.
-        DataError: its files are missing or damaged.
+        ConfigError: the run has no model to export, or none in this format, or the folder has other files.
+        DataError: files of the run are missing or damaged.
+        LockedError: a process writes in the run.
         WriteError: the folder cannot be written.
     """
-    place = directory / EXPORTED
-    if cfg.checkpoint is None or cfg.task.modes[0] == "compress":  # such a task trains nothing
-        _compressed(cfg, place)
-    else:
-        source = Path(cfg.checkpoint).expanduser()
-        about = {
-            "task": cfg.task.name,
-            "attention": records.mechanism_of(cfg.choices),
-            "compress": cfg.choices.compress,
-        }
-        folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
-        task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
+    compressed = cfg.checkpoint is None or cfg.task.modes[0] == "compress"  # such a task trains nothing
+    source = _compressed_folder(cfg) if compressed else Path(cfg.checkpoint).expanduser()
+    with _destination(cfg, source) as place:
+        if compressed:
+            _export_compressed(source, place)
+        else:
+            about = {
+                "task": cfg.task.name,
+                "attention": records.mechanism_of(cfg.choices),
+                "compress": cfg.choices.compress,
+            }
+            folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
+            task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
     record["exported"] = str(place)
     print(printable(str(place)))
 
 
-def _compressed(cfg: DictConfig, place: Path) -> None:
-    """A compressed language model as a plain Hugging Face checkpoint: its factors multiplied out."""
+@contextmanager
+def _destination(cfg: DictConfig, source: Path) -> Iterator[Path]:
+    """The folder to write: `output=`, or `exported/` of the run of `source`, which is locked."""
+    if cfg.output is not None:
+        place = Path(cfg.output).expanduser().absolute()
+        if not cfg.output or place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise ConfigError(f"output={cfg.output}: expected a new or an empty folder for the exported model")
+        yield place
+        return
+    source = source.absolute()
+    run = next((folder for folder in (source, *source.parents[:2]) if is_run(folder)), None)
+    if run is None:
+        raise ConfigError(f"mode=export: {source} is not in the directory of a run; give output=<a new folder>")
+    with locked(run):
+        if names := [name for name in foreign(run) if name.startswith(f"{EXPORTED}/")]:
+            raise ConfigError(f"{run / names[0]}: no run has written it, and an export replaces the folder; move it")
+        yield run / EXPORTED
+
+
+def _compressed_folder(cfg: DictConfig) -> Path:
+    """The folder of the compressed language model that `checkpoint=` or `model=` names."""
     key = "model" if cfg.checkpoint is None else "checkpoint"
     path = cfg[key]
     source = folder.find(path) if path else None
@@ -72,6 +97,11 @@ def _compressed(cfg: DictConfig, place: Path) -> None:
             f"format={cfg.format}: {source} is a compressed language model, which is written for transformers alone; "
             "leave format= out"
         )
+    return source
+
+
+def _export_compressed(source: Path, place: Path) -> None:
+    """A compressed language model as a plain Hugging Face checkpoint: its factors multiplied out."""
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
     huggingface.export(folder.densified(source), place, words)
     if words is None:

@@ -32,7 +32,7 @@ def family_for(kind: Any, source: str) -> LanguageModel:
     if kind == "attnlab":
         raise ConfigError(
             f"model={source}: an export with code, which attnlab never runs from a model's folder; give "
-            "checkpoint=<the exported run>"
+            "checkpoint=<its run>"
         )
     if kind not in known:
         raise ConfigError(

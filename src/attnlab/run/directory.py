@@ -19,6 +19,7 @@ from attnlab.run.record import RECORD, recorded
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
+EXPORTED = "exported"  # the folder of mode=export
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
@@ -43,7 +44,7 @@ WRITTEN = (
     "curves.png",
     *(f"{curves}/{name}" for curves in CURVES for name in ("metrics.csv", "hparams.yaml")),
     *(f"compressed/{name}" for name in ("weights-*.safetensors", *SETTINGS)),
-    *(f"exported/{name}" for name in ("README.md", "*.py", "*.safetensors", *SETTINGS)),
+    *(f"{EXPORTED}/{name}" for name in ("README.md", "*.py", "*.safetensors", *SETTINGS)),
     *(f"{place}{step}-profile*.{kind}" for place in ("", "pretraining/") for step in STEPS for kind in ("txt", "json")),
     *("tensorboard/**/*", "wandb/**/*", "mlflow/**/*"),  # other programs name these files
     *("**/.*.partial", "**/.*.partial/*", ".*.old/*"),  # unfinished, see run/files.py
@@ -158,5 +159,5 @@ def refuse_live(directory: Path) -> None:
 
 def _refusal(directory: Path, holder: str | None) -> LockedError:
     by = holder or "another process"
-    then = "wait for its end, end it, or take another hydra.run.dir"
+    then = "wait for its end, end it, or take another hydra.run.dir (mode=export: output=)"
     return LockedError(f"{directory}: a run is in progress there: {by}; {then}")
