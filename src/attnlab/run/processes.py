@@ -5,18 +5,18 @@ processes of its node. The first node decides what the job does. Some minutes be
 SIGUSR2, passes it on and waits for the end of the run. Then the first one queues the job again.
 """
 
-import atexit
 import contextlib
 import ctypes
-import gc
 import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from types import FrameType
 from typing import Any
 
@@ -87,98 +87,40 @@ def interruptible(save: Callable[[str], None]) -> Iterator[list[int]]:
 
 # --- the jobs of a sweep ------------------------------------------------------------------------------------------
 
-
-class JobServer:
-    """A process that imports modules once and forks a process for each job.
-
-    It does nothing else, so it has neither threads of Python nor a CUDA context. It leaves :data:`SIGNALS` to the jobs
-    and ends with the process that started it; its job then gets SIGTERM.
-
-    Args:
-        modules: names of modules that the jobs need.
-        environment: of all jobs.
-    """
-
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self._connection, other = Pipe()
-        self._job: int | None = None
-        with other:
-            code = f"from attnlab.run.processes import serve; serve({other.fileno()}, {list(modules)})"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                env=environment,
-                pass_fds=[other.fileno()],
-                start_new_session=True,  # Ctrl-C arrives once, through `send_signal`
-            )
-        atexit.register(self.close)
-
-    def run(self, words: Sequence[str]) -> int:
-        """Run a command line in a new process. Returns its exit code, negative: the signal that ended it or the server.
-
-        After a negative code, a job whose server was ended may still be writing its record.
-        """
-        try:
-            self._connection.send((list(words), os.getcwd()))
-            self._job = self._connection.recv()
-            return self._connection.recv()
-        except (EOFError, ConnectionError):
-            return self._process.wait()
-        finally:
-            self._job = None
-
-    def send_signal(self, number: int) -> None:
-        """Send the job a signal. Without a job, kill the server."""
-        if self._job is None:
-            self._process.kill()
-            return
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(self._job, number)
-
-    def usable(self, environment: Mapping[str, str]) -> bool:
-        """Whether the server can start a job with these environment variables."""
-        return self._environment == environment and self._process.poll() is None
-
-    def close(self) -> None:
-        """End the server and wait for its end: its processor time is then counted as that of a child."""
-        if self._job is not None:  # a thread waits for it
-            self._process.kill()
-        self._connection.close()
-        self._process.wait()
+FORKING = multiprocessing.get_context("forkserver")
 
 
-def serve(descriptor: int, modules: Sequence[str]) -> None:
-    """Import modules, then fork a process for each command line that arrives at the connection `descriptor`.
+def start_job(words: Sequence[str], environment: Mapping[str, str], modules: Sequence[str]) -> ForkServerProcess:
+    """The process of a command line, to be started. It is forked from a server that has imported `modules` once."""
+    FORKING.set_forkserver_preload(["attnlab.cli", *modules])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the jobs unblock them as soon as they can handle them
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return FORKING.Process(target=_run, args=(list(words), dict(environment)))
 
-    In the forked process the command runs as by `python -m attnlab`, in a session of its own.
-    """
-    end_with_parent(signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    gc.disable()  # it would visit every import in vain
-    for name in ("attnlab.__main__", "attnlab.cli", *modules):
-        with contextlib.suppress(Exception):  # the job imports it again, and reports the error
-            importlib.import_module(name)
-    connection, server = Connection(descriptor), os.getpid()
-    while True:
-        try:
-            words, folder = connection.recv()
-        except EOFError:
-            os._exit(0)
-        job = os.fork()
-        if not job:
-            break
-        connection.send(job)
-        connection.send(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]))
-    connection.close()
-    os.setsid()
+
+def _run(words: list[str], environment: dict[str, str]) -> None:
+    """Run a command line in this process, as `python -m attnlab` does. It ends with the sweep, and with the server."""
+    os.setsid()  # Ctrl-C arrives once, through the sweep
     end_with_parent()
-    if os.getppid() != server:  # it was ended before
-        os._exit(128 + signal.SIGTERM)
-    os.chdir(folder)
-    main = sys.modules["__main__"] = sys.modules["attnlab.__main__"]  # Lightning starts other ranks by its name
+    threading.Thread(target=_end_with_sweep, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    main: Any = importlib.import_module("attnlab.__main__")
+    sys.modules["__main__"] = main  # Lightning starts other ranks by its name
     sys.argv = [str(main.__file__), *words]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     main.main()
+
+
+def _end_with_sweep() -> None:
+    """Wait for the end of the sweep, which is not this process' parent. Its end frees the server too."""
+    sweep = multiprocessing.parent_process()
+    assert sweep is not None
+    sweep.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 # --- a cluster ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,14 +35,10 @@ JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
 NEVER_DONE = ("bench", "predict", "generate", "export")  # modes that are repeated: a time, or no result in the record
 NOT_RESUMED = ("mode", "resume", "retry", "rerun")  # settings of a job that `resume=` gives by itself
-DRAWING = [
-    "pandas",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
-]  # imported by a training at its end
+DRAWING = ("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg")  # a training imports them at its end
+LOST = 255  # the exit code of a job whose server was killed
 WAIT = 1.0  # seconds between two looks for the note of the first node
 
-_threads = threading.local()  # the server of each thread that runs jobs
 corpus_content = functools.cache(fingerprint.corpus)  # the jobs of a sweep mostly read the same corpus
 
 
@@ -218,9 +213,9 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
         arguments = [*resume_settings(arguments), f"resume={quoted(directory)}"]
     if decision.what in ("start", "continue"):
         task = str(cfg.task.kind["_target_"]).rpartition(".")[0]
-        names = ["attnlab.torchvision_schemas", f"attnlab.modes.{cfg.mode}", task]
+        names = ("attnlab.torchvision_schemas", f"attnlab.modes.{cfg.mode}", task)
         modules = [name for name in names if name.startswith("attnlab.")]
-        run_process(arguments, directory, modules + DRAWING * (cfg.mode == "train"))
+        run_process(arguments, directory, [*modules, *(DRAWING if cfg.mode == "train" else ())])
     return best(records.recorded(directory))
 
 
@@ -236,21 +231,25 @@ def _noted(path: Path) -> Decision:
 
 def run_process(arguments: Sequence[str], directory: Path, modules: Sequence[str]) -> None:
     """Run a command in a new process, and wait for its end. `modules`: names of modules that it needs."""
-    environment = os.environ | processes.rendezvous()
-    server = getattr(_threads, "server", None)
-    if server is None or not server.usable(environment):
-        server = _threads.server = processes.JobServer(modules, environment)
+    words = [*arguments, f"hydra.run.dir={quoted(directory)}"]
+    process = processes.start_job(words, os.environ | processes.rendezvous(), modules)
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        server.send_signal(number)
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(process.pid, number)
+        elif number != signal.SIGUSR2:  # the libraries are still loading
+            raise SystemExit(128 + number)
 
     with processes.handling(forward):
-        code = server.run([*arguments, f"hydra.run.dir={quoted(directory)}"])
-        while code < 0 and holder_of(directory):  # its server was killed, and it is ending
-            time.sleep(0.1)
-    if code < 0 and not received:
+        process.start()
+        process.join()
+    code = process.exitcode or 0
+    while code == LOST and holder_of(directory):  # it gets SIGTERM
+        time.sleep(0.1)
+    if code < 0:
         _record_killed(directory, signal.Signals(-code).name)
     if signal.SIGUSR2 in received and code:
         processes.queue_again()
