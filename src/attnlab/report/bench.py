@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 HEADERS = ["Record", "Mechanism", "What", "Shape", "Variant", "ms", "ms least", "ms most", "Tokens/s", "Peak MiB"]
 HEADERS += ["Cache MiB", "Times faster", "faster least", "faster most", "Times less peak memory", "Times less cache"]
 CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds", "least", "most", "peak memory"]
+RATIOS = ("times faster (median, least to most)", "times less peak memory")
 ENDS = ("median", "min", "max")
 CONTEXT = ["mechanism", "context", "ms", "least", "most", "CPU ms", "cache MiB", "peak MiB"]
 PANELS = {"ms": "ms for a step", "cache MiB": "cache, MiB", "peak MiB": "peak memory, MiB"}
@@ -143,21 +144,28 @@ def curves(benches: Sequence[SavedRecord]) -> pd.DataFrame:
 
 
 def plot(data: pd.DataFrame) -> "Figure":
-    """Draw ratios of time on the left and of peak memory on the right, a line for each record and reference."""
+    """Draw ratios of time on the left and of peak memory on the right, a line for each record and reference.
+
+    Mechanisms whose names begin with one word have a row of panels, if it has at least three points.
+    """
     data = data.assign(memory=pd.to_numeric(data["peak memory"], errors="coerce"), text=data["text"].astype(int))
     data["line"] = data["mechanism"] + " / " + data["against"] + " (" + data["record"] + ")"
-    data["shape"] = data[["line", "batch", "prefix"]].astype(str).agg(" ".join, axis=1)  # a line of its own
-    page, [[time, peak]] = figure.panels(1, 2, (11, 4.2))
-    names = list(data["shape"].unique())
-    figure.lines(time, data, "shape", names, "text", "seconds", ("least", "most"))
-    figure.lines(peak, data.dropna(subset="memory"), "shape", names, "text", "memory")
-    for axes, what in ((time, "times faster (median, least to most)"), (peak, "times less peak memory")):
-        axes.set(xscale="log", ylim=(0, None), xlabel="text length T", ylabel=what)
-        axes.set_xticks(ticks := sorted(data["text"].unique()), [str(tick) for tick in ticks])
-        axes.minorticks_off()
-        axes.axhline(1, color="grey", linewidth=0.8)
-    handles, _ = time.get_legend_handles_labels()
-    time.legend(handles, list(data.drop_duplicates("shape")["line"]), fontsize=7)
+    for key in ("batch", "prefix"):  # a line of its own
+        several = data.groupby("line")[key].transform("nunique") > 1
+        data["line"] += (f" {key} " + data[key].astype(str)).where(several, "")
+    kinds = data["mechanism"].str.split(" ").str[0]
+    data["kind"] = kinds if kinds.value_counts().min() > 2 else ""
+    page, panels = figure.panels(data["kind"].nunique(), 2, (14, 4.2 * data["kind"].nunique()))
+    for row, (_, shown) in zip(panels, data.groupby("kind", sort=False), strict=True):
+        names = list(shown["line"].unique())
+        for axes, what, label in zip(row, ("seconds", "memory"), RATIOS, strict=True):
+            ends = ("least", "most") if what == "seconds" else ()
+            figure.lines(axes, shown.dropna(subset=what), "line", names, "text", what, ends)
+            figure.plain(axes, xlabel="text length T", ylabel=label)
+            figure.logarithmic(axes, "x", "y")
+            axes.set_xticks(ticks := sorted(shown["text"].unique()), [f"{tick:,}" for tick in ticks], fontsize=7)
+            axes.axhline(1, color="grey", linewidth=0.8)
+    figure.name_ends(page)
     return page
 
 
@@ -206,25 +214,21 @@ def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord 
 
 
 def context_plot(points: pd.DataFrame, title: str = "") -> "Figure":
-    """Draw panels of time, cache and, if measured, peak memory over the length, with the names below."""
-    from matplotlib.ticker import LogFormatter, StrMethodFormatter
-
+    """Draw panels of time, cache and, if measured, peak memory over the length."""
     numbers = {name: pd.to_numeric(points[name], errors="coerce") for name in CONTEXT[1:]}
     known = points.assign(**numbers).dropna(subset="ms")
     names = list(known["mechanism"].unique())
     shown = [name for name in PANELS if (known[name] > 0).any()]
-    page, [row] = figure.panels(1, len(shown), (1 + 4.2 * len(shown), 4))
+    page, [row] = figure.panels(1, len(shown), (5.4 * len(shown), 4))
     for axes, what in zip(row, shown, strict=True):
         ends = ("least", "most") if what == "ms" else ()
         positive = known[known[what] > 0]  # a logarithmic axis cannot show 0
-        figure.lines(axes, positive, "mechanism", names, "context", what, ends, markersize=4)
-        figure.plain(axes, xscale="log", yscale="log", xlabel="cached positions", ylabel=PANELS[what])
-        axes.set_xticks(ticks := sorted(known["context"].unique()), [f"{tick:,}" for tick in ticks])
-        axes.xaxis.minorticks_off()
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        figure.lines(axes, positive, "mechanism", names, "context", what, ends)
+        figure.plain(axes, xlabel="cached positions", ylabel=PANELS[what])
+        figure.logarithmic(axes, "x", "y")
+        axes.set_xticks(ticks := sorted(known["context"].unique()), [f"{tick:,}" for tick in ticks], fontsize=8)
     page.suptitle(title, fontsize=10)
-    figure.name_below(page)
+    figure.name_ends(page)
     return page
 
 
