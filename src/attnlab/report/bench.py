@@ -22,12 +22,13 @@ from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HEADERS = ["Record", "Mechanism", "What", "Shape", "Variant", "ms", "ms least", "ms most", "Tokens/s", "Peak MiB"]
 HEADERS += ["Cache MiB", "Times faster", "faster least", "faster most", "Times less peak memory", "Times less cache"]
 CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds", "least", "most", "peak memory"]
-RATIOS = ("times faster (median, least to most)", "times less peak memory")
+RATIOS = {"seconds": "times faster (median, least to most)", "memory": "times less peak memory"}
 ENDS = ("median", "min", "max")
 CONTEXT = ["mechanism", "context", "ms", "least", "most", "CPU ms", "cache MiB", "peak MiB"]
 PANELS = {"ms": "ms for a step", "cache MiB": "cache, MiB", "peak MiB": "peak memory, MiB"}
@@ -155,18 +156,22 @@ def plot(data: pd.DataFrame) -> "Figure":
         data["line"] += (f" {key} " + data[key].astype(str)).where(several, "")
     kinds = data["mechanism"].str.split(" ").str[0]
     data["kind"] = kinds if kinds.value_counts().min() > 2 else ""
-    page, panels = figure.panels(data["kind"].nunique(), 2, (14, 4.2 * data["kind"].nunique()))
-    for row, (_, shown) in zip(panels, data.groupby("kind", sort=False), strict=True):
-        names = list(shown["line"].unique())
-        for axes, what, label in zip(row, ("seconds", "memory"), RATIOS, strict=True):
-            ends = ("least", "most") if what == "seconds" else ()
-            figure.lines(axes, shown.dropna(subset=what), "line", names, "text", what, ends)
-            figure.plain(axes, xlabel="text length T", ylabel=label)
-            figure.logarithmic(axes, "x", "y")
-            axes.set_xticks(ticks := sorted(shown["text"].unique()), [f"{tick:,}" for tick in ticks], fontsize=7)
-            axes.axhline(1, color="grey", linewidth=0.8)
+    parts = [(rows, what) for _, rows in data.groupby("kind", sort=False) for what in RATIOS]
+    page, panels = figure.panels(len(parts), 7, 4.2, most=2)
+    for axes, (rows, what) in zip(panels, parts, strict=True):
+        names, ends = list(rows["line"].unique()), ("least", "most") if what == "seconds" else ()
+        figure.lines(axes, rows.dropna(subset=what), "line", names, "text", what, ends)
+        _over_lengths(axes, rows["text"], "text length T", RATIOS[what])
+        axes.axhline(1, color="grey", linewidth=0.8)
     figure.name_ends(page)
     return page
+
+
+def _over_lengths(axes: "Axes", lengths: pd.Series, label: str, what: str) -> None:
+    """Make both axes of a panel logarithmic, with a tick at each length."""
+    figure.plain(axes, xlabel=label, ylabel=what)
+    figure.logarithmic(axes, "x", "y")
+    axes.set_xticks(ticks := sorted(lengths.unique()), [f"{tick:,}" for tick in ticks], fontsize=7)
 
 
 def over_the_context(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame:
@@ -219,14 +224,12 @@ def context_plot(points: pd.DataFrame, title: str = "") -> "Figure":
     known = points.assign(**numbers).dropna(subset="ms")
     names = list(known["mechanism"].unique())
     shown = [name for name in PANELS if (known[name] > 0).any()]
-    page, [row] = figure.panels(1, len(shown), (5.4 * len(shown), 4))
-    for axes, what in zip(row, shown, strict=True):
+    page, panels = figure.panels(len(shown), 5.4, 4)
+    for axes, what in zip(panels, shown, strict=True):
         ends = ("least", "most") if what == "ms" else ()
         positive = known[known[what] > 0]  # a logarithmic axis cannot show 0
         figure.lines(axes, positive, "mechanism", names, "context", what, ends)
-        figure.plain(axes, xlabel="cached positions", ylabel=PANELS[what])
-        figure.logarithmic(axes, "x", "y")
-        axes.set_xticks(ticks := sorted(known["context"].unique()), [f"{tick:,}" for tick in ticks], fontsize=8)
+        _over_lengths(axes, known["context"], "cached positions", PANELS[what])
     page.suptitle(title, fontsize=10)
     figure.name_ends(page)
     return page

@@ -164,8 +164,8 @@ def sweep_plot(points: pd.DataFrame) -> "Figure":
     panels = list(points.groupby(points[VO_RANK].astype(int) if VO_RANK in points else lambda _: 0))
     sizes = [sorted(set(zip(panel[X], panel["method"], strict=True))) for _, panel in panels]
     heights = [0.3 + 0.2 * len(size) for size in sizes]
-    page, grid = figure.panels(len(panels), 1, (9, 0.8 * len(panels) + 0.3 + sum(heights)), height_ratios=heights)
-    for (axes,), (rank, panel), size in zip(grid, panels, sizes, strict=True):
+    page, every = figure.panels(len(panels), 9, 1 + mean(heights), most=1, height_ratios=heights)
+    for axes, (rank, panel), size in zip(every, panels, sizes, strict=True):
         for number, (point, title) in enumerate(POINTS.items()):
             rows = panel[panel["point"] == point]
             lines = [size.index(pair) + 0.3 * number - 0.15 for pair in zip(rows[X], rows["method"], strict=True)]
@@ -192,7 +192,7 @@ def head_ranks(saved: SavedRecord) -> pd.DataFrame:
 def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
     """Draw bars for each layer: the ranks of its heads, the largest first. IrrAtt's figure 2 has their densities."""
     layers, heads = (1 + int(data[column].max()) for column in ("layer", "head by rank"))
-    page, [[axes]] = figure.panels(1, 1, (1.2 + 1.2 * layers, 3))
+    page, [axes] = figure.panels(1, 1.2 + 1.2 * layers, 3)
     at = data["layer"] + (data["head by rank"] - (heads - 1) / 2) * 0.8 / heads
     axes.bar_label(axes.bar(at, data["rank"], 0.7 / heads, color=figure.COLOURS[0]), fontsize=7)
     axes.set_xticks(range(layers))
@@ -223,9 +223,9 @@ def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
     from matplotlib.colors import LogNorm
 
     layers = list(fusion.assign(weight=fusion["weight"].astype(float).abs()).groupby("layer", sort=False))
-    page, panels = figure.panels(2, len(layers), (1.4 + 2.2 * len(layers), 5.2))
+    page, panels = figure.panels(2 * len(layers), 2.2 + 1.4 / len(layers), 2.6, most=len(layers))
     norm = LogNorm(1e-4, 1)
-    for above, below, (layer, weights) in zip(*panels, layers, strict=True):
+    for above, below, (layer, weights) in zip(panels, panels[len(layers) :], layers, strict=False):
         shown = weights.pivot(index="head", columns="term", values="weight").to_numpy()
         order, blocks = reordered(shown)
         largest = shown.max() or 1.0
@@ -234,8 +234,8 @@ def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
         above.set(title=f"layer {layer}", xlabel="term")
         below.set(xlabel="term, by its head")
         below.set_yticks(range(len(order)), [str(head) for head in order], fontsize=7)
-    panels[0][0].set(ylabel="head (a)")
-    panels[1][0].set(ylabel="head (b)")
+    panels[0].set(ylabel="head (a)")
+    panels[len(layers)].set(ylabel="head (b)")
     page.colorbar(image, ax=page.axes, label="of the largest; in (b) of its column")
     page.suptitle(title, fontsize=9)
     return page

@@ -197,7 +197,7 @@ def perplexity_plot(data: pd.DataFrame) -> "Figure":
     parts = []
     for (model, point), state in data[data["method"] != ""].groupby(["model", "point"]):
         parts += [(model, point, state, methods) for methods in figure.split(sorted(state["method"].unique()))]
-    page, panels = figure.grid(len(parts), 6, 3.8, most=2)
+    page, panels = figure.panels(len(parts), 6, 3.8, most=2)
     for axes, (model, point, state, methods) in zip(panels, parts, strict=True):
         (start,) = data.loc[(data["model"] == model) & (data["point"] == "original"), "perplexity"]
         axes.axhline(start, color="grey", linewidth=0.8, linestyle="--", label="original")
@@ -216,14 +216,13 @@ def accuracy_plot(data: pd.DataFrame) -> "Figure":
     models, sets, methods = (sorted(data[column].unique()) for column in DATA[:3])
     accuracy, sd = data["accuracy, %"].astype(float), data["standard deviation"].astype(float)
     data = data.assign(rate=1 / data["kept"].astype(float), mean=accuracy, low=accuracy - sd, high=accuracy + sd)
-    page, panels = figure.panels(len(models), len(sets), (1 + 4.8 * len(sets), 0.6 + 3.4 * len(models)))
-    for model, row in zip(models, panels, strict=True):
-        for name, axes in zip(sets, row, strict=True):
-            panel = data[(data["model"] == model) & (data["questions"] == name)]
-            figure.lines(axes, panel, "method", [m for m in methods if m != DENSE], "rate", "mean", ("low", "high"))
-            for value in panel.loc[panel["method"] == DENSE, "mean"]:
-                axes.axhline(value, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
-            figure.plain(axes, title=f"{model}, {name}", xlabel="compression rate, 1 / compress.keep", ylabel=ACCURACY)
+    page, panels = figure.panels(len(models) * len(sets), 5.1, 3.6, most=len(sets))
+    for axes, (model, name) in zip(panels, product(models, sets), strict=True):
+        panel = data[(data["model"] == model) & (data["questions"] == name)]
+        figure.lines(axes, panel, "method", [m for m in methods if m != DENSE], "rate", "mean", ("low", "high"))
+        for value in panel.loc[panel["method"] == DENSE, "mean"]:
+            axes.axhline(value, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
+        figure.plain(axes, title=f"{model}, {name}", xlabel="compression rate, 1 / compress.keep", ylabel=ACCURACY)
     figure.name_ends(page)
     return page
 

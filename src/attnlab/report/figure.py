@@ -104,20 +104,14 @@ def png(figure: Figure, digest: str = "") -> bytes:
     return file.getvalue()
 
 
-def panels(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A page with a grid of panels; `size` in inches."""
+def panels(count: int, width: float, height: float, most: int = 3, **more: Any) -> tuple[Figure, list[Axes]]:
+    """A page with panels of one size in inches, at most `most` in a row; `more` of :meth:`Figure.subplots`."""
     from matplotlib.figure import Figure
 
-    page = Figure(figsize=size, layout="constrained")
-    return page, page.subplots(rows, columns, squeeze=False, **more).tolist()
-
-
-def grid(count: int, width: float, height: float, most: int = 3) -> tuple[Figure, list[Axes]]:
-    """A page with `count` panels of a size in inches, at most `most` in a row."""
-    columns = -(-count // -(-count // most))
-    rows = -(-count // columns)
-    page, places = panels(rows, columns, (columns * width, rows * height))
-    every = [axes for row in places for axes in row]
+    rows = -(-count // most)
+    columns = -(-count // rows)
+    page = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    every = page.subplots(rows, columns, squeeze=False, **more).flatten().tolist()
     for axes in every[count:]:
         axes.remove()
     return page, every[:count]
@@ -213,7 +207,7 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
 
     Rows whose labels begin with one word have one colour.
     """
-    page, [[axes]] = panels(1, 1, (6.4, 3.6))
+    page, [axes] = panels(1, 6.4, 3.6)
     plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
     axes.set_title(title, fontsize=10)
     axes.margins(0.12)
@@ -327,7 +321,7 @@ def draw_together(data: pd.DataFrame, title: str = "") -> Figure:
     parts = []
     for metric, rows in data.groupby("panel", sort=False):
         parts += [(metric, rows, runs) for runs in split(rows["run"].unique())]
-    page, every = grid(len(parts), 5.6, 3.8)
+    page, every = panels(len(parts), 5.6, 3.8)
     for axes, (metric, rows, runs) in zip(every, parts, strict=True):
         for (run, _), line in rows.groupby(["run", "seed"], sort=False):
             points = line.sort_values(["update", "value"])

@@ -109,7 +109,7 @@ def draw(data: pd.DataFrame, label: str) -> "Figure":
     least = min(0.0, *(cells["mean"].min().min() for cells in maps.values()))
     most = 100.0 if percent else max(*(cells["mean"].max().max() for cells in maps.values()), least + 1e-3)
     tallest, widest = (max(cells["mean"].shape[axis] for cells in maps.values()) for axis in (0, 1))
-    page, panels = figure.grid(len(maps), 1.4 + 0.6 * widest, 1.1 + 0.34 * tallest, most=4)
+    page, panels = figure.panels(len(maps), 1.4 + 0.6 * widest, 1.1 + 0.34 * tallest, most=4)
     for axes, (name, cells) in zip(panels, maps.items(), strict=True):
         image = _heat(axes, cells, least, most, 0 if percent else 2)
         axes.set_title(name, fontsize=8)

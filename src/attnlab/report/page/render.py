@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 from bokeh.core.types import ID
 from bokeh.embed import json_item
 from bokeh.models import CDSView, ColumnDataSource, HoverTool, IndexFilter, NumeralTickFormatter
-from bokeh.palettes import Category10, Dark2
+from bokeh.palettes import Category10
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 from itables.utils import read_package_file
@@ -35,6 +36,7 @@ from attnlab.config.build import leaves
 from attnlab.errors import printable
 from attnlab.report import sweep
 from attnlab.report.figure import read_curves
+from attnlab.report.runs import LOWER
 from attnlab.run.directory import holder_of
 from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit
 from attnlab.run.store import SavedRecord, collect, finite
@@ -47,7 +49,7 @@ LOSSES = {"loss": "training loss", "val_loss": "validation loss"}
 MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
 GRAY = "#808690"  # texts and lines, legible on white and on black
-PALETTE = (*Category10[10], *Dark2[8])
+SHAPES = {"●": ("circle", "solid"), "■": ("square", "dashed"), "▲": ("triangle", "dotted"), "◆": ("diamond", "dotdash")}
 TOOLS = "box_zoom,wheel_zoom,reset,save"
 ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
 Lines = list[tuple[int, str]]
@@ -76,6 +78,7 @@ class Shown:
         if self.status == "running" and holder_of(directory) is None:
             self.status, self.error = "interrupted", "its process is gone"
         self.mechanism, self.metric = sweep.mechanism(saved), sweep.metric(saved) or ""
+        self.score = label(self.metric) + " (lower is better)" * self.metric.startswith(LOWER)
         self.quality = saved.number(f"quality.{self.metric}")
         self.numbers = {name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None}
         logged = read_curves(directory) if is_run else {}
@@ -113,9 +116,10 @@ class Shown:
 
 
 def gather(places: Iterable[Path]) -> list[Shown]:
-    """The runs in these folders and files, the newest first; DataError for a missing place.
+    """The runs in these folders and files; DataError for a missing place.
 
-    A run with unreadable files is named in a warning and left out.
+    Runs with a score come first, unfinished ones last, and of each the newest first. A run with unreadable files is
+    named in a warning and left out.
     """
     runs = []
     for saved in reversed(collect(places)):
@@ -123,7 +127,7 @@ def gather(places: Iterable[Path]) -> list[Shown]:
             runs.append(Shown(saved))
         except (OSError, csv.Error, *UNREADABLE) as error:
             log.warning("%s: left out: %s: %s", saved.name, type(error).__name__, error)
-    return runs
+    return sorted(runs, key=lambda run: (run.status not in ("finished", "running"), run.quality is None))
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -165,7 +169,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
     losses = [name for name in LOSSES if any(run.curves.get(name) for run in runs)]
     figures = [points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
     figures += [curves(runs, name) for name in losses]
-    colour, columns = colours(runs), _columns(runs, measures)
+    columns, tasks = _columns(runs, measures), trained(runs)
     bokeh = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
     texts = {"bokeh": _inside(bokeh), "script": _inside(_text("page.js"))}
     return template.render(
@@ -177,13 +181,19 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         plots=FIRST.items(),
         measures=measures,
         columns=columns,
-        colours=colour,
-        legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in colour},
+        looks=looks(runs),
+        tasks=tasks,
+        legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in looks(runs)},
         losses=losses,
         points=POINTS,
         samples=samples(runs),
         count=SAMPLES,
-        data={"figures": figures, "groups": [group._asdict() for group in comparable], "measures": measures},
+        data={
+            "figures": figures,
+            "groups": [group._asdict() for group in comparable],
+            "tasks": [task._asdict() for task in tasks],
+            "measures": measures,
+        },
         datatables=_inside(read_package_file("html", "dt_bundle.js")),
         library_css=_inside(read_package_file("html", "dt_bundle.css")),
         css=_text("page.css"),
@@ -200,10 +210,19 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
             comparable.setdefault((str(run.record["task"]), label(run.metric), run.corpus), []).append(i)
     measured = [[n for n in sweep.NUMBERS if any(n in runs[i].numbers for i in same)] for same in comparable.values()]
     every = [
-        Group(f"{task} · {metric} · {corpus} ({len(same)})", metric, same, measures)
+        Group(f"{task} · {metric} · {corpus} ({len(same)})", runs[same[0]].score, same, measures)
         for ((task, metric, corpus), same), measures in zip(comparable.items(), measured, strict=True)
     ]
     return sorted(every, key=lambda group: (sweep.SIZES[1] not in group.measures, -len(group.runs)))
+
+
+def trained(runs: Sequence[Shown]) -> list[Group]:
+    """The runs with curves by task and corpus, whose losses can be compared."""
+    comparable: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        if run.curves:
+            comparable.setdefault(f"{run.record['task']} · {run.corpus}", []).append(i)
+    return [Group(f"{name} ({len(same)})", "", same, []) for name, same in comparable.items()]
 
 
 def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
@@ -229,7 +248,8 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
         Column("Mechanism", [(run.mechanism, None) for run in runs], kind="text"),
         Column("Task", texts("task"), kind="text"),
         Column("Quality", quality, "number"),
-        Column("Metric", [(label(run.metric), None) for run in runs], kind="text"),
+        Column("Metric", [(run.score, None) for run in runs], kind="text"),
+        Column("Status", [(run.status, None) for run in runs], kind="text"),
         *(Column(name, cells, "number" if name in FIRST.values() else "number extra")
           for name, cells in measured.items()),
         Column("Rank", texts("rank"), kind="number extra"),
@@ -238,16 +258,15 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
         Column("Scale", texts("scale")),
         Column("Mode", texts("mode")),
         Column("Tags", [(", ".join(map(str, run.record.get("tags") or ())), None) for run in runs]),
-        Column("Status", [(run.status, None) for run in runs], kind="text"),
         Column("Started (UTC)", [(run.record["started"][:16].replace("T", " "), None) for run in runs]),
     ]  # fmt: skip
 
 
-def colours(runs: Sequence[Shown]) -> dict[str, str]:
-    """A colour for each mechanism, the clearest for scored ones. After eighteen they repeat."""
-    scored = [run.mechanism for run in runs if run.quality is not None]
-    names = dict.fromkeys([*scored, *(run.mechanism for run in runs)])
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+def looks(runs: Sequence[Shown]) -> dict[str, tuple[str, str]]:
+    """A colour and a shape for each mechanism: eight colours of one shape, then the next shape."""
+    every = [(colour, shape) for shape in SHAPES for colour in Category10[8]]
+    names = dict.fromkeys(run.mechanism for run in runs)
+    return dict(zip(names, cycle(every), strict=False))
 
 
 def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
@@ -258,7 +277,7 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
     columns |= {name: np.array([run.numbers.get(name, np.nan) for run in runs]) for name in sweep.NUMBERS}
     plot, view = _figure([("quality", "@score")]), _view(len(runs))
     plot.scatter(first, "quality", source=ColumnDataSource(columns), view=view, name="marks", size=11, color="colour",
-                 alpha=0.8, line_color="white")  # fmt: skip
+                 marker="marker", alpha=0.8, line_color="white")  # fmt: skip
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return dict(json_item(plot, ID(target)))
 
@@ -272,20 +291,23 @@ def curves(runs: Sequence[Shown], loss: str) -> dict[str, Any]:
     title = LOSSES[loss]
     plot = _figure([("update", "$snap_x{0,0}"), (title, "$snap_y{0.[0000]}")], line_policy="nearest")
     source, view = ColumnDataSource(columns), _view(len(numbers))
-    plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2, alpha=0.85)
+    plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2,
+                    line_dash="dash", alpha=0.85)  # fmt: skip
     plot.xaxis.axis_label, plot.yaxis.axis_label = "update", title
     return dict(json_item(plot, ID(loss)))
 
 
 def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
-    colour = colours(runs)
+    look = [looks(runs)[run.mechanism] for run in runs]
     return {
         "number": list(range(len(runs))),
         "run": [run.title for run in runs],
         "task": [str(run.record["task"]) for run in runs],
         "corpus": [run.corpus for run in runs],
         "name": [Path(run.name).name for run in runs],
-        "colour": [colour[run.mechanism] for run in runs],
+        "colour": [colour for colour, _ in look],
+        "marker": [SHAPES[shape][0] for _, shape in look],
+        "dash": [SHAPES[shape][1] for _, shape in look],
     }
 
 
