@@ -156,7 +156,9 @@ def plot(data: pd.DataFrame) -> "Figure":
         data["line"] += (f" {key} " + data[key].astype(str)).where(several, "")
     kinds = data["mechanism"].str.split(" ").str[0]
     data["kind"] = kinds if kinds.value_counts().min() > 2 else ""
-    parts = [(rows, what) for _, rows in data.groupby("kind", sort=False) for what in RATIOS]
+    parts = [
+        (rows, what) for _, rows in data.groupby("kind", sort=False) for what in RATIOS if rows[what].notna().any()
+    ]
     page, panels = figure.panels(len(parts), 7, 4.2, most=2)
     for axes, (rows, what) in zip(panels, parts, strict=True):
         names, ends = list(rows["line"].unique()), ("least", "most") if what == "seconds" else ()

@@ -197,7 +197,7 @@ def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
     axes.bar_label(axes.bar(at, data["rank"], 0.7 / heads, color=figure.COLOURS[0]), fontsize=7)
     axes.set_xticks(range(layers))
     figure.plain(axes, title=title, xlabel="layer", ylabel="rank of the head")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="y", integer=True)
     return page
 
 

@@ -212,10 +212,6 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
     axes.set_title(title, fontsize=10)
     axes.margins(0.12)
     points = points.astype({"x": float, "y": float})
-    if wide(points["x"]):
-        logarithmic(axes, "x", base=2)
-    if wide(points["y"]):
-        logarithmic(axes, "y")
     rows = points.groupby("row", sort=False)
     means = rows[["x", "y"]].mean()
     if len(means) > MANY:
@@ -230,7 +226,10 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
         best = frontier(means, plot.frontier)
         axes.plot(best["x"], best["y"], color="gray", linewidth=1, linestyle="--", zorder=0, drawstyle="steps-post")
     if not wide(points["x"]):
-        axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
+        axes.set_xlim(0, None)
+    for direction, base in (("x", 2), ("y", 10)):
+        if wide(points[direction]):
+            logarithmic(axes, direction, base=base)
     _place_labels(page, list(means.itertuples(name=None)))
     return page
 
@@ -258,7 +257,7 @@ def _place_labels(page: Figure, points: Sequence[tuple[str, float, float]]) -> N
     for label, x, y in sorted(points, key=lambda point: -len(point[0])):  # a long one has the fewest places
         for distance, (right, up) in product(DISTANCES, SIDES):
             ha, va = ("center", "left", "right")[right], ("center", "bottom", "top")[up]
-            place = {"xytext": (distance * right, distance * up), "textcoords": "offset points"}
+            place: dict[str, Any] = {"xytext": (distance * right, distance * up), "textcoords": "offset points"}
             text = axes.annotate(label, (x, y), fontsize=9, ha=ha, va=va, **place)
             box = text.get_window_extent()
             inside = all(axes.bbox.contains(*corner) for corner in (box.min, box.max))

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ import numpy as np
 from bokeh.core.types import ID
 from bokeh.embed import json_item
 from bokeh.models import CDSView, ColumnDataSource, HoverTool, IndexFilter, NumeralTickFormatter
-from bokeh.palettes import Category10
+from bokeh.palettes import Category10, Dark2
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 from itables.utils import read_package_file
@@ -49,7 +48,7 @@ LOSSES = {"loss": "training loss", "val_loss": "validation loss"}
 MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
 GRAY = "#808690"  # texts and lines, legible on white and on black
-SHAPES = {"●": ("circle", "solid"), "■": ("square", "dashed"), "▲": ("triangle", "dotted"), "◆": ("diamond", "dotdash")}
+PALETTE = (*Category10[10], *Dark2[8])
 TOOLS = "box_zoom,wheel_zoom,reset,save"
 ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
 Lines = list[tuple[int, str]]
@@ -169,7 +168,11 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
     losses = [name for name in LOSSES if any(run.curves.get(name) for run in runs)]
     figures = [points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
     figures += [curves(runs, name) for name in losses]
-    columns, tasks = _columns(runs, measures), trained(runs)
+    tasks: dict[str, list[int]] = {}  # whose losses can be compared
+    for i, run in enumerate(runs):
+        if run.curves:
+            tasks.setdefault(f"{run.record['task']} · {run.corpus}", []).append(i)
+    colour, columns = colours(runs), _columns(runs, measures)
     bokeh = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
     texts = {"bokeh": _inside(bokeh), "script": _inside(_text("page.js"))}
     return template.render(
@@ -181,9 +184,9 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         plots=FIRST.items(),
         measures=measures,
         columns=columns,
-        looks=looks(runs),
+        colours=colour,
         tasks=tasks,
-        legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in looks(runs)},
+        legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in colour},
         losses=losses,
         points=POINTS,
         samples=samples(runs),
@@ -191,9 +194,9 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         data={
             "figures": figures,
             "groups": [group._asdict() for group in comparable],
-            "tasks": [task._asdict() for task in tasks],
             "measures": measures,
-        },
+            "tasks": [{"runs": numbers} for numbers in tasks.values()],
+        },  # fmt: skip
         datatables=_inside(read_package_file("html", "dt_bundle.js")),
         library_css=_inside(read_package_file("html", "dt_bundle.css")),
         css=_text("page.css"),
@@ -214,15 +217,6 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
         for ((task, metric, corpus), same), measures in zip(comparable.items(), measured, strict=True)
     ]
     return sorted(every, key=lambda group: (sweep.SIZES[1] not in group.measures, -len(group.runs)))
-
-
-def trained(runs: Sequence[Shown]) -> list[Group]:
-    """The runs with curves by task and corpus, whose losses can be compared."""
-    comparable: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-        if run.curves:
-            comparable.setdefault(f"{run.record['task']} · {run.corpus}", []).append(i)
-    return [Group(f"{name} ({len(same)})", "", same, []) for name, same in comparable.items()]
 
 
 def samples(runs: Sequence[Shown]) -> list[tuple[Sample, Lines]]:
@@ -262,11 +256,10 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
     ]  # fmt: skip
 
 
-def looks(runs: Sequence[Shown]) -> dict[str, tuple[str, str]]:
-    """A colour and a shape for each mechanism: eight colours of one shape, then the next shape."""
-    every = [(colour, shape) for shape in SHAPES for colour in Category10[8]]
+def colours(runs: Sequence[Shown]) -> dict[str, str]:
+    """A colour for each mechanism, those of scored runs first. After eighteen they repeat."""
     names = dict.fromkeys(run.mechanism for run in runs)
-    return dict(zip(names, cycle(every), strict=False))
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
 def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
@@ -277,7 +270,7 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
     columns |= {name: np.array([run.numbers.get(name, np.nan) for run in runs]) for name in sweep.NUMBERS}
     plot, view = _figure([("quality", "@score")]), _view(len(runs))
     plot.scatter(first, "quality", source=ColumnDataSource(columns), view=view, name="marks", size=11, color="colour",
-                 marker="marker", alpha=0.8, line_color="white")  # fmt: skip
+                 alpha=0.8, line_color="white")  # fmt: skip
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return dict(json_item(plot, ID(target)))
 
@@ -291,23 +284,20 @@ def curves(runs: Sequence[Shown], loss: str) -> dict[str, Any]:
     title = LOSSES[loss]
     plot = _figure([("update", "$snap_x{0,0}"), (title, "$snap_y{0.[0000]}")], line_policy="nearest")
     source, view = ColumnDataSource(columns), _view(len(numbers))
-    plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2,
-                    line_dash="dash", alpha=0.85)  # fmt: skip
+    plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2, alpha=0.85)
     plot.xaxis.axis_label, plot.yaxis.axis_label = "update", title
     return dict(json_item(plot, ID(loss)))
 
 
 def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
-    look = [looks(runs)[run.mechanism] for run in runs]
+    colour = colours(runs)
     return {
         "number": list(range(len(runs))),
         "run": [run.title for run in runs],
         "task": [str(run.record["task"]) for run in runs],
         "corpus": [run.corpus for run in runs],
         "name": [Path(run.name).name for run in runs],
-        "colour": [colour for colour, _ in look],
-        "marker": [SHAPES[shape][0] for _, shape in look],
-        "dash": [SHAPES[shape][1] for _, shape in look],
+        "colour": [colour[run.mechanism] for run in runs],
     }
 
 
