@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise, product
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from attnlab.run.files import write_bytes
 
@@ -141,7 +141,7 @@ def wide(values: Iterable[float]) -> bool:
     return least > 0 and most > max(1, SPAN * least)
 
 
-def logarithmic(axes: Axes, *directions: Literal["x", "y"], base: int = 10) -> None:
+def logarithmic(axes: Axes, *directions: str, base: int = 10) -> None:
     """Make axes of a panel logarithmic after its lines are drawn, with plain numbers at their ticks."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
@@ -185,7 +185,7 @@ def name_ends(page: Figure) -> None:
         axes.autoscale_view()
         drawn: dict[str, list[tuple[float, Any, Any]]] = {}
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            line = handle[0] if isinstance(handle, tuple) else handle
+            line: Any = handle[0] if isinstance(handle, tuple) else handle
             places = line.get_transform().transform(line.get_xydata())
             visible = [i for i, place in enumerate(places) if axes.bbox.padded(1).contains(*place)]
             if visible:
