@@ -20,12 +20,13 @@ TITLE = "a title of the length that such a title has, with the model"
 QUICK = "t6/figure_context_points"
 DRAW: dict[str, Callable[..., Figure]] = {  # committed numbers
     "irratt/sample/ranks_irratt": partial(compression.ranks_plot, title=TITLE),
-    "irratt/fruits360/top1": compression.sweep_plot,
+    "irratt/low_ranks/top1": compression.sweep_plot,
     "mtla/bench/training": bench.plot,
     "tensorllm/sample/accuracy": decoders.accuracy_plot,
     "convert/sample/perplexity": decoders.perplexity_plot,
     "convert/needle/needle_gain": partial(needle.draw, label=needle.WHAT["gain"][1]),
-    "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity", log_x=True), title=TITLE),
+    "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity"), title=TITLE),
+    "recall/table_points": partial(figure.scatter, plot=Plot("", "", "bytes", "share", frontier="max"), title=TITLE),
     "recall/table_curves": partial(figure.draw_together, title=TITLE),
     "irratt/low_ranks/fusion_cp_slimatt_start_global_fusion_free": partial(compression.fusion_plot, title=TITLE),
     QUICK: partial(bench.context_plot, title=TITLE),
@@ -59,7 +60,9 @@ def test_no_text_lies_on_another_or_outside(name: str) -> None:
     page = DRAW[name](pd.read_csv(EXPERIMENTS / f"{name}.csv", keep_default_na=False))
     page.draw_without_rendering()
     boxes = {
-        (text.get_text(), id(text)): text.get_window_extent().padded(-1) for text in shown(page) if text.get_text()
+        (text.get_text(), id(text)): Text.get_window_extent(text).padded(-1)  # without the line to its point
+        for text in shown(page)
+        if text.get_text()
     }
     assert len(boxes) > 6
     placed = list(boxes.items())

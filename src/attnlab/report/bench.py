@@ -22,11 +22,13 @@ from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HEADERS = ["Record", "Mechanism", "What", "Shape", "Variant", "ms", "ms least", "ms most", "Tokens/s", "Peak MiB"]
 HEADERS += ["Cache MiB", "Times faster", "faster least", "faster most", "Times less peak memory", "Times less cache"]
 CURVES = ["record", "mechanism", "against", "batch", "prefix", "text", "seconds", "least", "most", "peak memory"]
+RATIOS = {"seconds": "times faster (median, least to most)", "memory": "times less peak memory"}
 ENDS = ("median", "min", "max")
 CONTEXT = ["mechanism", "context", "ms", "least", "most", "CPU ms", "cache MiB", "peak MiB"]
 PANELS = {"ms": "ms for a step", "cache MiB": "cache, MiB", "peak MiB": "peak memory, MiB"}
@@ -143,22 +145,35 @@ def curves(benches: Sequence[SavedRecord]) -> pd.DataFrame:
 
 
 def plot(data: pd.DataFrame) -> "Figure":
-    """Draw ratios of time on the left and of peak memory on the right, a line for each record and reference."""
+    """Draw ratios of time on the left and of peak memory on the right, a line for each record and reference.
+
+    Mechanisms whose names begin with one word have a row of panels, if it has at least three points.
+    """
     data = data.assign(memory=pd.to_numeric(data["peak memory"], errors="coerce"), text=data["text"].astype(int))
     data["line"] = data["mechanism"] + " / " + data["against"] + " (" + data["record"] + ")"
-    data["shape"] = data[["line", "batch", "prefix"]].astype(str).agg(" ".join, axis=1)  # a line of its own
-    page, [[time, peak]] = figure.panels(1, 2, (11, 4.2))
-    names = list(data["shape"].unique())
-    figure.lines(time, data, "shape", names, "text", "seconds", ("least", "most"))
-    figure.lines(peak, data.dropna(subset="memory"), "shape", names, "text", "memory")
-    for axes, what in ((time, "times faster (median, least to most)"), (peak, "times less peak memory")):
-        axes.set(xscale="log", ylim=(0, None), xlabel="text length T", ylabel=what)
-        axes.set_xticks(ticks := sorted(data["text"].unique()), [str(tick) for tick in ticks])
-        axes.minorticks_off()
+    for key in ("batch", "prefix"):  # a line of its own
+        several = data.groupby("line")[key].transform("nunique") > 1
+        data["line"] += (f" {key} " + data[key].astype(str)).where(several, "")
+    kinds = data["mechanism"].str.split(" ").str[0]
+    data["kind"] = kinds if kinds.value_counts().min() > 2 else ""
+    parts = [
+        (rows, what) for _, rows in data.groupby("kind", sort=False) for what in RATIOS if rows[what].notna().any()
+    ]
+    page, panels = figure.panels(len(parts), 7, 4.2, most=2)
+    for axes, (rows, what) in zip(panels, parts, strict=True):
+        names, ends = list(rows["line"].unique()), ("least", "most") if what == "seconds" else ()
+        figure.lines(axes, rows.dropna(subset=what), "line", names, "text", what, ends)
+        _over_lengths(axes, rows["text"], "text length T", RATIOS[what])
         axes.axhline(1, color="grey", linewidth=0.8)
-    handles, _ = time.get_legend_handles_labels()
-    time.legend(handles, list(data.drop_duplicates("shape")["line"]), fontsize=7)
+    figure.name_ends(page)
     return page
+
+
+def _over_lengths(axes: "Axes", lengths: pd.Series, label: str, what: str) -> None:
+    """Make both axes of a panel logarithmic, with a tick at each length."""
+    figure.plain(axes, xlabel=label, ylabel=what)
+    figure.logarithmic(axes, "x", "y")
+    axes.set_xticks(ticks := sorted(lengths.unique()), [f"{tick:,}" for tick in ticks], fontsize=7)
 
 
 def over_the_context(spec: Spec, records: Sequence[SavedRecord]) -> pd.DataFrame:
@@ -206,25 +221,19 @@ def newest(spec: Spec, row: Row, records: Sequence[SavedRecord]) -> SavedRecord 
 
 
 def context_plot(points: pd.DataFrame, title: str = "") -> "Figure":
-    """Draw panels of time, cache and, if measured, peak memory over the length, with the names below."""
-    from matplotlib.ticker import LogFormatter, StrMethodFormatter
-
+    """Draw panels of time, cache and, if measured, peak memory over the length."""
     numbers = {name: pd.to_numeric(points[name], errors="coerce") for name in CONTEXT[1:]}
     known = points.assign(**numbers).dropna(subset="ms")
     names = list(known["mechanism"].unique())
     shown = [name for name in PANELS if (known[name] > 0).any()]
-    page, [row] = figure.panels(1, len(shown), (1 + 4.2 * len(shown), 4))
-    for axes, what in zip(row, shown, strict=True):
+    page, panels = figure.panels(len(shown), 5.4, 4)
+    for axes, what in zip(panels, shown, strict=True):
         ends = ("least", "most") if what == "ms" else ()
         positive = known[known[what] > 0]  # a logarithmic axis cannot show 0
-        figure.lines(axes, positive, "mechanism", names, "context", what, ends, markersize=4)
-        figure.plain(axes, xscale="log", yscale="log", xlabel="cached positions", ylabel=PANELS[what])
-        axes.set_xticks(ticks := sorted(known["context"].unique()), [f"{tick:,}" for tick in ticks])
-        axes.xaxis.minorticks_off()
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        figure.lines(axes, positive, "mechanism", names, "context", what, ends)
+        _over_lengths(axes, known["context"], "cached positions", PANELS[what])
     page.suptitle(title, fontsize=10)
-    figure.name_below(page)
+    figure.name_ends(page)
     return page
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import NormalDist, mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -42,11 +42,15 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     if models["seed"].nunique() > 1:
         paths += means_table(models).write(directory / "means", "md", "csv", "tex")
     paths += figure.write(directory / "top1", sweep_points(models), sweep_plot)
+    drawn = set()  # pictures that would be the same are drawn once
     for name, same in models.groupby("method"):
         method = re.sub(r"[ =]", "_", str(name))
         ordered = same.sort_values("columns", kind="stable")["saved"].tolist()
         middle = ordered[(len(ordered) - 1) // 2]
-        paths += pictures(middle, {kind: directory / f"{kind}_{method}" for kind in ("ranks", "fusion")})
+        picture = middle.record["compress"], head_ranks(middle).to_csv()
+        kinds = ("fusion",) if picture in drawn else ("ranks", "fusion")
+        drawn.add(picture)
+        paths += pictures(middle, {kind: directory / f"{kind}_{method}" for kind in kinds})
     return paths
 
 
@@ -152,23 +156,27 @@ def sweep_points(models: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweep_plot(points: pd.DataFrame) -> "Figure":
-    """Draw top-1 over the share of multiply-adds, a line for each method, a row of panels for each VO rank."""
+    """Draw top-1 before and after fine-tuning, a line for each method and size, a panel for each VO rank."""
     (dense,) = points.loc[points["point"] == DENSE, Y].astype(float)
-    points = points[points["point"] != DENSE]
-    points = points.assign(**{VO_RANK: points[VO_RANK].astype(int) if VO_RANK in points else 0})
-    ranks, methods = sorted(points[VO_RANK].unique()), sorted(points["method"].unique())
-    page, panels = figure.panels(len(ranks), 2, (11, 4.2 * len(ranks)), sharey="row")
-    ends = ("least", "most") if "least" in points else ()
-    for row, rank in zip(panels, ranks, strict=True):
-        for axes, (point, title) in zip(row, POINTS.items(), strict=True):
-            panel = points[(points["point"] == point) & (points[VO_RANK] == rank)]
-            figure.lines(axes, panel, "method", methods, X, Y, ends)
-            axes.axhline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense, not fine-tuned")
-            axes.set(title=title + (f", VO rank {rank}" if len(ranks) > 1 else ""))
-            axes.set(xlabel="multiply-adds of the model, % of the dense one's")
-            axes.grid(alpha=0.3)
-        row[0].set(ylabel=Y)
-        row[1].legend(fontsize=8)
+    points = points[points["point"] != DENSE].astype(
+        {X: float} | dict.fromkeys({Y, "least", "most"} & {*points}, float)
+    )
+    panels = list(points.groupby(points[VO_RANK].astype(int) if VO_RANK in points else lambda _: 0))
+    sizes = [sorted(set(zip(panel[X], panel["method"], strict=True))) for _, panel in panels]
+    heights = [0.3 + 0.2 * len(size) for size in sizes]
+    page, every = figure.panels(len(panels), 9, 1 + mean(heights), most=1, height_ratios=heights)
+    for axes, (rank, panel), size in zip(every, panels, sizes, strict=True):
+        for number, (point, title) in enumerate(POINTS.items()):
+            rows = panel[panel["point"] == point]
+            lines = [size.index(pair) + 0.3 * number - 0.15 for pair in zip(rows[X], rows["method"], strict=True)]
+            bars = [rows[Y] - rows["least"], rows["most"] - rows[Y]] if "least" in rows else None
+            axes.errorbar(rows[Y], lines, xerr=bars, linestyle="", capsize=2, label=title, **figure.look(number))
+        axes.axvline(dense, color="grey", linewidth=0.8, linestyle="--", label="dense, not fine-tuned")
+        axes.set_yticks(range(len(size)), [f"{method}, {share:.1f} %" for share, method in size], fontsize=8)
+        of = f", VO rank {rank}" if len(panels) > 1 else ""
+        seeds = " (mean, least and most of the seeds)" if "least" in panel else ""
+        figure.plain(axes, xlabel=f"{Y}{of}{seeds}", ylabel="multiply-adds, % of the dense model's")
+    page.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=3, frameon=False, fontsize=8)
     return page
 
 
@@ -182,33 +190,15 @@ def head_ranks(saved: SavedRecord) -> pd.DataFrame:
 
 
 def ranks_plot(data: pd.DataFrame, title: str = "") -> "Figure":
-    """Draw IrrAtt's figure 2: the sorted ranks of each layer's heads, and the density of each over the layers."""
-    import numpy as np
-
+    """Draw bars for each layer: the ranks of its heads, the largest first. IrrAtt's figure 2 has their densities."""
     layers, heads = (1 + int(data[column].max()) for column in ("layer", "head by rank"))
-    left = 1.2 + 0.9 * layers
-    page, [[axes, densities]] = figure.panels(1, 2, (left + 4.6, 3.6), width_ratios=[left, 4.6])
-    at = np.linspace(0, 1.2 * data["rank"].max() + 1, 300)
-    for head in reversed(range(heads)):
-        ranks = data[data["head by rank"] == head]
-        axes.bar(ranks["layer"] + (head - (heads - 1) / 2) * 0.8 / heads, ranks["rank"], 0.7 / heads, color=f"C{head}")
-        densities.plot(at, density(ranks["rank"].tolist(), at), color=f"C{head}", label=str(heads - head))
-        densities.plot(ranks["rank"], [0.0] * len(ranks), "|", color=f"C{head}", clip_on=False)
-    axes.set_xticks(range(layers), [str(layer) for layer in range(layers)])
-    axes.set(xlabel="layer; its heads by rank", ylabel="rank of the head")
-    axes.grid(alpha=0.3, axis="y")
-    densities.set(xlabel="rank of the head", ylabel="density over the layers", ylim=(0, None))
-    densities.legend(title="head, the smallest first", fontsize=8, title_fontsize=8, ncols=2, frameon=False)
-    page.suptitle(title, fontsize=10)
+    page, [axes] = figure.panels(1, 1.2 + 1.2 * layers, 3)
+    at = data["layer"] + (data["head by rank"] - (heads - 1) / 2) * 0.8 / heads
+    axes.bar_label(axes.bar(at, data["rank"], 0.7 / heads, color=figure.COLOURS[0]), fontsize=7)
+    axes.set_xticks(range(layers))
+    figure.plain(axes, title=title, xlabel="layer", ylabel="rank of the head")
+    axes.locator_params(axis="y", integer=True)
     return page
-
-
-def density(ranks: Sequence[int], at: "Vector") -> "Vector":
-    """A Gaussian kernel density (n,) of integers `at` (n,), with Scott's width or 0.5, whichever is larger."""
-    import numpy as np
-
-    width = max(0.5, (stdev(ranks) if len(ranks) > 1 else 0.0) * len(ranks) ** -0.2)
-    return np.mean([[NormalDist(rank, width).pdf(x) for x in at] for rank in ranks], 0)
 
 
 def fusions(folder: Path) -> pd.DataFrame:
@@ -233,9 +223,9 @@ def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
     from matplotlib.colors import LogNorm
 
     layers = list(fusion.assign(weight=fusion["weight"].astype(float).abs()).groupby("layer", sort=False))
-    page, panels = figure.panels(2, len(layers), (1.4 + 2.2 * len(layers), 5.2))
+    page, panels = figure.panels(2 * len(layers), 2.2 + 1.4 / len(layers), 2.6, most=len(layers))
     norm = LogNorm(1e-4, 1)
-    for above, below, (layer, weights) in zip(*panels, layers, strict=True):
+    for above, below, (layer, weights) in zip(panels, panels[len(layers) :], layers, strict=False):
         shown = weights.pivot(index="head", columns="term", values="weight").to_numpy()
         order, blocks = reordered(shown)
         largest = shown.max() or 1.0
@@ -244,8 +234,8 @@ def fusion_plot(fusion: pd.DataFrame, title: str = "") -> "Figure":
         above.set(title=f"layer {layer}", xlabel="term")
         below.set(xlabel="term, by its head")
         below.set_yticks(range(len(order)), [str(head) for head in order], fontsize=7)
-    panels[0][0].set(ylabel="head (a)")
-    panels[1][0].set(ylabel="head (b)")
+    panels[0].set(ylabel="head (a)")
+    panels[len(layers)].set(ylabel="head (b)")
     page.colorbar(image, ax=page.axes, label="of the largest; in (b) of its column")
     page.suptitle(title, fontsize=9)
     return page

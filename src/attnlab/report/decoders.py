@@ -28,6 +28,7 @@ OVER_THE_CACHE = ("convert.keep", "convert.rope_dim", "convert.latent_dim", "con
 SIZES = ["Bytes per token, original", "converted"]  # of the cache, all layers
 CONVERTED = ["Model", "Method", "Seed", *SIZES, *STATES, "Seconds of conversion", *ABOUT]  # of runs.csv
 CONVERSION = ["Model", "Method", "Cache, %"]  # the keys of a row of the table
+PERPLEXITY = "perplexity (lower is better)"
 MOST = 8.0  # the plot ends at this multiple of the original's perplexity
 CONVERSION_NOTES = [
     "Perplexity of a token (of the sample model: of a byte) of the test split; mean ± standard deviation over the "
@@ -52,6 +53,7 @@ HEADERS = ["Rate", "Model saved, %"]
 HEADERS += ["Accuracy dense", "compressed", "Loss dense", "compressed", "Perplexity dense", "compressed"]
 DATA = ["model", "questions", "method", "kept", "seeds", "accuracy, %", "standard deviation"]
 DENSE = "dense"
+ACCURACY = "accuracy, % (± standard deviation)"
 COMPRESSION_NOTES = [
     "Kept: compress.keep, the share of the parameters of the matrices that the method compresses.",
     "Rate: parameters of the dense matrices that were replaced by those of their factors; matrices that the budget "
@@ -187,30 +189,25 @@ def accuracies(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def perplexity_plot(data: pd.DataFrame) -> "Figure":
-    """Draw perplexity over the share of the cache, a panel for each model and state, a line for each method."""
-    from matplotlib.ticker import ScalarFormatter
+    """Draw perplexity over the share of the cache, panels for each model and state, a line for each method.
 
+    A panel has at most eight methods. The share falls to the right, where the methods differ.
+    """
     data = data.astype(dict.fromkeys(("cache, %", "perplexity", "least", "most"), float))
-    models = sorted(data["model"].unique())
-    stages = [point for point in ("converted", "healed") if (data["point"] == point).any()]
-    methods = sorted(name for name in data["method"].dropna().unique() if name)
-    page, panels = figure.panels(len(models), len(stages), (0.6 + 5.2 * len(stages), 0.4 + 3.6 * len(models)))
-    for model, row in zip(models, panels, strict=True):
-        states = data[data["model"] == model]
-        (start,) = states.loc[states["point"] == "original", "perplexity"]
-        for point, axes in zip(stages, row, strict=True):
-            axes.axhline(start, color="grey", linewidth=0.8, linestyle="--", label="original")
-            state = states[states["point"] == point]
-            figure.lines(axes, state, "method", methods, "cache, %", "perplexity", ("least", "most"), markersize=4)
-            axes.set(title=f"{model}, {point}", xlabel="cache per token, % of the original's", ylabel="perplexity")
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.set_ylim(0.97 * start, MOST * start)
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(ScalarFormatter())
-            axes.yaxis.set_minor_formatter(ScalarFormatter())
-            axes.grid(alpha=0.3, which="both")
-    figure.name_below(page)
+    parts = []
+    for (model, point), state in data[data["method"] != ""].groupby(["model", "point"]):
+        parts += [(model, point, state, methods) for methods in figure.split(sorted(state["method"].unique()))]
+    page, panels = figure.panels(len(parts), 6, 3.8, most=2)
+    for axes, (model, point, state, methods) in zip(panels, parts, strict=True):
+        (start,) = data.loc[(data["model"] == model) & (data["point"] == "original"), "perplexity"]
+        axes.axhline(start, color="grey", linewidth=0.8, linestyle="--", label="original")
+        figure.lines(axes, state, "method", methods, "cache, %", "perplexity", ("least", "most"))
+        figure.plain(axes, title=f"{model}, {point}", xlabel="cache per token, % of the original's", ylabel=PERPLEXITY)
+        figure.logarithmic(axes, "x", base=2)
+        axes.set_xlim(1.1 * data["cache, %"].max(), data["cache, %"].min() / 1.1)
+        axes.set_ylim(0.97 * start, MOST * start)
+        figure.logarithmic(axes, "y")
+    figure.name_ends(page)
     return page
 
 
@@ -219,17 +216,14 @@ def accuracy_plot(data: pd.DataFrame) -> "Figure":
     models, sets, methods = (sorted(data[column].unique()) for column in DATA[:3])
     accuracy, sd = data["accuracy, %"].astype(float), data["standard deviation"].astype(float)
     data = data.assign(rate=1 / data["kept"].astype(float), mean=accuracy, low=accuracy - sd, high=accuracy + sd)
-    page, panels = figure.panels(len(models), len(sets), (1 + 4.2 * len(sets), 0.6 + 3.4 * len(models)))
-    for model, row in zip(models, panels, strict=True):
-        for name, axes in zip(sets, row, strict=True):
-            panel = data[(data["model"] == model) & (data["questions"] == name)]
-            figure.lines(axes, panel, "method", [m for m in methods if m != DENSE], "rate", "mean", ("low", "high"))
-            for value in panel.loc[panel["method"] == DENSE, "mean"]:
-                axes.axhline(value, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
-            axes.set(title=f"{model}, {name}", xlabel="compression rate, 1 / compress.keep", ylabel="accuracy, %")
-            axes.grid(alpha=0.3)
-            if len(panel):
-                axes.legend(fontsize=8)
+    page, panels = figure.panels(len(models) * len(sets), 5.1, 3.6, most=len(sets))
+    for axes, (model, name) in zip(panels, product(models, sets), strict=True):
+        panel = data[(data["model"] == model) & (data["questions"] == name)]
+        figure.lines(axes, panel, "method", [m for m in methods if m != DENSE], "rate", "mean", ("low", "high"))
+        for value in panel.loc[panel["method"] == DENSE, "mean"]:
+            axes.axhline(value, color="grey", linewidth=0.8, linestyle="--", label=DENSE)
+        figure.plain(axes, title=f"{model}, {name}", xlabel="compression rate, 1 / compress.keep", ylabel=ACCURACY)
+    figure.name_ends(page)
     return page
 
 

@@ -6,9 +6,12 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise, product
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +19,16 @@ from attnlab.run.files import write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 KEY = "Data"  # entry of the PNG's text: the SHA-256 of the CSV that it was drawn from
-STYLES = ("-", "--", ":", "-.")  # of lines; the next one after every ten colours
+COLOURS = ("#0068a8", "#d1490b", "#008a5e", "#b0478c", "#4aa3df", "#b07c00", "#6a51a3", "#4d4d4d")
+MARKERS = "osD^vP"  # the next one after all colours
+SPAN = 20  # values that span more get a logarithmic axis
 POINTS = ["row", "seed", "x", "y"]  # the columns of scatter
-SIDES = (  # places for a label: offsets to the right and up, and the alignment of the text; the last is always taken
-    (8, 0, "left", "center"), (-8, 0, "right", "center"), (0, 8, "center", "bottom"), (0, -8, "center", "top"),
-    (7, 7, "left", "bottom"), (7, -7, "left", "top"), (-7, 7, "right", "bottom"), (-7, -7, "right", "top"),
-    (0, 20, "center", "bottom"), (0, -20, "center", "top"), (0, 32, "center", "bottom"), (0, -32, "center", "top"),
-    (0, -44, "center", "top"),
-)  # fmt: skip
+SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  # of a point: to the right, up
+DISTANCES = (7, 13, 20, 30, 42, 56)  # of a label from its point, in points; a line joins them from the second on
 MANY = 16  # labels above which a page is larger
 LOGGED = {"loss": ("loss", "val_loss", "ctc_loss"), "accuracy": ("val_accuracy",), "learning rate": ("lr-*",)}
 CURVES = ["panel", "run", "seed", "update", "value"]
@@ -50,7 +50,6 @@ class Plot:
     y: str
     x_label: str
     y_label: str
-    log_x: bool = False
     name: str = "points"
     frontier: str = ""
 
@@ -72,11 +71,11 @@ class Panel:
 
 
 def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]) -> list[Path]:
-    """Write `stem`.csv, and `stem`.png unless it was drawn from the same CSV. Without rows write nothing.
+    """Write `stem`.csv, and `stem`.png unless it was drawn from the same CSV. Of fewer than three rows write nothing.
 
     Pixels of a figure depend on the version of matplotlib and on fonts; the CSV does not.
     """
-    if data.empty:
+    if len(data) < 3:
         return []
     text = data.to_csv(index=False, lineterminator="\n").encode()
     digest = hashlib.sha256(text).hexdigest()
@@ -105,12 +104,23 @@ def png(figure: Figure, digest: str = "") -> bytes:
     return file.getvalue()
 
 
-def panels(rows: int, columns: int, size: tuple[float, float], **more: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A page with a grid of panels; `size` in inches."""
+def panels(count: int, width: float, height: float, most: int = 3, **more: Any) -> tuple[Figure, list[Axes]]:
+    """A page with panels of one size in inches, at most `most` in a row; `more` of :meth:`Figure.subplots`."""
     from matplotlib.figure import Figure
 
-    page = Figure(figsize=size, layout="constrained")
-    return page, page.subplots(rows, columns, squeeze=False, **more).tolist()
+    rows = -(-count // most)
+    columns = -(-count // rows)
+    page = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    every = page.subplots(rows, columns, squeeze=False, **more).flatten().tolist()
+    for axes in every[count:]:
+        axes.remove()
+    return page, every[:count]
+
+
+def split(names: Sequence[str]) -> list[list[str]]:
+    """The names in as few parts of about one size as leave a colour for each name."""
+    parts = -(-len(names) // len(COLOURS))
+    return [list(names[len(names) * i // parts : len(names) * (i + 1) // parts]) for i in range(parts)]
 
 
 def plain(axes: Axes, **labels: Any) -> None:
@@ -120,8 +130,34 @@ def plain(axes: Axes, **labels: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def look(number: int) -> dict[str, Any]:
+    """The colour and marker of a series. No two of the first 48 are alike."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number // len(COLOURS) % len(MARKERS)]}
+
+
+def wide(values: Iterable[float]) -> bool:
+    """Whether values need a logarithmic axis. Shares, which are at most 1, do not."""
+    least, most = min(values := list(values)), max(values)
+    return least > 0 and most > max(1, SPAN * least)
+
+
+def logarithmic(axes: Axes, *directions: str, base: int = 10) -> None:
+    """Make axes of a panel logarithmic after its lines are drawn, with plain numbers at their ticks."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    for direction in directions:
+        axes.set(**{f"{direction}scale": "log"})
+        axes.autoscale_view()
+        axis = axes.xaxis if direction == "x" else axes.yaxis
+        least, most = axis.get_view_interval()
+        subs = (1, 1.5, 2, 3, 5, 7) if most < SPAN * least else (1, 2, 5) if most < 1000 * least else (1,)
+        axis.set_major_locator(LogLocator(base, subs if base == 10 else (1,)))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+        axis.set_minor_locator(NullLocator())
+
+
 def lines(
-    axes: Axes, data: pd.DataFrame, by: str, names: Sequence[str], x: str, y: str, ends: Sequence[str] = (), **more: Any
+    axes: Axes, data: pd.DataFrame, by: str, names: Sequence[str], x: str, y: str, ends: Sequence[str] = ()
 ) -> None:
     """Draw a line for each name in the column `by`, with a marker at each point.
 
@@ -134,49 +170,66 @@ def lines(
         if line.empty:
             continue
         xs, ys, *bars = (line[column].astype(float).to_numpy() for column in (x, y, *ends))
-        axes.errorbar(xs, ys, [abs(ys - end) for end in bars] or None, color=f"C{number % 10}", marker="o", capsize=2,
-                      linestyle=STYLES[number // 10 % len(STYLES)], label=name, **{"markersize": 5} | more)  # fmt: skip
+        axes.errorbar(xs, ys, [abs(ys - end) for end in bars] or None, capsize=2, markersize=4, label=name,
+                      **look(number))  # fmt: skip
 
 
-def name_below(page: Figure) -> None:
-    """Put a legend with each label once below the panels. The page grows by the rows of the legend."""
-    handles: dict[str, Artist] = {}
+def name_ends(page: Figure) -> None:
+    """Write the names of lines to the right of their panel, one above the other, joined to their last visible points.
+
+    Of several lines with one name, the one in the middle is joined.
+    """
+    import numpy as np
+
     for axes in page.axes:
+        axes.autoscale_view()
+        drawn: dict[str, list[tuple[float, Any, Any]]] = {}
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(str(label), handle)
-    width = 0.6 + 0.065 * max(map(len, handles))  # inches of one name at 8 points, with its line
-    columns = max(1, min(len(handles), int(page.get_figwidth() / width)))
-    page.set_figheight(page.get_figheight() + 0.2 * -(-len(handles) // columns))
-    page.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
-    )
+            line: Any = handle[0] if isinstance(handle, tuple) else handle
+            places = line.get_transform().transform(line.get_xydata())
+            visible = [i for i, place in enumerate(places) if axes.bbox.padded(1).contains(*place)]
+            if visible:
+                last = max(visible, key=lambda i: places[i][0])
+                drawn.setdefault(label, []).append((places[last][1], line, line.get_xydata()[last]))
+        chosen = sorted([(label, *sorted(ends, key=itemgetter(0))[len(ends) // 2]) for label, ends in drawn.items()],
+                        key=itemgetter(1))  # fmt: skip
+        steps = 11 * page.dpi / 72 / axes.bbox.height * np.arange(len(chosen))  # 11 points for each name
+        heights = [(y - axes.bbox.y0) / axes.bbox.height for _, y, _, _ in chosen] - steps
+        heights = (np.maximum.accumulate(heights) + np.minimum.accumulate(heights[::-1])[::-1]) / 2 + steps
+        for (label, _, line, end), height in zip(chosen, np.clip(heights, steps, 1 - steps[::-1]), strict=True):
+            joint = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+            axes.annotate(label, end, (1.03, height), line.get_transform(), "axes fraction", fontsize=8, va="center",
+                          color=line.get_color(), arrowprops=joint, annotation_clip=False)  # fmt: skip
 
 
 def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
-    """Draw a labelled point at the mean of each row's seeds, and a small dot for each seed. `points`: POINTS."""
-    from matplotlib.ticker import ScalarFormatter
+    """Draw a labelled point at the mean of each row's seeds, and a small dot for each seed. `points`: POINTS.
 
-    page, [[axes]] = panels(1, 1, (6.4, 3.6))
+    Rows whose labels begin with one word have one colour.
+    """
+    page, [axes] = panels(1, 6.4, 3.6)
     plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
     axes.set_title(title, fontsize=10)
     axes.margins(0.12)
-    if plot.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
     points = points.astype({"x": float, "y": float})
     rows = points.groupby("row", sort=False)
     means = rows[["x", "y"]].mean()
     if len(means) > MANY:
         page.set_size_inches(10, 6.5)
-    for number, (label, seeds) in enumerate(rows):
+    kinds = list(dict.fromkeys(re.split("[ ,]", label)[0] for label in means.index))
+    for label, seeds in rows:
+        style = look(kinds.index(re.split("[ ,]", label)[0]))
         if len(seeds) > 1:
-            axes.plot(seeds["x"], seeds["y"], "o", markersize=3, color=f"C{number}", alpha=0.6)
-        axes.plot(*means.loc[label], "o", markersize=7, color=f"C{number}")
+            axes.plot(*seeds.sort_values("y")[["x", "y"]].to_numpy().T, markersize=3, linewidth=0.6, alpha=0.6, **style)
+        axes.plot(*means.loc[label], markersize=7, **style)
     if plot.frontier:
         best = frontier(means, plot.frontier)
         axes.plot(best["x"], best["y"], color="gray", linewidth=1, linestyle="--", zorder=0, drawstyle="steps-post")
-    if not plot.log_x:
-        axes.set_xlim(0, None)  # after the points: from here on the limits stay as they are
+    if not wide(points["x"]):
+        axes.set_xlim(0, None)
+    for direction, base in (("x", 2), ("y", 10)):
+        if wide(points[direction]):
+            logarithmic(axes, direction, base=base)
     _place_labels(page, list(means.itertuples(name=None)))
     return page
 
@@ -189,25 +242,31 @@ def frontier(points: pd.DataFrame, better: str) -> pd.DataFrame:
 
 
 def _place_labels(page: Figure, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write each label beside its point (label, x, y), on the first side on which it covers no point or label."""
+    """Write each label beside its point (label, x, y), at the first place where it covers no point, line or label."""
     from matplotlib.transforms import Bbox
 
     (axes,) = page.axes
     page.draw_without_rendering()  # the layout decides where the points are
-    dot = 6 * page.dpi / 72  # half the side of the square around a point, with room for the line of its circle
-    centres = axes.transData.transform([(x, y) for _, x, y in points])
-    taken = [Bbox.from_bounds(x - dot, y - dot, 2 * dot, 2 * dot) for x, y in centres]
-    for label, x, y in points:
-        for right, up, horizontal, vertical in SIDES:
-            text = axes.annotate(
-                label, (x, y), textcoords="offset points", xytext=(right, up), fontsize=9, ha=horizontal, va=vertical
-            )
+    taken = []
+    for line in axes.lines:
+        places = axes.transData.transform(line.get_xydata())
+        dot = line.get_markersize() * page.dpi / 72 if line.get_marker() != "None" else 3
+        taken += [Bbox.from_bounds(x - dot / 2, y - dot / 2, dot, dot) for x, y in places]
+        for (x, y), (right, up) in pairwise(places):  # steps to the right, then up
+            taken += [Bbox([(x, y), (right, y)]).padded(2), Bbox([(right, y), (right, up)]).padded(2)]
+    for label, x, y in sorted(points, key=lambda point: -len(point[0])):  # a long one has the fewest places
+        for distance, (right, up) in product(DISTANCES, SIDES):
+            ha, va = ("center", "left", "right")[right], ("center", "bottom", "top")[up]
+            place: dict[str, Any] = {"xytext": (distance * right, distance * up), "textcoords": "offset points"}
+            text = axes.annotate(label, (x, y), fontsize=9, ha=ha, va=va, **place)
             box = text.get_window_extent()
-            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
-            if (inside and not box.count_overlaps(taken)) or (right, up, horizontal, vertical) == SIDES[-1]:
-                taken.append(box)
+            inside = all(axes.bbox.contains(*corner) for corner in (box.min, box.max))
+            if (inside and not box.count_overlaps(taken)) or (distance, right, up) == (DISTANCES[-1], *SIDES[-1]):
                 break
             text.remove()
+        taken.append(box)
+        if distance > DISTANCES[0]:
+            axes.annotate("", (x, y), arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkB": 3}, **place)
 
 
 def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
@@ -256,17 +315,22 @@ def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.D
 
 
 def draw_together(data: pd.DataFrame, title: str = "") -> Figure:
-    """Draw a panel for each metric of CURVES, a line for each run and seed, a colour for each run, and names below."""
-    names, runs = list(data["panel"].unique()), list(data["run"].unique())
-    page, [row] = panels(1, len(names), (1 + 4.4 * len(names), 4))
-    for axes, name in zip(row, names, strict=True):
-        for (run, _), line in data[data["panel"] == name].groupby(["run", "seed"], sort=False):
-            number = runs.index(run)
-            points = line[["update", "value"]].astype(float).sort_values(["update", "value"])
-            style = STYLES[number // 10 % len(STYLES)]
-            axes.plot(points["update"], points["value"], style, color=f"C{number % 10}", linewidth=1.1, label=run,
-                      marker="." if len(line) < FEW else None)  # fmt: skip
-        plain(axes, xlabel="update", ylabel=name)
+    """Draw panels of each metric of CURVES with at most eight runs each, the others in grey; a line for each seed."""
+    data = data.astype({"update": float, "value": float})
+    parts = []
+    for metric, rows in data.groupby("panel", sort=False):
+        parts += [(metric, rows, runs) for runs in split(rows["run"].unique())]
+    page, every = panels(len(parts), 5.6, 3.8)
+    for axes, (metric, rows, runs) in zip(every, parts, strict=True):
+        for (run, _), line in rows.groupby(["run", "seed"], sort=False):
+            points = line.sort_values(["update", "value"])
+            style = {"color": COLOURS[runs.index(run)], "label": run} if run in runs else {"color": "0.85", "zorder": 0}
+            axes.plot(
+                points["update"], points["value"], linewidth=1.1, marker="." if len(line) < FEW else None, **style
+            )
+        plain(axes, xlabel="update", ylabel=metric)
+        if wide(rows["value"]):
+            logarithmic(axes, "y")
     page.suptitle(title, fontsize=10)
-    name_below(page)
+    name_ends(page)
     return page

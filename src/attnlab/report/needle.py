@@ -92,44 +92,46 @@ def labels(records: Sequence[SavedRecord]) -> list[str]:
 
 
 def draw(data: pd.DataFrame, label: str) -> "Figure":
-    """Draw a line of heat maps for each run, its states side by side, on one scale of colours: means over seeds."""
+    """Draw a heat map for each run and state, all on one scale of colours. Equal originals are drawn once.
+
+    Of several seeds a cell has the mean, and below it the least and most.
+    """
     data = data.astype({"length": int, "depth": float, "value": float})
-    runs = list(data["run"].unique())
-    states = [state for state in STATES if (data["state"] == state).any()]
-    maps = {
-        panel: cells.pivot_table(index="depth", columns="length", values="value")
-        for panel, cells in data.groupby(["run", "state"])
-    }
+    data["state"] = pd.Categorical(data["state"], STATES)
+    maps: dict[str, pd.DataFrame] = {}
+    for (run, state), cells in data.groupby(["run", "state"], sort=False, observed=True):
+        seeds = cells.pivot_table(index="depth", columns="length", values="value", aggfunc=["mean", "min", "max"])
+        if state == STATES[0] and state not in maps:
+            maps[state] = seeds
+        elif state != STATES[0] or not seeds.equals(maps[state]):
+            maps[f"{run}\n{state}"] = seeds
     percent = label == WHAT["recall"][1]
-    least = min(0.0, *(cells.min().min() for cells in maps.values()))
-    most = 100.0 if percent else max(*(cells.max().max() for cells in maps.values()), least + 1e-3)
-    tallest, widest = (max(cells.shape[axis] for cells in maps.values()) for axis in (0, 1))
-    size = ((1.6 + 0.6 * widest) * len(states) + 1.4, (1.0 + 0.34 * tallest) * len(runs) + 0.6)
-    page, panels = figure.panels(len(runs), len(states), size)
-    for row, run in zip(panels, runs, strict=True):
-        for axes, state in zip(row, states, strict=True):
-            if (run, state) in maps:
-                image = _heat(axes, maps[run, state], least, most, 0 if percent else 2)
-                axes.set_title(f"{run}: {state}" if state != "original" else state, fontsize=8)
-            else:
-                axes.set_axis_off()
-                axes.set_title(f"{state}: {NOT_RUN}", fontsize=8)
+    least = min(0.0, *(cells["mean"].min().min() for cells in maps.values()))
+    most = 100.0 if percent else max(*(cells["mean"].max().max() for cells in maps.values()), least + 1e-3)
+    tallest, widest = (max(cells["mean"].shape[axis] for cells in maps.values()) for axis in (0, 1))
+    page, panels = figure.panels(len(maps), 1.4 + 0.6 * widest, 1.1 + 0.34 * tallest, most=4)
+    for axes, (name, cells) in zip(panels, maps.items(), strict=True):
+        image = _heat(axes, cells, least, most, 0 if percent else 2)
+        axes.set_title(name, fontsize=8)
     page.colorbar(image, ax=page.axes, label=label)
     page.suptitle(TITLE, fontsize=10)
     return page
 
 
 def _heat(axes: Any, cells: pd.DataFrame, least: float, most: float, digits: int) -> Any:
-    """Draw one heat map: lengths to the right, depths downwards, the number in each cell."""
+    """Draw one heat map: lengths to the right, depths downwards, the numbers in each cell."""
     import numpy as np
 
-    image = axes.imshow(cells, vmin=least, vmax=most, aspect="auto", interpolation="nearest")
-    for (i, j), value in np.ndenumerate(cells.to_numpy()):
+    means = cells["mean"]
+    image = axes.imshow(means, vmin=least, vmax=most, aspect="auto", interpolation="nearest")
+    for (i, j), value in np.ndenumerate(means.to_numpy()):
         if not np.isnan(value):
+            ends = [f"{cells[end].iat[i, j]:.{digits}f}" for end in ("min", "max")]
+            text = f"{value:.{digits}f}" + (f"\n{ends[0]} to {ends[1]}" if ends[0] != ends[1] else "")
             color = "white" if value < least + 0.6 * (most - least) else "black"
-            axes.text(j, i, f"{value:.{digits}f}", ha="center", va="center", fontsize=7, color=color)
-    axes.set_xticks(range(cells.shape[1]), [f"{length:,}" for length in cells.columns], fontsize=7)
-    axes.set_yticks(range(cells.shape[0]), [f"{depth:g}" for depth in cells.index], fontsize=7)
+            axes.text(j, i, text, ha="center", va="center", fontsize=7 if "\n" not in text else 5, color=color)
+    axes.set_xticks(range(means.shape[1]), [f"{length:,}" for length in means.columns], fontsize=7)
+    axes.set_yticks(range(means.shape[0]), [f"{depth:g}" for depth in means.index], fontsize=7)
     axes.set_xlabel("tokens", fontsize=8)
     axes.set_ylabel("depth", fontsize=8)
     return image

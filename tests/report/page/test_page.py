@@ -57,7 +57,7 @@ def test_runs_of_every_kind(write: Write, tmp_path: Path, caplog: pytest.LogCapt
     short = write(place / "short", predictions=[("a", "b", "c")], started="2024")
     (short / "predictions.tsv").write_text("id\tsource\n1\ta\n")
     runs = {Path(run.name).name: run for run in gather([place])}
-    statuses = {"good": "finished", "dead": "interrupted", "failed": "failed", "long": "finished"}  # the newest first
+    statuses = {"good": "finished", "long": "finished", "dead": "interrupted", "failed": "failed"}  # the newest first
     assert {name: run.status for name, run in runs.items()} == statuses and list(runs) == list(statuses)
     assert runs["good"].curves == {"loss": [(50, 4.0), (100, 2.0)], "val_loss": [(50, 2.0), (100, 1.0)]}
     assert len(runs["good"].samples) == 4 and (runs["good"].metric, runs["good"].quality) == ("bleu", 95.33)

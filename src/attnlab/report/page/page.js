@@ -1,7 +1,7 @@
 // The table (DataTables) decides what the plots (Bokeh) and the samples show.
 const text = (id) => document.getElementById(id).textContent;
 const { jQuery: $ } = await import(URL.createObjectURL(new Blob([text("datatables")], { type: "text/javascript" })));
-const { figures, groups, measures } = JSON.parse(text("data"));
+const { figures, groups, tasks, measures } = JSON.parse(text("data"));
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const shade = () => document.documentElement.classList.toggle("dark", dark.matches);
@@ -42,17 +42,22 @@ function draw(id, runs, column) {
   plots[id].get_model_by_name("shown").indices = indices;
 }
 
+function moved(menu, groups, runs) {  // whether a menu went to a group that has one of these runs
+  const has = (group) => group.runs.some((run) => runs.includes(run));
+  const other = !menu || has(groups[menu.value]) ? -1 : groups.findIndex(has);
+  if (other >= 0) menu.value = other;
+  return other >= 0;
+}
+
 function update() {
-  const page = new Set(numbers({ page: "current" }));
+  const page = numbers({ page: "current" });
   const passed = numbers({});
   const choice = document.getElementById("group");
-  if (choice && passed.length && !groups[choice.value].runs.some((run) => passed.includes(run))) {
-    const other = groups.findIndex((group) => group.runs.some((run) => passed.includes(run)));
-    if (other >= 0) {
-      choice.value = other;
-      return choose();
-    }
-  }
+  if (moved(choice, groups, passed)) return choose();
+  const task = document.getElementById("task");
+  moved(task, tasks, page);
+  for (const option of task?.options ?? []) option.disabled = !tasks[option.value].runs.some((run) => page.includes(run));
+  const trained = new Set(tasks[task?.value]?.runs.filter((run) => page.includes(run)));
   const group = groups[choice?.value];
   for (const select of document.querySelectorAll("select[data-plot]")) {
     const plot = plots[select.dataset.plot];
@@ -61,14 +66,14 @@ function update() {
     plot.roots()[0].left[0].axis_label = group.metric;
     draw(select.dataset.plot, runs, select.value);
   }
-  for (const loss of document.querySelectorAll("[data-loss]")) draw(loss.id, page);
+  for (const loss of document.querySelectorAll("[data-loss]")) draw(loss.id, trained);
   for (const legend of document.querySelectorAll(".names")) {
     const ids = [...document.querySelectorAll(legend.dataset.plots)].map((plot) => plot.id);
     for (const name of legend.children) {
       name.hidden = !JSON.parse(name.dataset.runs).some((run) => ids.some((id) => drawn[id].has(run)));
     }
   }
-  for (const line of document.querySelectorAll("[data-of]")) line.hidden = !page.has(+line.dataset.of);
+  for (const line of document.querySelectorAll("[data-of]")) line.hidden = !page.includes(+line.dataset.of);
 }
 
 function choose() {  // a measure that the runs of this group have, for each plot another one
@@ -86,6 +91,7 @@ function choose() {  // a measure that the runs of this group have, for each plo
 table.on("draw", update);
 for (const select of document.querySelectorAll("select[data-plot]")) select.addEventListener("change", update);
 document.getElementById("group")?.addEventListener("change", choose);
+document.getElementById("task")?.addEventListener("change", update);
 document.getElementById("group") ? choose() : update();
 
 document.addEventListener("click", (event) => {

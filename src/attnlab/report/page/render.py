@@ -35,6 +35,7 @@ from attnlab.config.build import leaves
 from attnlab.errors import printable
 from attnlab.report import sweep
 from attnlab.report.figure import read_curves
+from attnlab.report.runs import LOWER
 from attnlab.run.directory import holder_of
 from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit, corpus_of
 from attnlab.run.store import SavedRecord, collect, finite
@@ -76,6 +77,7 @@ class Shown:
         if self.status == "running" and holder_of(directory) is None:
             self.status, self.error = "interrupted", "its process is gone"
         self.mechanism, self.metric = sweep.mechanism(saved), sweep.metric(saved) or ""
+        self.score = label(self.metric) + " (lower is better)" * self.metric.startswith(LOWER)
         self.quality = saved.number(f"quality.{self.metric}")
         self.numbers = {name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None}
         logged = read_curves(directory) if is_run else {}
@@ -111,9 +113,10 @@ class Shown:
 
 
 def gather(places: Iterable[Path]) -> list[Shown]:
-    """The runs in these folders and files, the newest first; DataError for a missing place.
+    """The runs in these folders and files; DataError for a missing place.
 
-    A run with unreadable files is named in a warning and left out.
+    Runs with a score come first, unfinished ones last, and of each the newest first. A run with unreadable files is
+    named in a warning and left out.
     """
     runs = []
     for saved in reversed(collect(places)):
@@ -121,7 +124,7 @@ def gather(places: Iterable[Path]) -> list[Shown]:
             runs.append(Shown(saved))
         except (OSError, csv.Error, *UNREADABLE) as error:
             log.warning("%s: left out: %s: %s", saved.name, type(error).__name__, error)
-    return runs
+    return sorted(runs, key=lambda run: (run.status not in ("finished", "running"), run.quality is None))
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -163,6 +166,10 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
     losses = [name for name in LOSSES if any(run.curves.get(name) for run in runs)]
     figures = [points(runs, comparable[0].measures[0], name) for name in FIRST] if comparable else []
     figures += [curves(runs, name) for name in losses]
+    tasks: dict[str, list[int]] = {}  # whose losses can be compared
+    for i, run in enumerate(runs):
+        if run.curves:
+            tasks.setdefault(f"{run.record['task']} · {run.corpus}", []).append(i)
     colour, columns = colours(runs), _columns(runs, measures)
     bokeh = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
     texts = {"bokeh": _inside(bokeh), "script": _inside(_text("page.js"))}
@@ -176,12 +183,18 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         measures=measures,
         columns=columns,
         colours=colour,
+        tasks=tasks,
         legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in colour},
         losses=losses,
         points=POINTS,
         samples=samples(runs),
         count=SAMPLES,
-        data={"figures": figures, "groups": [group._asdict() for group in comparable], "measures": measures},
+        data={
+            "figures": figures,
+            "groups": [group._asdict() for group in comparable],
+            "measures": measures,
+            "tasks": [{"runs": numbers} for numbers in tasks.values()],
+        },  # fmt: skip
         datatables=_inside(read_package_file("html", "dt_bundle.js")),
         library_css=_inside(read_package_file("html", "dt_bundle.css")),
         css=_text("page.css"),
@@ -198,7 +211,7 @@ def groups(runs: Sequence[Shown]) -> list[Group]:
             comparable.setdefault((str(run.record["task"]), label(run.metric), run.corpus), []).append(i)
     measured = [[n for n in sweep.NUMBERS if any(n in runs[i].numbers for i in same)] for same in comparable.values()]
     every = [
-        Group(f"{task} · {metric} · {corpus} ({len(same)})", metric, same, measures)
+        Group(f"{task} · {metric} · {corpus} ({len(same)})", runs[same[0]].score, same, measures)
         for ((task, metric, corpus), same), measures in zip(comparable.items(), measured, strict=True)
     ]
     return sorted(every, key=lambda group: (sweep.SIZES[1] not in group.measures, -len(group.runs)))
@@ -227,7 +240,8 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
         Column("Mechanism", [(run.mechanism, None) for run in runs], kind="text"),
         Column("Task", texts("task"), kind="text"),
         Column("Quality", quality, "number"),
-        Column("Metric", [(label(run.metric), None) for run in runs], kind="text"),
+        Column("Metric", [(run.score, None) for run in runs], kind="text"),
+        Column("Status", [(run.status, None) for run in runs], kind="text"),
         *(Column(name, cells, "number" if name in FIRST.values() else "number extra")
           for name, cells in measured.items()),
         Column("Rank", texts("rank"), kind="number extra"),
@@ -236,15 +250,13 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
         Column("Scale", texts("scale")),
         Column("Mode", texts("mode")),
         Column("Tags", [(", ".join(map(str, run.record.get("tags") or ())), None) for run in runs]),
-        Column("Status", [(run.status, None) for run in runs], kind="text"),
         Column("Started (UTC)", [(run.record["started"][:16].replace("T", " "), None) for run in runs]),
     ]  # fmt: skip
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:
-    """A colour for each mechanism, the clearest for scored ones. After eighteen they repeat."""
-    scored = [run.mechanism for run in runs if run.quality is not None]
-    names = dict.fromkeys([*scored, *(run.mechanism for run in runs)])
+    """A colour for each mechanism, those of scored runs first. After eighteen they repeat."""
+    names = dict.fromkeys(run.mechanism for run in runs)
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
