@@ -14,7 +14,6 @@ from attnlab.tasks.base import Predicts, Restores, task_of
 
 if TYPE_CHECKING:
     from attnlab.tasks.prediction import Predictor
-    from attnlab.training.module import Module
 
 
 class Trained:
@@ -33,7 +32,7 @@ class Trained:
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
         self.task = task_of(cfg, Restores)
-        self.module: Module = self.task.restore()
+        self.module: Any = self.task.restore()
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.module.model.parameters())

@@ -10,7 +10,8 @@ from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor
 
 from attnlab.data import FilterBank, MustC, SpecAugment
-from attnlab.data.sequence_to_text import Batch, SequenceToTextData
+from attnlab.data.batch import Batch
+from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)

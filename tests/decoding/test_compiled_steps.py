@@ -15,7 +15,7 @@ from attnlab.bench.variants import LayerSteps
 from attnlab.decoding import BeamSearch, Sampling, Steps
 from attnlab.decoding.beam import READS
 from attnlab.models import T6, PrefixDecoder
-from attnlab.training.module import Compiled
+from attnlab.training.compiled import Compiled
 from tests.attention.mechanisms import EVERY, Mechanism, error
 from tests.attention.test_compiled import quick
 

@@ -15,7 +15,7 @@ from attnlab.models import LanguageModel
 from attnlab.models.build import build_model
 from attnlab.run.record import new, write
 from attnlab.tasks.base import Trains, task_of
-from attnlab.training.checkpoints import write_weights
+from attnlab.training.weights import write_weights
 from tests.attention.mechanisms import composed
 
 WORDS = WordVocabulary([*(f"w{i}" for i in range(27)), "<eos>", "<unk>"], "<eos>", "<unk>", "after")

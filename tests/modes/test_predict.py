@@ -1,6 +1,8 @@
 """The output of `mode=predict`, and its settings: a wrong one is refused before the model is read."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from attnlab.decoding import BeamSearch, Sampling
 from attnlab.errors import ConfigError, WriteError
 from attnlab.modes.predict import destination
 from attnlab.tasks.prediction import changed
+from tests.modes.conftest import TrainedRun
+from tests.modes.test_export_trained import LANGUAGE, TRANSLATION
 
 
 @pytest.mark.parametrize("name", ["o.txt", "link"])
@@ -57,3 +61,22 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
 def test_wrong_settings(search: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         changed(search, settings, "task.x")
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_used_without_lightning(trained_run: TrainedRun, tmp_path: Path) -> None:
+    """Lightning takes seconds to import."""
+    text, translation = (
+        f"checkpoint='{trained_run(*settings)[0].rename(tmp_path / settings[0])}'"
+        for settings in (LANGUAGE, TRANSLATION)
+    )
+    commands = [
+        ["mode=predict", translation, "input=a", "task.decode.beam=1"],
+        ["mode=export", translation, "format=safetensors", f"hydra.run.dir='{tmp_path}/exported'"],
+        ["mode=predict", text, "input=w3", "task.sampling.tokens=2"],
+        ["mode=generate", text, "prompt=w3", "task.sampling.tokens=2"],
+        ["mode=describe", "task=wmt16"],
+    ]
+    script = f"import sys; from attnlab.cli import run; print(list(map(run, {commands})), 'lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.endswith(f"{[0] * len(commands)} False\n"), done.stderr

@@ -18,7 +18,7 @@ from attnlab.run.job import FOREIGN
 from attnlab.run.record import write
 from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
-from attnlab.training.checkpoints import average, read_checkpoint, write_weights
+from attnlab.training.weights import average, read_checkpoint, write_weights
 from tests.tasks.conftest import Start, make
 
 Trained = tuple[Path, dict[str, Any]]

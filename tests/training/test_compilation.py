@@ -17,7 +17,7 @@ from attnlab.config.check import compose
 from attnlab.models.sequence import SequenceModel
 from attnlab.run import device
 from attnlab.tasks.base import Trains, task_of
-from attnlab.training.module import Compiled
+from attnlab.training.compiled import Compiled
 from tests.golden.runs import TEXT
 from tests.tasks.conftest import Start
 

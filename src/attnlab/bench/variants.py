@@ -23,7 +23,7 @@ from attnlab.errors import ConfigError, nearest
 from attnlab.models import PrefixDecoder
 from attnlab.models.build import build_attention, without_memory
 from attnlab.run.device import missing_compiler
-from attnlab.training.module import Compiled
+from attnlab.training.compiled import Compiled
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from attnlab.pretrained.weights import fill
 from attnlab.tasks.base import Trains, task_of
-from attnlab.training.checkpoints import check_identity
+from attnlab.training.weights import check_identity
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 

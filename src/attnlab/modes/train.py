@@ -18,9 +18,9 @@ from attnlab.run import record as records
 from attnlab.run.files import replacing_summed, verify
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Trains, task_of
-from attnlab.training.checkpoints import check_identity, read_checkpoint
 from attnlab.training.module import Module
 from attnlab.training.trainer import fit, open_loggers, process_count
+from attnlab.training.weights import check_identity, read_checkpoint
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 

@@ -323,7 +323,7 @@ class Trains(ReadsData, Restores):
     def restore(self) -> Any:
         """See :meth:`Restores.restore`."""
         from attnlab.pretrained.weights import fill
-        from attnlab.training.checkpoints import check_identity
+        from attnlab.training.weights import check_identity
 
         device = device_of(self.cfg)
         path, weights, identity = self.read_weights()
@@ -334,12 +334,12 @@ class Trains(ReadsData, Restores):
         return module.to(device).eval()
 
     @abstractmethod
-    def rebuilt(self, weights: Path) -> Module:
-        """The module with random weights, from the files of :meth:`save_files` in the run of `weights`."""
+    def rebuilt(self, weights: Path) -> Any:
+        """The model with random weights, from the files of :meth:`save_files` in the run of `weights`."""
 
     def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model."""
-        from attnlab.training.checkpoints import find_weights, read_checkpoint
+        from attnlab.training.weights import find_weights, read_checkpoint
 
         path = find_weights(Path(self.cfg.checkpoint).expanduser())
         return path, *read_checkpoint(path)

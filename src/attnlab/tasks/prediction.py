@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,9 +14,6 @@ from attnlab.config.schema import signature
 from attnlab.data.inputs import Inputs, Item, chunks
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.device import autocast, scoring_dtype
-
-if TYPE_CHECKING:
-    from attnlab.training.module import Module
 
 WINDOW = 64  # inputs that are read and put into batches together
 Search = TypeVar("Search")
@@ -32,7 +29,7 @@ class Predictor(ABC):
 
     limit: int = 1
 
-    def __init__(self, module: Module, precision: str) -> None:
+    def __init__(self, module: Any, precision: str) -> None:
         self.device = module.device
         self.dtype = scoring_dtype(precision)
 

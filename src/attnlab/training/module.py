@@ -1,15 +1,12 @@
-"""The base of all LightningModules: gradients per item of an update, seeds, errors that say where; torch.compile."""
+"""The base of all LightningModules: gradients per item of an update, seeds, errors that say where."""
 
 from __future__ import annotations
 
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
-from inspect import signature
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
@@ -26,72 +23,6 @@ from torch.optim import Optimizer
 from attnlab.callbacks.scoring import over_processes
 from attnlab.errors import TrainingError
 from attnlab.training.batch_norm import RunningStatistics, frozen_statistics
-
-COMPILED_STEPS = "on a CPU the steps of decoding"  # what every text task compiles besides
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class _Clock:
-    """Seconds in which the compiler works."""
-
-    def __init__(self) -> None:
-        self.seconds, self._began = 0.0, 0.0
-        handler = torch._dynamo.callback.callback_handler
-        handler.register_start_callback(self._start)
-        handler.register_end_callback(self._end)
-
-    def _start(self, *_: Any) -> None:
-        self._began = time.perf_counter()
-
-    def _end(self, *_: Any) -> None:
-        self.seconds += time.perf_counter() - self._began
-
-
-_clock = cache(_Clock)  # one for the process, once something is compiled
-
-
-class Compiled:
-    """Methods of modules, each compiled when it is first asked for: the model may be sharded or replaced before.
-
-    Args:
-        on: False: methods stay as they are.
-        dynamic: whether sizes are variables from the first call on; None: those that change become variables.
-    """
-
-    def __init__(self, on: bool, dynamic: bool | None = None) -> None:
-        self.on, self.dynamic = on, dynamic
-        self.methods: dict[tuple[int, str], tuple[Any, Callable[..., Any]]] = {}
-
-    def __bool__(self) -> bool:
-        """Whether anything is compiled."""
-        return self.on
-
-    def __call__(self, method: Function) -> Function:
-        """The compiled form of a bound method."""
-        if not self.on:
-            return method
-        owner: Any = method.__self__  # type: ignore[attr-defined]
-        key = id(owner), method.__name__
-        if key not in self.methods:  # with its owner, so that no other one gets the number
-            self.methods[key] = owner, torch.compile(method, dynamic=self.dynamic, **_alone())
-        return cast(Function, self.methods[key][1])
-
-    def seconds(self) -> float:
-        """For how long this process has compiled since the first call: what timings of decoding leave out; 0 if off."""
-        return _clock().seconds if self.on else 0.0
-
-    def __reduce__(self) -> tuple[type[Compiled], tuple[bool, bool | None]]:
-        """Copied and pickled without what was compiled: it belongs to the other model."""
-        return Compiled, (self.on, self.dynamic)
-
-
-def _alone() -> dict[str, Any]:
-    """Graphs of other models in the process do not count against torch's limit, beyond which it compiles nothing.
-
-    Older versions of torch lack the option: there the graphs of one process count together.
-    """
-    return {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
-
 
 TIMM_FUSED = ("adam", "adamw")  # optimizers of torch that timm makes by these names
 

@@ -37,17 +37,10 @@ from attnlab.run.device import scoring_dtype
 from attnlab.run.processes import in_submitit
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.training.batch_norm import share_statistics
-from attnlab.training.checkpoints import (
-    AtomicCheckpointIO,
-    BestAndLast,
-    EndAfterUpdate,
-    KeepSignals,
-    Resume,
-    average,
-    write_weights,
-)
+from attnlab.training.checkpoints import AtomicCheckpointIO, BestAndLast, EndAfterUpdate, KeepSignals, Resume
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 from attnlab.training.module import Module
+from attnlab.training.weights import average, write_weights
 
 log = logging.getLogger(__name__)
 

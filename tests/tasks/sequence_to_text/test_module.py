@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from attnlab.data.batch import Batch
 from attnlab.data.corpus import Utterance
-from attnlab.data.sequence_to_text import Batch
 from attnlab.decoding import BeamSearch
 from attnlab.models.sequence import SequenceModel
 from attnlab.tasks.sequence_to_text.module import SequenceToText

@@ -13,10 +13,12 @@ from attnlab.conversion.healing import Teacher
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import Decoder, LanguageModel
-from attnlab.training.module import COMPILED_STEPS, Compiled, Module
+from attnlab.tasks.restored import Continues
+from attnlab.training.compiled import COMPILED_STEPS, Compiled
+from attnlab.training.module import Module
 
 
-class LanguageModelling(Module):
+class LanguageModelling(Continues, Module):
     """Trains a model on the negative log-probability of each token.
 
     Args:
@@ -26,7 +28,6 @@ class LanguageModelling(Module):
     """
 
     counts_right = False
-    compiled_steps_part = COMPILED_STEPS
     compiled_part = f"the model with its loss, in training, validation and perplexity; {COMPILED_STEPS}"
 
     def __init__(
@@ -42,16 +43,7 @@ class LanguageModelling(Module):
         self.model: LanguageModel = model
         self.vocabulary = vocabulary
         self.label_smoothing = label_smoothing
-        self._compiled = Compiled(compile)
-
-    @property
-    def compiled_steps(self) -> Compiled | None:
-        """The compiler of decoding steps for `Sampling`, or None."""
-        return self._compiled or None
-
-    def compiled_seconds(self) -> float:
-        """Seconds of compiling in this process since the first call."""
-        return self._compiled.seconds()
+        self.compiled = Compiled(compile)
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -63,14 +55,14 @@ class LanguageModelling(Module):
         """(B, T) nats of each target, 0 at other places; (B, T) whether a target is there."""
         tokens, targets = window
         real = targets != IGNORE
-        return self._compiled(self.model.loss)(tokens, targets.clamp(min=0)).where(real, 0.0), real
+        return self.compiled(self.model.loss)(tokens, targets.clamp(min=0)).where(real, 0.0), real
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The count of right tokens is 0: an adaptive softmax has no logits."""
         if self.training and self.label_smoothing:
             tokens, targets = batch
             real = targets != IGNORE
-            both = self._compiled(self.model.target_and_mean)(tokens, targets.clamp(min=0))
+            both = self.compiled(self.model.target_and_mean)(tokens, targets.clamp(min=0))
             target, mean = (nats.where(real, 0.0).sum() for nats in both)
             smoothed = (1 - self.label_smoothing) * target + self.label_smoothing * mean
             return smoothed, target.detach(), torch.zeros_like(real.sum()), real.sum()
@@ -137,5 +129,5 @@ class Healed(LanguageModelling):
         measure = teacher.layer_errors if objective == "layers" else teacher.divergence
         tokens, targets = batch
         real = targets != IGNORE
-        loss, count = measure(self.model, tokens, self._compiled).where(real, 0.0).sum(), real.sum()
+        loss, count = measure(self.model, tokens, self.compiled).where(real, 0.0).sum(), real.sum()
         return loss, loss.detach(), torch.zeros_like(count), count

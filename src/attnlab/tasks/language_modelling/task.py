@@ -33,11 +33,13 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, cache_shape, count_parameters, identity, without_memory
 from attnlab.models.token_loss import chunk_of
-from attnlab.run.device import device_of, scoring_dtype
+from attnlab.run.device import compiles, device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.tasks.base import Predicts, TextTask, Transforms, file_of_run
 from attnlab.tasks.prediction import Predictor, Result, changed
+from attnlab.tasks.restored import RestoredDecoder
+from attnlab.training.compiled import Compiled
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -184,15 +186,19 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             weights = place / "checkpoints" if place.is_dir() else place
         return file_of_run(weights, CONVERSION, "the layers of the converted model, which its run writes")
 
-    def _module(self, vocabulary: Vocabulary, layers: Path | None = None) -> LanguageModelling:
-        """The module with random weights; `layers`: the file that describes the converted layers, if any."""
-        from attnlab.tasks.language_modelling.module import Healed, LanguageModelling
-
-        cfg, target = self.cfg, target_of(self.cfg)
+    def _with_layers(self, vocabulary: Vocabulary, layers: Path | None) -> LanguageModel:
+        """The model with random weights; `layers`: the file that describes the converted layers, if any."""
         model = self._model(vocabulary.size)
         if layers is not None:
             assert isinstance(model, Decoder)
             with_layers(model, layers)
+        return model
+
+    def _module(self, vocabulary: Vocabulary, layers: Path | None) -> LanguageModelling:
+        from attnlab.tasks.language_modelling.module import Healed, LanguageModelling
+
+        cfg, target = self.cfg, target_of(self.cfg)
+        model = self._with_layers(vocabulary, layers)
         arguments = self.module_arguments() | {
             "identity": identity(cfg, vocabulary=vocabulary.fingerprint),
             "label_smoothing": cfg.task.train.label_smoothing,
@@ -227,7 +233,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """mode=convert: convert, and save the weights as a trained run does."""
-        from attnlab.training.checkpoints import write_weights
+        from attnlab.training.weights import write_weights
 
         self.before_fit(record, directory, data, module)
         if first_process():
@@ -252,21 +258,26 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if VOCABULARY in files:
             data.run_vocabulary = read_vocabulary(files[VOCABULARY])
 
-    def restore(self) -> LanguageModelling:
+    def _restored(self, model: LanguageModel, vocabulary: Vocabulary) -> RestoredDecoder:
+        about = identity(self.cfg, vocabulary=vocabulary.fingerprint)
+        return RestoredDecoder(model, about, vocabulary=vocabulary, compiled=Compiled(compiles(self.cfg)))
+
+    def restore(self) -> RestoredDecoder:
         """Without `checkpoint=` the pretrained decoder of `model=`."""
         if self.cfg.checkpoint is not None:
-            module: LanguageModelling = super().restore()
+            module: RestoredDecoder = super().restore()
             return module
         device, data = device_of(self.cfg), self.cfg.task.data
         words: PretrainedTokens = instantiate(data.vocabulary, path="task.data.vocabulary")
-        module = self._module(words.vocabulary(data.vocab_size))
-        assert isinstance(module.model, Decoder)
-        load_original(self.cfg, module.model, None)
-        return module.to(device).eval()
+        vocabulary = words.vocabulary(data.vocab_size)
+        model = self._model(vocabulary.size)
+        assert isinstance(model, Decoder)
+        load_original(self.cfg, model, None)
+        return self._restored(model, vocabulary).to(device).eval()
 
-    def rebuilt(self, weights: Path) -> LanguageModelling:
+    def rebuilt(self, weights: Path) -> RestoredDecoder:
         vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
-        return self._module(vocabulary, self._layer_file(weights))
+        return self._restored(self._with_layers(vocabulary, self._layer_file(weights)), vocabulary)
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """The format "hf" is a Llama or a folder with modelling files, which transformers loads."""
@@ -279,7 +290,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         layers = None if path is None else read_layers(path)
         language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
 
-    def predictor(self, module: LanguageModelling, **settings: Any) -> Continuation:
+    def predictor(self, module: RestoredDecoder, **settings: Any) -> Continuation:
         return Continuation(module, self.cfg, **settings)
 
     def _score(self) -> LanguageScore:
@@ -327,7 +338,7 @@ class Continuation(Predictor):
     `task.sampling`, in place of the configured ones.
     """
 
-    def __init__(self, module: LanguageModelling, cfg: DictConfig, **settings: Any) -> None:
+    def __init__(self, module: RestoredDecoder, cfg: DictConfig, **settings: Any) -> None:
         super().__init__(module, cfg.hardware.precision)
         self.module = module
         self.sampling: Sampling = changed(

@@ -10,7 +10,8 @@ from attnlab.callbacks.scoring import Scored
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import Decoder
 from attnlab.models.token_loss import nats
-from attnlab.training.module import Compiled, Module
+from attnlab.training.compiled import Compiled
+from attnlab.training.module import Module
 
 
 class Recall(Module):

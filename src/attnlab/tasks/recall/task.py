@@ -15,6 +15,7 @@ from attnlab.models import Decoder
 from attnlab.models.build import build_model, cache_shape, identity, without_memory
 from attnlab.run.device import device_of
 from attnlab.tasks.base import TextTask
+from attnlab.tasks.restored import Restored
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -93,8 +94,8 @@ class RecallTask(TextTask):
 
         return Recall(model, identity=identity(self.cfg), **self.module_arguments())
 
-    def rebuilt(self, weights: Path) -> Recall:
-        return self._module(self.build())
+    def rebuilt(self, weights: Path) -> Restored:
+        return Restored(self.build(), identity(self.cfg))
 
     def scoring(self, directory: Path, data: RecallData, module: Recall) -> list[Callback]:
         return [self._score().quality(data)]

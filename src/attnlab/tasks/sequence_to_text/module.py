@@ -12,24 +12,25 @@ from torch.nn import functional as F
 from attnlab.attention import Cache
 from attnlab.callbacks.cost import now
 from attnlab.callbacks.scoring import Scored, update
-from attnlab.data.sequence_to_text import Batch
+from attnlab.data.batch import Batch
 from attnlab.data.text.tokenizer import Tokenizer
-from attnlab.decoding import BeamSearch, Decodable, Hypothesis
+from attnlab.decoding import BeamSearch
 from attnlab.errors import DataError
 from attnlab.metrics.text import TextMetric
 from attnlab.models import CrossDecoder, EncoderDecoder, PrefixDecoder, SpeechToText, TextToText
 from attnlab.models.sequence import TokenLosses
 from attnlab.models.token_loss import at_least_float32
-from attnlab.training.module import COMPILED_STEPS, Compiled, Module
+from attnlab.tasks.restored import Decodes
+from attnlab.training.compiled import COMPILED_STEPS, Compiled
+from attnlab.training.module import Module
 
 Model = SpeechToText | TextToText | EncoderDecoder
 
 
-class SequenceToText(Module):
+class SequenceToText(Decodes, Module):
     """Trains a model with label-smoothed cross-entropy on the text and, on request, CTC on the encoder's output.
 
     Args:
-        cache_dtype: of the caches while decoding; None: that of the encoder's output.
         classify: whether a second search finds the first token among the classes alone.
         label_smoothing: probability that the other tokens share.
         ctc_weight: of the CTC loss; 0: none.
@@ -37,7 +38,6 @@ class SequenceToText(Module):
     """
 
     model: Model
-    compiled_steps_part = COMPILED_STEPS
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SequenceToText(Module):
         self.first_right = torch.tensor(0)
         # Published smoothing spreads eps over the V - 1 other tokens, torch's over all V.
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
-        self._compiled, self._compiled_steps = Compiled(compile, dynamic=True), Compiled(compile)
+        self._compiled, self.steps = Compiled(compile, dynamic=True), Compiled(compile)
         self._decoded_tokens = 0
 
     def configure_model(self) -> None:
@@ -131,9 +131,9 @@ class SequenceToText(Module):
     def _scored(self, batch: Batch, index: list[int], search: BeamSearch) -> Scored:
         """Decode a batch.  Timed are the encoder and the free search, without the compiler's work."""
         watch = CacheWatch(self.model.decoder)
-        compiler, began = self._compiled_steps.seconds(), now(self.device)
+        compiler, began = self.steps.seconds(), now(self.device)
         best = self.decode(batch, search, self.cache_dtype, watch)
-        seconds = now(self.device) - began - (self._compiled_steps.seconds() - compiler)
+        seconds = now(self.device) - began - (self.steps.seconds() - compiler)
         constrained = [""] * len(best)
         if self.classify:
             labels = list(self.tokenizer.labels.values())
@@ -167,35 +167,6 @@ class SequenceToText(Module):
     def first_of(self, batch: Batch) -> Callable[[], str]:
         first = batch.utterances[0].id
         return lambda: first
-
-    @torch.inference_mode()
-    def decode(
-        self,
-        batch: Batch,
-        search: BeamSearch,
-        dtype: torch.dtype | None = None,
-        decoder: Decodable | None = None,
-        first: list[int] | None = None,
-    ) -> list[list[Hypothesis]]:
-        """The search's hypotheses of each utterance, best first; caches in `dtype`; `first`: what they begin with."""
-        prefix, lengths = self.model.encoder(batch.features, batch.feature_lengths)
-        return search(
-            decoder or self.model.decoder,
-            prefix,
-            lengths,
-            bos=Tokenizer.eos,
-            eos=Tokenizer.eos,
-            pad=Tokenizer.pad,
-            unk=Tokenizer.unk,
-            dtype=dtype,
-            first=first,
-            compiled=self._compiled_steps or None,
-        )
-
-    def written(self, hypotheses: list[Hypothesis]) -> tuple[str, str]:
-        """Class and detokenised text of the best hypothesis; each is empty where it has none."""
-        tokens = hypotheses[0].tokens if hypotheses else []
-        return self.tokenizer.label_of(tokens), self.tokenizer.decode(tokens)
 
 
 class DecodesValidation(SequenceToText):

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
+from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.corpus import Reader, Utterance, inspect_audio
 from attnlab.data.inputs import InputKind
-from attnlab.data.sequence_to_text import Example, Ids, collate
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import SourceText, Tokenizer
 from attnlab.decoding import BeamSearch
 from attnlab.errors import DataError
 from attnlab.tasks.prediction import Predictor, Result, changed
-
-if TYPE_CHECKING:
-    from attnlab.tasks.sequence_to_text.module import SequenceToText
+from attnlab.tasks.restored import RestoredTranslator
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ class TextPredictor(Predictor):
     `settings` are fields of `task.decode`, in place of the configured ones.
     """
 
-    def __init__(self, module: SequenceToText, cfg: DictConfig, **settings: Any) -> None:
+    def __init__(self, module: RestoredTranslator, cfg: DictConfig, **settings: Any) -> None:
         super().__init__(module, cfg.hardware.precision)
         self.module, self.limit = module, int(cfg.task.decode_max_frames)
         self.front: FilterBank | StoredFeatures | SourceText = instantiate(

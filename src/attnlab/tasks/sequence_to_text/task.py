@@ -21,8 +21,10 @@ from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
 from attnlab.run import record as records
-from attnlab.run.device import scoring_dtype
+from attnlab.run.device import compiles, scoring_dtype
 from attnlab.tasks.base import Predicts, TextTask, file_of_run
+from attnlab.tasks.restored import RestoredTranslator
+from attnlab.training.compiled import Compiled
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -173,7 +175,7 @@ class SequenceToTextTask(TextTask, Predicts):
         The size of an embedding follows from the text and is checked later.
         """
         from attnlab.pretrained.weights import check
-        from attnlab.training.checkpoints import find_weights, read_checkpoint
+        from attnlab.training.weights import find_weights, read_checkpoint
 
         with without_memory():
             encoder: nn.Module = self.build().encoder
@@ -223,7 +225,7 @@ class SequenceToTextTask(TextTask, Predicts):
             instantiate(cfg.task.decode, path="task.decode"),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             classify=cfg.task.score == "intent",
-            identity=identity(cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=ctc.fingerprint if ctc else None),
+            identity=self._identity(tokenizer, ctc),
             label_smoothing=cfg.task.train.label_smoothing,
             ctc_weight=cfg.task.train.ctc_weight,
             first_token_weight=cfg.task.train.first_token_weight,
@@ -239,11 +241,23 @@ class SequenceToTextTask(TextTask, Predicts):
         names = {"": TOKENIZER, "ctc_": CTC_TOKENIZER}
         data.run_vocabularies = {k: Tokenizer.load(files[name]) for k, name in names.items() if name in files}
 
-    def rebuilt(self, weights: Path) -> SequenceToText:
-        ctc = None
-        if self.cfg.task.train.ctc_weight:
+    def rebuilt(self, weights: Path) -> RestoredTranslator:
+        cfg, ctc = self.cfg, None
+        if cfg.task.train.ctc_weight:
             ctc = Tokenizer.load(file_of_run(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
-        return self._module(Tokenizer.load(file_of_run(weights, TOKENIZER, "the SentencePiece model")), ctc)
+        tokenizer = Tokenizer.load(file_of_run(weights, TOKENIZER, "the SentencePiece model"))
+        return RestoredTranslator(
+            self._model(tokenizer.size, None if ctc is None else ctc.size),
+            self._identity(tokenizer, ctc),
+            tokenizer=tokenizer,
+            search=instantiate(cfg.task.decode, path="task.decode"),
+            cache_dtype=scoring_dtype(cfg.hardware.precision),
+            steps=Compiled(compiles(cfg)),
+        )
+
+    def _identity(self, tokenizer: Tokenizer, ctc: Tokenizer | None) -> dict[str, Any]:
+        labels = None if ctc is None else ctc.fingerprint
+        return identity(self.cfg, vocabulary=tokenizer.fingerprint, CTC_vocabulary=labels)
 
     @property
     def input_kind(self) -> InputKind:
@@ -251,7 +265,7 @@ class SequenceToTextTask(TextTask, Predicts):
 
         return input_kind(self.cfg)
 
-    def predictor(self, module: SequenceToText, **settings: Any) -> TextPredictor:
+    def predictor(self, module: RestoredTranslator, **settings: Any) -> TextPredictor:
         from attnlab.tasks.sequence_to_text.predict import TextPredictor
 
         return TextPredictor(module, self.cfg, **settings)

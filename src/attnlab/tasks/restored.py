@@ -1,0 +1,107 @@
+"""Trained models ready to compute, without Lightning, which takes seconds to import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlab.data.batch import Batch
+from attnlab.data.text.tokenizer import Tokenizer
+from attnlab.data.text.vocabulary import Vocabulary
+from attnlab.decoding import BeamSearch, Decodable, Hypothesis
+from attnlab.training.compiled import COMPILED_STEPS, Compiled
+
+
+class Restored(nn.Module):
+    """A model without training.
+
+    Args:
+        identity: of the model, as its checkpoints store it.
+        parts: attributes by name, such as a vocabulary.
+    """
+
+    model: Any
+    compiled_steps_part = ""  # the part that torch.compile compiles
+
+    def __init__(self, model: nn.Module, identity: dict[str, Any], **parts: Any) -> None:
+        super().__init__()
+        self.identity = identity
+        self.model = model
+        for name, value in parts.items():
+            setattr(self, name, value)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+class Continues:
+    """Steps of a language model: in training and after it."""
+
+    compiled_steps_part = COMPILED_STEPS
+    vocabulary: Vocabulary
+    compiled: Compiled
+
+    @property
+    def compiled_steps(self) -> Compiled | None:
+        """The compiler of decoding steps for `Sampling`, or None."""
+        return self.compiled or None
+
+    def compiled_seconds(self) -> float:
+        """Seconds of compiling in this process since the first call."""
+        return self.compiled.seconds()
+
+
+class Decodes:
+    """Beam search of a sequence-to-text model: in training and after it.
+
+    Attributes:
+        cache_dtype: of the caches while decoding; None: that of the encoder's output.
+        steps: the compiler of decoding steps.
+    """
+
+    compiled_steps_part = COMPILED_STEPS
+    model: Any
+    tokenizer: Tokenizer
+    search: BeamSearch
+    cache_dtype: torch.dtype | None
+    steps: Compiled
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        batch: Batch,
+        search: BeamSearch,
+        dtype: torch.dtype | None = None,
+        decoder: Decodable | None = None,
+        first: list[int] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The search's hypotheses of each utterance, best first; caches in `dtype`; `first`: what they begin with."""
+        prefix, lengths = self.model.encoder(batch.features, batch.feature_lengths)
+        return search(
+            decoder or self.model.decoder,
+            prefix,
+            lengths,
+            bos=Tokenizer.eos,
+            eos=Tokenizer.eos,
+            pad=Tokenizer.pad,
+            unk=Tokenizer.unk,
+            dtype=dtype,
+            first=first,
+            compiled=self.steps or None,
+        )
+
+    def written(self, hypotheses: list[Hypothesis]) -> tuple[str, str]:
+        """Class and detokenised text of the best hypothesis; each is empty where it has none."""
+        tokens = hypotheses[0].tokens if hypotheses else []
+        return self.tokenizer.label_of(tokens), self.tokenizer.decode(tokens)
+
+
+class RestoredDecoder(Continues, Restored):
+    """A language model with its `vocabulary`."""
+
+
+class RestoredTranslator(Decodes, Restored):
+    """A sequence-to-text model with its `tokenizer` and its `search`."""
