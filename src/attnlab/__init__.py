@@ -7,8 +7,24 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # of `typing`, which would be imported before the command line can be interrupted in silence
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
+    from attnlab.launch import Run, sweep, train
     from attnlab.trained import Trained
+
+__all__ = ["Run", "load", "sweep", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from attnlab import launch  # takes half a second to import
+
+    return getattr(launch, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Trained:
