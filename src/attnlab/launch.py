@@ -20,7 +20,7 @@ from attnlab.run.store import near
 from attnlab.run.sweep import listed
 
 if TYPE_CHECKING:
-    from attnlab.trained import Trained
+    from attnlab.trained import Model
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class Run:
             return values
         raise DataError(f"{self.directory / records.RECORD}: no record that can be read; has the run begun?")
 
-    def load(self, *settings: str) -> Trained:
+    def load(self, *settings: str) -> Model:
         """Load the trained model, see :func:`attnlab.load`."""
         from attnlab import load
 
