@@ -311,7 +311,12 @@ def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:
 
 
 class Classification(Predictor):
-    """The most probable class as `prediction`, and as `classes` the `top` ones with their probabilities."""
+    """The most probable class as `prediction`, and as `classes` the `top` ones with their probabilities.
+
+    Args:
+        names: of the classes, in the order of the logits.
+        transform: from a PIL image in RGB to (3, H, W).
+    """
 
     def __init__(
         self,
