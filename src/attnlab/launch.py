@@ -79,9 +79,8 @@ def train(*settings: str) -> Run:
         AttnlabError: the run has failed.
 
     Example:
-        >>> run = attnlab.train("task=recall", "attention=mtla", "hardware=cpu")  # doctest: +SKIP
-        >>> run.record["quality"]["accuracy"]  # doctest: +SKIP
-        0.97
+        >>> run = attnlab.train("task=wikitext2", "attention=mtla", "stride=2")
+        >>> run.record["quality"]["perplexity"], run.directory
     """
     checked = check(settings, loading.load)
     if checked.line.multirun:
@@ -109,8 +108,8 @@ def sweep(*settings: str) -> list[Run]:
         AttnlabError: no job has finished.
 
     Example:
-        >>> for run in attnlab.sweep("task=recall", "attention=mha,mtla"):  # doctest: +SKIP
-        ...     print(run.record["attention"], run.record["quality"])
+        >>> for run in attnlab.sweep("task=wikitext2", "attention=mha,mtla"):
+        ...     print(run.record["attention"], run.record["quality"]["perplexity"])
     """
     checked = check(settings if "-m" in settings else ["-m", *settings], loading.load)
     directory = checked.directory.absolute()
