@@ -1,22 +1,77 @@
-"""A trained model, loaded from its run directory alone."""
+"""A trained model, loaded from its run directory or from an exported folder alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from omegaconf import DictConfig
 
-from attnlab.data.inputs import Inputs
+from attnlab.data.corpus import read_json
+from attnlab.data.inputs import InputKind, Inputs, Item, items_of
+from attnlab.decoding import Sampling
+from attnlab.errors import ConfigError, DataError
+from attnlab.pretrained import hub
 from attnlab.run.record import mechanism_of
 from attnlab.tasks.base import Predicts, Restores, task_of
+from attnlab.tasks.prediction import Predictor, Result, changed
 
 if TYPE_CHECKING:
-    from attnlab.tasks.prediction import Predictor
+    from attnlab.training.module import Module
 
 
-class Trained:
+class Model(ABC):
+    """A model with weights that predicts."""
+
+    @property
+    @abstractmethod
+    def input_kind(self) -> InputKind:
+        """The kind of the inputs."""
+
+    @abstractmethod
+    def predictor(self, **settings: Any) -> Predictor:
+        """The predictor of new inputs; `settings` as for :meth:`predict`."""
+
+    def predict(self, inputs: Any, **settings: Any) -> Any:
+        """Compute the output of the model for new inputs.
+
+        Args:
+            inputs: one input, or several in a list or dataset. A dataset has inputs as below, tuples that begin with
+                one, or rows (dicts) as `datasets` gives.
+
+                - Speech: a file or folder, or (samples, rate) with samples (T,) or (channels, T).
+                - Images: a file or folder, a PIL image, or a tensor (3, H, W) of uint8 or of floats in [0, 1].
+                - Text: a str is a text; a Path is a .txt file with a text in each line or a .jsonl file with an object
+                  in each. A language model also takes a tensor (T,) of ids.
+            settings: of decoding, in place of the run's: `beam=1` and other arguments of BeamSearch, of a language
+                model `tokens=20`, `temperature=0` and other arguments of Sampling, of images `top=3`.
+
+        Returns:
+            A dict for one input; a list of dicts for a folder, a file of lines or objects, and several inputs.
+            `prediction` is the text (a translation, transcript, summary or continuation) or the most probable class.
+            Understanding adds `intent`; images add `classes`, a list of {"class": name, "probability": p}, the most
+            probable first. Keys of JSON objects and of rows stay.
+
+        Raises:
+            ConfigError: there is no such setting.
+            DataError: an input is missing, empty or not of the kind that the model reads.
+        """
+        kind, one = self.input_kind, is_one(inputs)
+        items: Iterable[Item]
+        if one:
+            items = items_of(inputs, kind)
+            one = not isinstance(items, Inputs) or items.form == "one"
+        else:
+            values = inputs if isinstance(inputs, Iterable) else map(inputs.__getitem__, range(len(inputs)))
+            items = (item for value in values for item in items_of(value, kind))
+        rows = [item.fields | result for item, result in self.predictor(**settings).results(items)]
+        return rows[0] if one else rows
+
+
+class Trained(Model):
     """The model of a run, ready to compute. :func:`attnlab.load` makes it.
 
     Attributes:
@@ -39,33 +94,127 @@ class Trained:
         mechanism = mechanism_of(self.cfg.choices)
         return f"Trained(task={self.cfg.task.name}, attention={mechanism}, parameters={count:,})"
 
+    @property
+    def input_kind(self) -> InputKind:
+        return task_of(self.cfg, Predicts).input_kind
+
     def predictor(self, **settings: Any) -> Predictor:
-        """The predictor of new inputs; `settings` as for :meth:`predict`."""
         return task_of(self.cfg, Predicts).predictor(self.module, **settings)
 
-    def predict(self, inputs: str | Path | Sequence[str | Path], **settings: Any) -> Any:
-        """Compute the output of the model for new inputs.
 
-        Args:
-            inputs: one input or several. Of speech and images, files or folders. Of text, a str is a text, and a Path
-                is a .txt file with a text in each line or a .jsonl file with an object in each.
-            settings: of decoding, in place of the run's: `beam=1` and other arguments of BeamSearch, of a language
-                model `tokens=20`, `temperature=0` and other arguments of Sampling, of images `top=3`.
+class ExportedText(Model):
+    """A language model of an exported folder. :func:`attnlab.load` makes it. No code of the folder is run.
 
-        Returns:
-            A dict for one text or file; a list of dicts for a folder, a file of lines or objects, and several inputs.
-            `prediction` is the text (a translation, transcript, summary or continuation) or the most probable class.
-            Understanding adds `intent`; images add `classes`, a list of {"class": name, "probability": p}, the most
-            probable first. Keys of JSON objects stay.
+    Attributes:
+        model: of a class of transformers, in evaluation mode.
+        tokenizer: that of the folder, or None.
 
-        Raises:
-            ConfigError: there is no such setting.
-            DataError: an input is missing, empty or not of the kind that the model reads.
-        """
-        values: Any = inputs
-        several = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
-        kind = task_of(self.cfg, Predicts).input_kind
-        parts = [Inputs(value, kind) for value in (values if several else [values])]
-        items = [item for part in parts for item in part]
-        results = [item.fields | result for item, result in self.predictor(**settings).results(items)]
-        return results if several or parts[0].form != "one" else results[0]
+    Raises:
+        ConfigError: the model has a class of its own, or transformers is not installed.
+    """
+
+    input_kind = InputKind("text", (), ("text", "prompt", "input"))
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        library, kind = hub.transformers(), hub.transformers().AutoModelForCausalLM
+        if config["model_type"] == "attnlab":
+            from attnlab.export.modeling_attnlab import CLASSES, AttnlabForCausalLM
+
+            kind, names = AttnlabForCausalLM, {part["class"] for part in (config["model"], *config["mechanisms"])}
+            if own := sorted(names - CLASSES.keys()):
+                raise ConfigError(f"{folder}: {own[0]} is no class of attnlab; transformers loads this folder")
+        self.folder, self.tokenizer = folder, None
+        self.model = kind.from_pretrained(folder).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        if (folder / "tokenizer_config.json").is_file():
+            self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder)
+
+    def __repr__(self) -> str:
+        return f"ExportedText({self.folder}, {type(self.model).__name__})"
+
+    def predictor(self, **settings: Any) -> Predictor:
+        return Generation(self.model, self.tokenizer, **settings)
+
+
+class Generation(Predictor):
+    """The continuation of a text as `prediction`, by `generate` of transformers. `settings`: fields of `Sampling`."""
+
+    def __init__(self, model: Any, tokenizer: Any, **settings: Any) -> None:
+        super().__init__(model, "32-true")
+        self.model, self.tokenizer, self.sampling = model, tokenizer, changed(Sampling(), settings, "predict")
+
+    def read(self, value: Any) -> list[int]:
+        if isinstance(value, str) and self.tokenizer is None:
+            raise DataError("the exported folder has no tokenizer; give a tensor of ids")
+        ids: list[int] = self.tokenizer(value).input_ids if isinstance(value, str) else torch.as_tensor(value).tolist()
+        return ids
+
+    def size(self, prepared: list[int]) -> int:
+        return len(prepared)
+
+    def predict(self, batch: list[list[int]]) -> list[Result]:
+        return [{"prediction": self._continued(ids)} for ids in batch]
+
+    def _continued(self, ids: list[int]) -> str | list[int]:
+        sampling = self.sampling
+        options: dict[str, Any] = {"do_sample": False}
+        if sampling.temperature:
+            options = {"do_sample": True, "temperature": sampling.temperature}
+            options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
+        prompt = torch.tensor([ids], device=self.device)
+        mask = torch.ones_like(prompt)
+        with torch.random.fork_rng():
+            torch.manual_seed(sampling.seed)
+            row = self.model.generate(prompt, attention_mask=mask, max_new_tokens=sampling.tokens, **options)[0]
+        new: list[int] = row[len(ids) :].tolist()
+        return new if self.tokenizer is None else str(self.tokenizer.decode(new))
+
+
+class ExportedImages(Model):
+    """An image classifier of an exported folder. :func:`attnlab.load` makes it.
+
+    Attributes:
+        model: of timm, in evaluation mode.
+        classes: names in the order of the outputs.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        from timm import create_model
+
+        self.folder, self.classes = folder, config["label_names"]
+        model = create_model(f"local-dir:{folder}", pretrained=True)
+        self.model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def __repr__(self) -> str:
+        return f"ExportedImages({self.folder}, {len(self.classes)} classes)"
+
+    @property
+    def input_kind(self) -> InputKind:
+        from attnlab.tasks.image_classification.task import INPUT
+
+        return INPUT
+
+    def predictor(self, **settings: Any) -> Predictor:
+        from timm.data import create_transform, resolve_model_data_config
+
+        from attnlab.tasks.image_classification.task import Classification
+
+        transform: Any = create_transform(**resolve_model_data_config(self.model))
+        return Classification(self.model, self.classes, transform, **settings)
+
+
+def exported(folder: Path) -> ExportedText | ExportedImages:
+    """The model of a folder that mode=export wrote. ConfigError: the folder has no model of transformers or timm."""
+    config = read_json(folder / "config.json")
+    if "architecture" in config:
+        return ExportedImages(folder, config)
+    if "architectures" in config:
+        return ExportedText(folder, config)
+    raise ConfigError(f"{folder}: no model of transformers or timm; to use plain weights, load their run directory")
+
+
+def is_one(value: Any) -> bool:
+    """Whether a value is one input: a text, path, row, array, image, or recording with its rate."""
+    if isinstance(value, tuple):
+        return len(value) == 2 and isinstance(value[1], int | float)
+    array = any(hasattr(value, name) for name in ("__array__", "__array_interface__"))
+    return array or isinstance(value, str | bytes | Path | Mapping)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .documentation import arguments, complete
 from .ops.tables import transformed
 
 
@@ -37,9 +38,11 @@ class Cache(ABC):
         capacity: maximum number of text positions.
         prefix_capacity: maximum number of prefix positions.
         static_length: `length` on the device, (1,) int64, if the cache is static; else None.
+        numbers_per_token: cached elements per position in the limit of long sequences.
     """
 
     made_by: tuple[str, int] | None = None
+    numbers_per_token: float = 0
     length: int = 0
     static_length: Tensor | None = None
     beam: int = 1
@@ -55,6 +58,11 @@ class Cache(ABC):
     def rows(self) -> int:
         """Number of rows B."""
         return self.buffers()[0].shape[0]
+
+    def __repr__(self) -> str:
+        size = f"{self.numbers_per_token:g} numbers per token" if self.numbers_per_token else "a fixed size"
+        positions = f"positions={self.length} of {self.capacity}"
+        return f"{type(self).__name__}(batch={self.rows}, {positions}, {size}, {self.nbytes / 1024:,.1f} KiB)"
 
     def __copy__(self) -> Self:
         return copy.deepcopy(self)  # steps write in place: shared buffers would mix two continuations
@@ -146,6 +154,15 @@ class Attention(nn.Module, ABC):
     reads_prefix: bool = True
     cache_type: type[Cache]
 
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        complete(cls)
+
+    def extra_repr(self) -> str:
+        """The arguments that the module has as attributes."""
+        values = {name: vars(self)[name] for name in arguments(type(self)) if name in vars(self)}
+        return ", ".join(f"{name}={value}" for name, value in values.items() if isinstance(value, int | float | str))
+
     def forward(
         self,
         x: Tensor,
@@ -218,7 +235,7 @@ class Attention(nn.Module, ABC):
         like = next(self.parameters()).new_empty(0, dtype=dtype, device=device)
         build: type = self.cache_type
         cache: Cache = build(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
-        cache.made_by = self.makes
+        cache.made_by, cache.numbers_per_token = self.makes, self.cache_elements_per_token
         return cache
 
     @property

@@ -1,6 +1,6 @@
 """The inputs of `input=`: a text, a file, a folder, or a file with one input in each line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -31,13 +31,18 @@ class InputKind:
 
 @dataclass(frozen=True)
 class Item:
-    """One input: a text or the path of a file, and `fields`, the JSON object that holds it, or nothing.
+    """One input, and `fields`, the row that holds it, or nothing.
 
-    The text is blank where a line of a file is blank.
+    `value` is a text, the path of a file or, from Python, an object.
     """
 
-    value: str
+    value: Any
     fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def blank(self) -> bool:
+        """Whether it is a blank line of a file."""
+        return isinstance(self.value, str) and not self.value.strip()
 
 
 class Inputs:
@@ -117,6 +122,20 @@ class Inputs:
             if not Path(value).is_file():
                 raise DataError(f"{row.where}: {value}: no such file")
         return Item(value, row.values)
+
+
+def items_of(value: Any, kind: InputKind) -> "Inputs | list[Item]":
+    """The inputs that a value of Python names: a text or path, a row of a dataset, or an object of the kind itself.
+
+    DataError: a row has none of the kind's keys.
+    """
+    if isinstance(value, str | Path):
+        return Inputs(value, kind)
+    if not isinstance(value, Mapping) or "array" in value:  # a recording as `datasets` decodes it
+        return [Item(value)]
+    if key := next((key for key in kind.keys if key in value), None):
+        return [Item(value[key], dict(value))]
+    raise DataError(f"a row has the keys {', '.join(map(str, value))}; expected one of {', '.join(kind.keys)}")
 
 
 def chunks(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

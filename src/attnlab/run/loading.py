@@ -7,6 +7,7 @@ of this package or one of a YAML file of the configuration.
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -273,5 +274,6 @@ class _Loading:
         """The directory of the job: that of the run if it continues unchanged, else a new one."""
         if self.key == "resume" and not changed:
             return str(self.run)
-        stamp, name = os.environ.get("ATTNLAB_STAMP", "run"), mechanism_of(cfg.choices)
+        stamp = os.environ.get("ATTNLAB_STAMP") or datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
+        name = mechanism_of(cfg.choices)
         return f"outputs/{cfg.choices.task}/{cfg.choices.compress if name == 'none' else name}/{stamp}"

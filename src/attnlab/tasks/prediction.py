@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from attnlab.config.nodes import require
 from attnlab.config.schema import signature
-from attnlab.data.inputs import Inputs, Item, chunks
+from attnlab.data.inputs import Item, chunks
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.device import autocast, scoring_dtype
 
@@ -29,13 +30,16 @@ class Predictor(ABC):
 
     limit: int = 1
 
-    def __init__(self, module: Any, precision: str) -> None:
-        self.device = module.device
+    def __init__(self, module: nn.Module, precision: str) -> None:
+        self.device = next(module.parameters()).device
         self.dtype = scoring_dtype(precision)
 
     @abstractmethod
-    def read(self, value: str) -> Any:
-        """An input, a text or the path of a file, prepared for the model.  DataError: it cannot be used."""
+    def read(self, value: Any) -> Any:
+        """An input, prepared for the model: a text, the path of a file, or an object as in `Trained.predict`.
+
+        DataError: it cannot be used.
+        """
 
     @abstractmethod
     def size(self, prepared: Any) -> int:
@@ -49,10 +53,10 @@ class Predictor(ABC):
         """A result in one line of text."""
         return " ".join(str(result["prediction"]).split())
 
-    def results(self, items: Inputs | Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    def results(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Each input with its result, in the order of the inputs. The prediction of a blank line is empty."""
         for chunk in chunks(iter(items), WINDOW):
-            prepared = {i: self.read(item.value) for i, item in enumerate(chunk) if item.value.strip()}
+            prepared = {i: self.read(item.value) for i, item in enumerate(chunk) if not item.blank}
             order = sorted(prepared, key=lambda i: -self.size(prepared[i]))
             results: dict[int, Result] = {i: {"prediction": ""} for i in range(len(chunk)) if i not in prepared}
             while order:

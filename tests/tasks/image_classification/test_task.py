@@ -13,6 +13,8 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
 
 import attnlab
 from attnlab.compression import load
@@ -100,7 +102,7 @@ def assert_tested(start: Start, tmp_path: Path, run: Path, quality: dict[str, An
 def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None:
     """A copy of the run, without the training images and without a cache, names the classes that the run named."""
     (tmp_path / "elsewhere").mkdir()
-    model = attnlab.load(copytree(directory, tmp_path / "elsewhere" / "run"), f"cache_dir='{tmp_path / 'empty'}'")
+    model: Any = attnlab.load(copytree(directory, tmp_path / "elsewhere" / "run"), f"cache_dir='{tmp_path / 'empty'}'")
     with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
         rows = {row["source"]: row["hypothesis"] for row in csv.DictReader(file, delimiter="\t")}
     (places,) = images.rglob("val")
@@ -110,6 +112,14 @@ def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None
     probabilities = [choice["probability"] for choice in alone["classes"]]
     assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True) and sum(probabilities) < 1
     assert len(results[0]["classes"]) == 5 and alone["classes"][0]["class"] == alone["prediction"]
+    labelled = ImageFolder(places)  # a Dataset of (image, label)
+    assert [result["prediction"] for result in model.predict(labelled)] == [rows[name] for name in sorted(rows)]
+    picture, expected = labelled[0][0], model.predict(labelled.imgs[0][0])
+    row = {"image": picture, "label": 1}
+    assert model.predict(picture) == model.predict(pil_to_tensor(picture)) == expected
+    assert model.predict(row) == row | expected
+    with pytest.raises(DataError, match="^not an image: "):
+        model.predict(torch.zeros(7))
     with pytest.raises(DataError, match=r"classes\.json: cannot be decoded as an image"):
         model.predict(directory / "classes.json")
     (tmp_path / "elsewhere" / "run" / "classes.json").write_text("[1]")

@@ -376,7 +376,7 @@ def test_predicting_on_the_command_line(
 def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """A copy of the run continues texts without the corpus and without a cache, as mode=generate does."""
     OmegaConf.save(start()[0], copytree(trained[0], tmp_path / "run") / "config.yaml")
-    model = attnlab.load(tmp_path / "run", f"cache_dir='{tmp_path / 'empty'}'", "task.sampling.temperature=0")
+    model: Any = attnlab.load(tmp_path / "run", f"cache_dir='{tmp_path / 'empty'}'", "task.sampling.temperature=0")
     word = markov.Source().words[0]
     cfg, record = start(
         "mode=generate", f"checkpoint='{trained[0]}'", f"prompt='{word}'", "task.sampling.temperature=0"
@@ -384,6 +384,8 @@ def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, An
     generate.run(cfg, record, None)
     assert model.predict(word) == {"prediction": record["generation"]["text"]}
     assert model.predict([word, f"{word} {word}"], tokens=3)[0] == model.predict(word, tokens=3)
+    ids = torch.tensor(model.module.vocabulary.ids(word))
+    assert model.predict(ids) == model.predict(word)
     (tmp_path / "texts.jsonl").write_text(json.dumps({"n": 1, "text": word}) + "\n\n")
     assert model.predict(tmp_path / "texts.jsonl") == [{"n": 1, "text": word} | model.predict(word)]
     with pytest.raises(DataError, match="the word 'nonsense' is not in the vocabulary"):

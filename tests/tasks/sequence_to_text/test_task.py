@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from attnlab.data import AMI, SLURP, MustC
 from attnlab.data.corpus import Segment
 from attnlab.data.inputs import Item
 from attnlab.data.sequence_to_text import SequenceToTextData
+from attnlab.errors import DataError
 from attnlab.modes import test, train
 from attnlab.run.loading import load
 from attnlab.run.record import new
@@ -179,7 +181,7 @@ def test_a_whole_run_and_its_checkpoint(task: str, roots: dict[str, Path], cache
 def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     """The run, moved, without corpus and cache: inputs of its test set are decoded as the run decoded them."""
     (tmp_path / "run").rename(tmp_path / "moved")
-    model = attnlab.load(tmp_path / "moved", f"cache_dir='{tmp_path / 'empty'}'", "data_root=null")
+    model: Any = attnlab.load(tmp_path / "moved", f"cache_dir='{tmp_path / 'empty'}'", "data_root=null")
     assert model.cfg.task.data.root is None and model.cfg.hardware.accelerator == "auto"
     count = sum(parameter.numel() for parameter in model.module.model.parameters())
     assert repr(model) == f"Trained(task={task}, attention={model.cfg.choices.attention}, parameters={count:,})"
@@ -198,6 +200,15 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     assert all(result.get("intent", "count_up") in ("count_up", "count_down") for result in results)
     alone = model.predict(inputs[0], beam=1)
     assert alone == model.predict([inputs[1], inputs[0]], beam=1)[1]
+    if task in ("mustc", "slurp"):
+        samples, rate = soundfile.read(inputs[0], dtype="int16")
+        channels = torch.from_numpy(samples / 2**15).expand(2, -1)
+        for value in ((samples, rate), (channels, rate), {"array": samples, "sampling_rate": rate, "path": None}):
+            assert model.predict(value, beam=1) == alone
+        row = {"audio": (samples, rate), "n": 1}
+        assert model.predict([row, (samples, rate, "label")], beam=1) == [row | alone, alone]
+        with pytest.raises(DataError, match=r"^not a recording .*; expected a path, or \(samples, rate\)"):
+            model.predict(channels)
     if task == "wmt16":  # the test set is scored with the run's own vocabulary, also that of another corpus
         where = [f"data_root='{root}'", f"cache_dir='{tmp_path / 'fresh'}'"]
         cfg = check(["mode=test", f"checkpoint='{tmp_path / 'moved'}'", *where], load).jobs[0]

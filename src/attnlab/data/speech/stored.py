@@ -64,22 +64,26 @@ class StoredFeatures:
         """
         return len(self._array(path))
 
-    def __call__(self, path: Path) -> Array:
-        """(T, F) or (T, L, F) float32 of a file: .npy, or .mfc.  DataError: see `frames`, or NaN."""
-        features = np.array(self._array(path), dtype=np.float32)
+    def __call__(self, source: Path | npt.NDArray[Any]) -> Array:
+        """(T, F) or (T, L, F) float32 of a .npy or .mfc file, or of its values.  DataError: see `frames`, or NaN."""
+        features = np.array(self._array(source), dtype=np.float32)
         if not np.isfinite(features).all():
-            raise DataError(f"{path}: contains NaN or infinity; expected finite values")
+            where = source if isinstance(source, Path) else "features"
+            raise DataError(f"{where}: contains NaN or infinity; expected finite values")
         parts = [features]
         for _ in range(self.deltas):
             parts.append(slopes(parts[-1]))
         features = np.concatenate(parts, axis=1)
         return utterance_cmvn(features) if self.normalize else features
 
-    def _array(self, path: Path) -> npt.NDArray[Any]:
+    def _array(self, source: Path | npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The values of a file, not read yet."""
+        path = Path("features") if isinstance(source, np.ndarray) else source
         with reading(path, "a feature file; delete a damaged one and write it again"):
-            if path.suffix == ".npy":
-                array: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+            if isinstance(source, np.ndarray):
+                array = source
+            elif path.suffix == ".npy":
+                array = np.lib.format.open_memmap(path, mode="r")
             else:
                 count = int(np.fromfile(path, ">i4", 1)[0])
                 if path.stat().st_size != 4 + 4 * count or count % self.columns:

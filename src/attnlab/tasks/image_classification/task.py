@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from timm.data import Mixup
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torchvision.transforms.functional import to_pil_image
 
 from attnlab.callbacks.cost import Memory, ScoringSpeed
 from attnlab.callbacks.scoring import PredictionsFile, Quality
@@ -178,7 +179,9 @@ class ImageClassificationTask(Predicts, Compresses):
         return self._module(read_classes(file_of_run(weights, CLASSES_FILE, "the names of the classes")))
 
     def predictor(self, module: ImageClassification, **settings: Any) -> Classification:
-        return Classification(module, self.cfg, **settings)
+        data: ImageData = instantiate(self.cfg.task.data, path="task.data")
+        usual = data.transform(), data.eval_batch_size, self.cfg.hardware.precision
+        return Classification(module, module.classes, *usual, **settings)
 
     def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
         """A folder of timm in either format: plain weights, a config, and the names of the classes."""
@@ -308,18 +311,36 @@ def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:
 
 
 class Classification(Predictor):
-    """The most probable class as `prediction`, and as `classes` the `top` ones with their probabilities."""
+    """The most probable class as `prediction`, and as `classes` the `top` ones with their probabilities.
 
-    def __init__(self, module: ImageClassification, cfg: DictConfig, top: int = 5) -> None:
-        super().__init__(module, cfg.hardware.precision)
-        self.module, self.names, self.top = module, module.classes, min(top, len(module.classes))
-        data: ImageData = instantiate(cfg.task.data, path="task.data")
-        self.transform, self.limit = data.transform(), data.eval_batch_size
+    Args:
+        names: of the classes, in the order of the logits.
+        transform: from a PIL image in RGB to (3, H, W).
+    """
 
-    def read(self, value: str) -> Tensor:
-        with image(value) as opened:
-            prepared: Tensor = self.transform(opened.convert("RGB"))
-        return prepared
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        transform: Callable[[Any], Tensor],
+        limit: int = 32,
+        precision: str = "32-true",
+        top: int = 5,
+    ) -> None:
+        super().__init__(module, precision)
+        self.module, self.names, self.transform, self.limit = module, names, transform, limit
+        self.top = min(top, len(names))
+
+    def read(self, value: Any) -> Tensor:
+        value = value[0] if isinstance(value, tuple) else value  # an item of a dataset: (image, label)
+        if isinstance(value, str | Path):
+            with image(value) as opened:
+                return self.transform(opened.convert("RGB"))
+        try:
+            picture = value if isinstance(value, Image.Image) else to_pil_image(value)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"not an image: {error}; expected a PIL image or a tensor (3, H, W)") from error
+        return self.transform(picture.convert("RGB"))
 
     def size(self, prepared: Tensor) -> int:
         return 1

@@ -345,10 +345,11 @@ class Continuation(Predictor):
             instantiate(cfg.task.sampling, path="task.sampling"), settings, "task.sampling"
         )
 
-    def read(self, value: str) -> list[int]:
-        ids = [self.module.vocabulary.end, *self.module.vocabulary.ids(value)]
+    def read(self, value: Any) -> list[int]:
+        ids = self.module.vocabulary.ids(value) if isinstance(value, str) else torch.as_tensor(value).flatten().tolist()
+        ids = [self.module.vocabulary.end, *ids]
         if wrong := self.too_long(ids):
-            raise DataError(f"{value[:40]!r}: {wrong}")
+            raise DataError(f"{str(value)[:40]!r}: {wrong}")
         return ids
 
     def too_long(self, ids: list[int]) -> str | None:

@@ -53,14 +53,14 @@ class TextPredictor(Predictor):
         self.search: BeamSearch = changed(module.search, settings | {"unknown": False}, "task.decode")
         self.classes = list(module.tokenizer.labels.values()) or None
 
-    def read(self, value: str) -> Array | Ids:
+    def read(self, value: Any) -> Array | Ids:
         match self.front:
             case FilterBank():
-                path = Path(value)
-                rate, samples = check_audio(path)
-                return self.front(read_waveform(path, 0, samples), rate)
+                return self.front(*recording(value))
             case StoredFeatures():
-                return self.front(Path(value))
+                return self.front(Path(value) if isinstance(value, str) else np.asarray(value))
+        if not isinstance(value, str):
+            raise DataError(f"expected a text, not {type(value).__name__}")
         inputs = self.front.texts([self.reader.plain(value)], self.module.tokenizer)
         if inputs.truncated:
             log.warning("%r ...: cut to its first %d pieces", value[:30], self.front.max_tokens)
@@ -82,6 +82,32 @@ class TextPredictor(Predictor):
 
     def shown(self, result: Result) -> str:
         return "\t".join([*([result["intent"]] if "intent" in result else []), super().shown(result)])
+
+
+def recording(value: Any) -> tuple[Array, int]:
+    """Samples, (samples,) float32 in [-1, 1), and their rate, of a file or an object.
+
+    Args:
+        value: the path of a file, (samples, rate, ...), or {"array": samples, "sampling_rate": rate}. The shorter of
+            two axes is that of the channels; integers are scaled by their largest value.
+
+    Raises:
+        DataError: the file cannot be read, or the object is no recording.
+    """
+    if isinstance(value, str | Path):
+        rate, count = check_audio(Path(value))
+        return read_waveform(Path(value), 0, count), rate
+    try:
+        samples, rate = value[:2] if isinstance(value, tuple | list) else (value["array"], value["sampling_rate"])
+        array = np.asarray(samples)
+        if array.dtype.kind == "i":
+            array = array / -float(np.iinfo(array.dtype).min)
+        array = array.mean(int(np.argmin(array.shape))) if array.ndim == 2 else array
+        if array.ndim != 1 or not array.size or array.dtype.kind != "f":
+            raise ValueError(f"samples of shape {array.shape}")
+        return array.astype(np.float32), int(rate)
+    except (TypeError, ValueError, LookupError) as error:
+        raise DataError(f"not a recording ({error}); expected a path, or (samples, rate)") from error
 
 
 def check_audio(path: Path) -> tuple[int, int]:
