@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -18,9 +18,6 @@ from attnlab.pretrained import hub
 from attnlab.run.record import mechanism_of
 from attnlab.tasks.base import Predicts, Restores, task_of
 from attnlab.tasks.prediction import Predictor, Result, changed
-
-if TYPE_CHECKING:
-    from attnlab.training.module import Module
 
 
 class Model(ABC):
