@@ -223,9 +223,7 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def plot_curves(directory: Path) -> Path | None:
-    """Write curves.png into a run directory; None if nothing was logged."""
-    import pandas as pd
-
+    """Write curves.png into a run directory; None if nothing was logged. Pandas, slow to import, is not needed."""
     rows = [
         (title, name, 0, *point)
         for title, patterns in LOGGED.items()
@@ -236,7 +234,7 @@ def plot_curves(directory: Path) -> Path | None:
     if not rows:
         return None
     path = directory / "curves.png"
-    write_bytes(path, png(draw_together(pd.DataFrame(rows, columns=CURVES))))
+    write_bytes(path, png(draw_rows(rows)))
     return path
 
 
@@ -256,16 +254,23 @@ def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.D
 
 
 def draw_together(data: pd.DataFrame, title: str = "") -> Figure:
+    """Draw the table CURVES by :func:`draw_rows`."""
+    return draw_rows(list(data[CURVES].itertuples(index=False, name=None)), title)
+
+
+def draw_rows(rows: Sequence[tuple[Any, ...]], title: str = "") -> Figure:
     """Draw a panel for each metric of CURVES, a line for each run and seed, a colour for each run, and names below."""
-    names, runs = list(data["panel"].unique()), list(data["run"].unique())
-    page, [row] = panels(1, len(names), (1 + 4.4 * len(names), 4))
-    for axes, name in zip(row, names, strict=True):
-        for (run, _), line in data[data["panel"] == name].groupby(["run", "seed"], sort=False):
+    lines: dict[Any, dict[Any, list[tuple[float, float]]]] = {}  # by panel; by run and seed
+    for panel, run, seed, update, value in rows:
+        lines.setdefault(panel, {}).setdefault((run, seed), []).append((float(update), float(value)))
+    runs = list(dict.fromkeys(row[1] for row in rows))
+    page, [row] = panels(1, len(lines), (1 + 4.4 * len(lines), 4))
+    for axes, (name, curves) in zip(row, lines.items(), strict=True):
+        for (run, _), points in curves.items():
             number = runs.index(run)
-            points = line[["update", "value"]].astype(float).sort_values(["update", "value"])
             style = STYLES[number // 10 % len(STYLES)]
-            axes.plot(points["update"], points["value"], style, color=f"C{number % 10}", linewidth=1.1, label=run,
-                      marker="." if len(line) < FEW else None)  # fmt: skip
+            axes.plot(*zip(*sorted(points), strict=True), style, color=f"C{number % 10}", linewidth=1.1, label=run,
+                      marker="." if len(points) < FEW else None)  # fmt: skip
         plain(axes, xlabel="update", ylabel=name)
     page.suptitle(title, fontsize=10)
     name_below(page)
