@@ -1,4 +1,4 @@
-"""Vision transformers of timm."""
+"""Vision transformers of timm, which is imported with the first one: other families do without."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Annotated, Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before timm)
 
-import timm
 from annotated_types import Ge
-from timm.layers import Mlp
-from timm.layers.attention import Attention
 from torch import nn
 
 from attnlab.config.bounds import Layers, Rate, Size
@@ -58,6 +55,8 @@ class Timm(Family):
         return None if patches is None else int(patches) + int(getattr(model, "num_prefix_tokens", 0))
 
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
+        import timm
+
         if not timm.is_model(name.partition(".")[0]):
             near = nearest(name, timm.list_models(["vit_*", "deit*"]))
             raise ConfigError(f"task.model.name={name}: timm has no such model{near}")
@@ -78,6 +77,8 @@ class Timm(Family):
         if path := files.find(source):
             files.fill(model, path, files.read(path))
             return
+        import timm
+
         try:
             published = timm.get_pretrained_cfg(source, allow_unregistered=False)
         except RuntimeError as error:
@@ -129,6 +130,8 @@ class VisionTransformer:
 
 def _attention(path: str, module: nn.Module) -> dict[str, Any]:
     """The fields of a Layer that describe an attention module."""
+    from timm.layers.attention import Attention
+
     kind = type(module).__name__
     if type(module) is not Attention:
         reason = (
@@ -168,6 +171,8 @@ def _attention(path: str, module: nn.Module) -> dict[str, Any]:
 
 def _mlp(path: str, module: nn.Module) -> dict[str, Any]:
     """The fields of a Layer that describe an MLP."""
+    from timm.layers import Mlp
+
     plain = type(module) is Mlp and isinstance(module.norm, nn.Identity)
     matrices = {name: getattr(module, name) for name in ("fc1", "fc2")} if plain else {}
     if not plain or not all(isinstance(linear, nn.Linear) for linear in matrices.values()):
