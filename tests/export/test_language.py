@@ -147,6 +147,10 @@ def test_generation_with_the_small_cache(attention: str, options: dict[str, Any]
         cached, uncached = generate(**how), generate(**how, use_cache=False)
         assert cached.sequences.equal(uncached.sequences)
         assert uncached.past_key_values is None and cached.past_key_values.nbytes > 0
+    for name in ("cache", "past_key_values"):  # the name from 5.24 on, and the one before
+        prefix = loaded(tokens[:, :5], use_cache=True).past_key_values
+        assert generate(**{name: prefix}).sequences.equal(greedy.sequences)
+        assert prefix.get_seq_length() == 12 and not prefix.is_croppable
 
 
 @torch.no_grad()

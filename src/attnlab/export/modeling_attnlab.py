@@ -13,6 +13,9 @@ from attnlab.export.classes import CLASSES
 from attnlab.export.configuration_attnlab import AttnlabConfig
 from attnlab.models.language_model import LanguageModel
 
+# The name of the cache in `generate` and in outputs; transformers before 5.24 calls it past_key_values.
+CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
+
 
 class Rows(NamedTuple):
     """Rows of a batch with equal padding; `places` (rows,) int64 are their numbers in the batch."""
@@ -31,6 +34,9 @@ class AttnlabCache(Cache):
     Args:
         capacity: positions of each row, padding included.
     """
+
+    is_croppable = False
+    is_linear = (False,)  # `generate` reads `get_seq_length` and skips the cached tokens of a prompt
 
     def __init__(self, model: LanguageModel, capacity: int) -> None:
         if capacity > model.longest:
@@ -127,18 +133,22 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *more: Any, **others: Any
     ) -> None:
         """Allocate a cache of the exact length of `generate`; the last token is never read."""
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = AttnlabCache(self.model, max(generation_config.max_length - 1, 1))
+        if "cache" in model_kwargs:
+            model_kwargs[CACHE] = model_kwargs.pop("cache")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *more, **others)
+        if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
+            model_kwargs[CACHE] = AttnlabCache(self.model, max(generation_config.max_length - 1, 1))
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: AttnlabCache | None = None,
+        cache: AttnlabCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
+        past_key_values: AttnlabCache | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of the next tokens.
 
@@ -146,27 +156,28 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
             input_ids: (B, T) int64; with a cache, the tokens after the cached ones.
             attention_mask: (B, all positions so far), 1 for tokens, 0 for padding: on the left or, without a cache, on
                 either side. Logits at padding are zero on the left and unspecified on the right.
-            past_key_values: the cache to continue, without gradients. None: all positions in parallel.
+            cache: the cache to continue, without gradients. None: all positions in parallel.
             labels: (B, T) int64, for the mean loss of the next tokens; -100 is not counted.
-            use_cache: create a cache if `past_key_values` is None. False by default, unlike in other models: a cache
-                has a size, which `generate` knows.
+            use_cache: create a cache if `cache` is None. False by default, unlike in other models: a cache has a size,
+                which `generate` knows.
             logits_to_keep: number of last positions, or these positions; 0: all.
+            past_key_values: the former name of `cache`.
 
         ValueError: a text longer than the model's maximum, padding between tokens, or a cache of another class.
         """
         batch, new = input_ids.shape
-        if past_key_values is None and use_cache:
-            past_key_values = AttnlabCache(self.model, self.model.longest)
-        if past_key_values is None:
+        cache = past_key_values if cache is None else cache
+        if cache is None and use_cache:
+            cache = AttnlabCache(self.model, self.model.longest)
+        if cache is None:
             logits = self._parallel(input_ids, _groups(attention_mask, batch, new, input_ids.device, right=True))
-        elif isinstance(past_key_values, AttnlabCache):
-            logits = self._cached(input_ids, attention_mask, past_key_values)
+        elif isinstance(cache, AttnlabCache):
+            logits = self._cached(input_ids, attention_mask, cache)
         else:
-            kind = type(past_key_values).__name__
-            raise ValueError(f"past_key_values is a {kind}; expected an AttnlabCache, or None")
+            raise ValueError(f"cache is a {type(cache).__name__}; expected an AttnlabCache, or None")
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        output = CausalLMOutputWithPast(loss=loss, logits=logits[:, positions], past_key_values=past_key_values)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits[:, positions], **{CACHE: cache})
         return output if return_dict is not False else output.to_tuple()
 
     def _parallel(self, tokens: Tensor, groups: list[tuple[Tensor, int]]) -> Tensor:
