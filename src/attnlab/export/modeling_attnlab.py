@@ -36,7 +36,7 @@ class AttnlabCache(Cache):
     """
 
     is_croppable = False
-    is_linear = (False,)  # `generate` reads `get_seq_length` and skips the cached tokens of a prompt
+    is_linear: list[bool] = [False]  # `generate` reads `get_seq_length` and skips the cached tokens of a prompt
 
     def __init__(self, model: LanguageModel, capacity: int) -> None:
         if capacity > model.longest:
@@ -135,7 +135,7 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
         """Allocate a cache of the exact length of `generate`; the last token is never read."""
         if "cache" in model_kwargs:
             model_kwargs[CACHE] = model_kwargs.pop("cache")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *more, **others)
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *more, **others)  # type: ignore[misc]
         if model_kwargs.get(CACHE) is None and generation_config.use_cache is not False:
             model_kwargs[CACHE] = AttnlabCache(self.model, max(generation_config.max_length - 1, 1))
 
@@ -177,7 +177,8 @@ class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"cache is a {type(cache).__name__}; expected an AttnlabCache, or None")
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        output = CausalLMOutputWithPast(loss=loss, logits=logits[:, positions], **{CACHE: cache})
+        fields: dict[str, Any] = {"loss": loss, "logits": logits[:, positions], CACHE: cache}
+        output = CausalLMOutputWithPast(**fields)
         return output if return_dict is not False else output.to_tuple()
 
     def _parallel(self, tokens: Tensor, groups: list[tuple[Tensor, int]]) -> Tensor:
