@@ -73,7 +73,7 @@ Change = None | str | bytes | tuple[str, str]
         ("table", "train.csv", "", "train.csv: an empty file; expected a header"),
         ("table", "train.csv", "source,target\na\n", "train.csv line 2: expected 2 columns"),
         ("table", "train.csv", "source,target,source\na,b,c\n", "train.csv: the header has the column 'source' twice"),
-        ("table", "other.csv", "source,target\n", "train.jsonl is missing .*data_root must hold train"),
+        ("table", "other.csv", "source,target\n", "other.csv: no examples; data_root must hold train, dev and test"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_of_a_corpus(layout: str, file: str, change: Change, message: str, tmp_path: Path) -> None:
