@@ -23,7 +23,8 @@ from attnlab.config.bounds import words
 from attnlab.config.build import ABOUT, CONF, instantiate
 from attnlab.config.compose import Composer
 from attnlab.config.listing import KEYS, about
-from attnlab.config.nodes import FOREIGN, mappings, parameters
+from attnlab.config.nodes import FOREIGN, mappings
+from attnlab.config.schema import signature
 from attnlab.config.settings import ARGUMENTS, MODES, SCHEMAS
 from attnlab.run.record import EXPECTED
 
@@ -145,7 +146,7 @@ def class_keys(target: str, path: str, node: Mapping[str, Any], notes: Mapping[s
     built = pkgutil.resolve_name(target)
     texts = described(built)
     entries = []
-    for name, annotation in parameters(target).items():
+    for name, annotation in signature(target).parameters.items():
         default = default_of(built, name)
         if default is inspect.Parameter.empty and name not in node:
             continue  # the program passes it
@@ -168,7 +169,7 @@ def schema_keys(path: str, values: Mapping[str, tuple[str, Any]], notes: Mapping
     texts = described(schema)
     target = f"{schema.__module__}.{schema.__qualname__}"
     entries = []
-    for name, annotation in parameters(target).items():
+    for name, annotation in signature(target).parameters.items():
         if (not path and name in (*ABOUT, "choices", "trainer")) or annotation == dict[str, Any]:
             continue
         where, value = values.get(name, ("", None))
