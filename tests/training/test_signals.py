@@ -124,6 +124,25 @@ def test_the_run_continues_exactly(
     assert sorted(map(float, again.best_k_models.values())) == sorted(map(float, best.best_k_models.values()))
 
 
+@pytest.mark.parametrize("max_steps", [-1, 1000])
+def test_a_run_of_two_limits_continues_for_all_epochs(max_steps: int, tmp_path: Path) -> None:
+    """The last.ckpt of a killed process is that of an epoch's end."""
+    limits = {"max_steps": max_steps, "max_epochs": 3, "check_val_every_n_epoch": 1, "val_check_interval": 1.0}
+    expected, _, _ = train(tmp_path / "alone", Walk(), **limits)
+
+    class Killed(Walk):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.current_epoch == 1 and batch_idx == 4:
+                raise RuntimeError("killed")
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, Killed(), **limits)
+    second, _, _ = train(tmp_path, Walk(), resume=True, **limits)
+    assert second.seen == expected.seen[BATCHES:] and torch.equal(second.weight, expected.weight)
+    assert second.validated == {step: weight for step, weight in expected.validated.items() if step > 7}
+
+
 def test_an_update_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "PATIENCE", 0.2)
 

@@ -119,6 +119,16 @@ class Resume(Callback):
         if not progress["is_last_batch"]:
             self.data.resume_at = checkpoint["epoch"], progress["current"]["completed"]
 
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Correct the number of processed epochs.
+
+        With a limit of updates Lightning counts the last epoch of a checkpoint once more, and a limit of epochs would
+        come too early.
+        """
+        progress: Any = trainer.fit_loop.epoch_progress
+        for counts in (progress.total, progress.current):
+            counts.processed = counts.completed + 1
+
 
 EVERY = 5.0  # seconds between two times that the processes agree whether one of them has got the signal
 PATIENCE = 120.0  # seconds after which the run is ended where it is
