@@ -93,10 +93,7 @@ class JobServer:
 
     It does nothing else, so it has neither threads of Python nor a CUDA context. It leaves :data:`SIGNALS` to the jobs
     and ends with the process that started it; its job then gets SIGTERM.
-
-    Args:
-        modules: names of modules that the jobs need.
-        environment: of all jobs.
+    `modules` are names, and `environment` is that of all jobs.
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -105,12 +102,8 @@ class JobServer:
         self._job: int | None = None
         with other:
             code = f"from attnlab.run.processes import serve; serve({other.fileno()}, {list(modules)})"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                env=environment,
-                pass_fds=[other.fileno()],
-                start_new_session=True,  # Ctrl-C arrives once, through `send_signal`
-            )
+            options: Any = {"pass_fds": [other.fileno()], "start_new_session": True}  # Ctrl-C arrives by `send_signal`
+            self._process = subprocess.Popen([sys.executable, "-c", code], env=environment, **options)
         atexit.register(self.close)
 
     def run(self, words: Sequence[str]) -> int:
