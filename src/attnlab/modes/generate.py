@@ -30,10 +30,10 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     ids = [vocabulary.end, *vocabulary.ids(cfg.prompt or "")]
     if wrong := predictor.too_long(ids):
         raise ConfigError(f"prompt of {wrong}")
-    compiler, began = module.compiled_seconds(), time.perf_counter()
+    compiler, began = module.compiled.seconds(), time.perf_counter()
     with autocast(module.device, predictor.dtype):
         tokens = predictor.continued(ids)
-    seconds = time.perf_counter() - began - (module.compiled_seconds() - compiler)
+    seconds = time.perf_counter() - began - (module.compiled.seconds() - compiler)
     text = vocabulary.text(tokens)
     record["corpus"] = "none: a prompt"
     record["generation"] = {"prompt": cfg.prompt or "", "text": text, "tokens": len(tokens)}

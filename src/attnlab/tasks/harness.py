@@ -216,7 +216,7 @@ class TrainedRun(TemplateLM):
                     end=self.eot_token_id,
                     stop=partial(self._has_stop, stops),
                     dtype=self.dtype,
-                    compiled=self.module.compiled_steps,
+                    compiled=self.module.compiled or None,
                 )[0].tolist()
             text = self.vocabulary.text(list(takewhile(lambda id: id != self.eot_token_id, tokens)))
             for stop in stops:

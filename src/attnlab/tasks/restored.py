@@ -9,7 +9,6 @@ from torch import nn
 
 from attnlab.data.batch import Batch
 from attnlab.data.text.tokenizer import Tokenizer
-from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
 from attnlab.training.compiled import COMPILED_STEPS, Compiled
 
@@ -23,35 +22,17 @@ class Restored(nn.Module):
     """
 
     model: Any
-    compiled_steps_part = ""  # the part that torch.compile compiles
+    compiled_steps_part = ""
 
     def __init__(self, model: nn.Module, identity: dict[str, Any], **parts: Any) -> None:
         super().__init__()
-        self.identity = identity
-        self.model = model
+        self.model, self.identity = model, identity
         for name, value in parts.items():
             setattr(self, name, value)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-
-class Continues:
-    """Steps of a language model: in training and after it."""
-
-    compiled_steps_part = COMPILED_STEPS
-    vocabulary: Vocabulary
-    compiled: Compiled
-
-    @property
-    def compiled_steps(self) -> Compiled | None:
-        """The compiler of decoding steps for `Sampling`, or None."""
-        return self.compiled or None
-
-    def compiled_seconds(self) -> float:
-        """Seconds of compiling in this process since the first call."""
-        return self.compiled.seconds()
 
 
 class Decodes:
@@ -97,10 +78,6 @@ class Decodes:
         """Class and detokenised text of the best hypothesis; each is empty where it has none."""
         tokens = hypotheses[0].tokens if hypotheses else []
         return self.tokenizer.label_of(tokens), self.tokenizer.decode(tokens)
-
-
-class RestoredDecoder(Continues, Restored):
-    """A language model with its `vocabulary`."""
 
 
 class RestoredTranslator(Decodes, Restored):

@@ -13,12 +13,11 @@ from attnlab.conversion.healing import Teacher
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.models import Decoder, LanguageModel
-from attnlab.tasks.restored import Continues
 from attnlab.training.compiled import COMPILED_STEPS, Compiled
 from attnlab.training.module import Module
 
 
-class LanguageModelling(Continues, Module):
+class LanguageModelling(Module):
     """Trains a model on the negative log-probability of each token.
 
     Args:
@@ -28,6 +27,7 @@ class LanguageModelling(Continues, Module):
     """
 
     counts_right = False
+    compiled_steps_part = COMPILED_STEPS
     compiled_part = f"the model with its loss, in training, validation and perplexity; {COMPILED_STEPS}"
 
     def __init__(

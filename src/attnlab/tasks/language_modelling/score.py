@@ -111,10 +111,10 @@ class LanguageScore:
 
         def sampled(sampling: Sampling) -> Tensor:
             ids = vocabulary.num_ids
-            return sampling(model, prompts, num_ids=ids, dtype=low, compiled=module.compiled_steps)
+            return sampling(model, prompts, num_ids=ids, dtype=low, compiled=module.compiled or None)
 
         with autocast(device, low):
-            if module.compiled_steps is not None:  # the compiler's time and memory are no part of what is measured
+            if module.compiled:  # the compiler's time and memory are no part of what is measured
                 sampled(replace(sampling, tokens=2))
             busy = busy_cores(WATCHED, advise=False)
             with MemoryMeter(device) as meter:

@@ -38,8 +38,8 @@ from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.tasks.base import Predicts, TextTask, Transforms, file_of_run
 from attnlab.tasks.prediction import Predictor, Result, changed
-from attnlab.tasks.restored import RestoredDecoder
-from attnlab.training.compiled import Compiled
+from attnlab.tasks.restored import Restored
+from attnlab.training.compiled import COMPILED_STEPS, Compiled
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -258,15 +258,14 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if VOCABULARY in files:
             data.run_vocabulary = read_vocabulary(files[VOCABULARY])
 
-    def _restored(self, model: LanguageModel, vocabulary: Vocabulary) -> RestoredDecoder:
-        about = identity(self.cfg, vocabulary=vocabulary.fingerprint)
-        return RestoredDecoder(model, about, vocabulary=vocabulary, compiled=Compiled(compiles(self.cfg)))
+    def _restored(self, model: LanguageModel, vocabulary: Vocabulary) -> Restored:
+        parts = {"compiled": Compiled(compiles(self.cfg)), "compiled_steps_part": COMPILED_STEPS}
+        return Restored(model, identity(self.cfg, vocabulary=vocabulary.fingerprint), vocabulary=vocabulary, **parts)
 
-    def restore(self) -> RestoredDecoder:
+    def restore(self) -> Any:
         """Without `checkpoint=` the pretrained decoder of `model=`."""
         if self.cfg.checkpoint is not None:
-            module: RestoredDecoder = super().restore()
-            return module
+            return super().restore()
         device, data = device_of(self.cfg), self.cfg.task.data
         words: PretrainedTokens = instantiate(data.vocabulary, path="task.data.vocabulary")
         vocabulary = words.vocabulary(data.vocab_size)
@@ -275,7 +274,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         load_original(self.cfg, model, None)
         return self._restored(model, vocabulary).to(device).eval()
 
-    def rebuilt(self, weights: Path) -> RestoredDecoder:
+    def rebuilt(self, weights: Path) -> Restored:
         vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
         return self._restored(self._with_layers(vocabulary, self._layer_file(weights)), vocabulary)
 
@@ -290,7 +289,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         layers = None if path is None else read_layers(path)
         language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
 
-    def predictor(self, module: RestoredDecoder, **settings: Any) -> Continuation:
+    def predictor(self, module: Any, **settings: Any) -> Continuation:
         return Continuation(module, self.cfg, **settings)
 
     def _score(self) -> LanguageScore:
@@ -338,7 +337,7 @@ class Continuation(Predictor):
     `task.sampling`, in place of the configured ones.
     """
 
-    def __init__(self, module: RestoredDecoder, cfg: DictConfig, **settings: Any) -> None:
+    def __init__(self, module: Any, cfg: DictConfig, **settings: Any) -> None:
         super().__init__(module, cfg.hardware.precision)
         self.module = module
         self.sampling: Sampling = changed(
@@ -377,6 +376,6 @@ class Continuation(Predictor):
             num_ids=vocabulary.num_ids,
             never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
             dtype=self.dtype,
-            compiled=self.module.compiled_steps,
+            compiled=self.module.compiled or None,
         )[0].tolist()
         return tokens
