@@ -106,6 +106,7 @@ def _run(words: list[str], environment: dict[str, str]) -> None:
     os.setsid()  # Ctrl-C arrives once, through the sweep
     end_with_parent()
     threading.Thread(target=_end_with_sweep, daemon=True).start()
+    multiprocessing.set_start_method(None, force=True)  # the workers that read data start as in any process
     os.environ.clear()
     os.environ.update(environment)
     main: Any = importlib.import_module("attnlab.__main__")
