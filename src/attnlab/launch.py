@@ -124,7 +124,7 @@ def sweep(*settings: str) -> list[Run]:
 
 
 def _process(words: Sequence[str]) -> AttnlabError | None:
-    """Run a command line in a new process and print its lines. -> its error, or None.
+    """Run a command line in a new process and print its lines. Returns its error, or None.
 
     KeyboardInterrupt: this process was interrupted. The run has saved what `resume=` needs.
     """

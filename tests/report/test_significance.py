@@ -127,6 +127,12 @@ def test_perplexity_is_tested_over_windows(scored: Scored) -> None:
     runs[1].record["quality"]["signature"] = "other windows"
     with pytest.raises(DataError, match="not of one test set"):
         significance.differences(runs[0], runs[1])
+    path = runs[1].path.parent / "windows.tsv"
+    path.write_text("id\ttokens\tnats\n" + "0\tmany\t1.0\n" * 40)
+    (runs[0].path.parent / "windows.tsv").write_text(path.read_text())
+    runs[1].record["quality"]["signature"] = "s"
+    with pytest.raises(DataError, match="windows.tsv: expected numbers of nats and tokens .*'many'"):
+        significance.differences(runs[0], runs[1])
 
 
 def pairs(gains: int, losses: int, items: int) -> tuple["significance.Statistics", "significance.Statistics"]:

@@ -103,7 +103,11 @@ def _statistics(name: str, rows: list[dict[str, str]], saved: SavedRecord) -> "S
     import numpy as np
 
     if name == "perplexity":
-        return np.array([[float(row["nats"]), float(row["tokens"])] for row in rows])
+        try:
+            return np.array([[float(row["nats"]), float(row["tokens"])] for row in rows])
+        except ValueError as error:
+            path = predictions_file(saved, WINDOWS)
+            raise DataError(f"{path}: expected numbers of nats and tokens ({error})") from error
     pairs = [(row["hypothesis"], row["reference"]) for row in rows]
     values: list[Any]
     if name == "bleu":
