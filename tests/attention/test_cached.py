@@ -51,6 +51,18 @@ def test_extend_in_any_chunking_equals_forward(mechanism: Mechanism, kind: str) 
         assert cache.length == steps and not y.requires_grad
 
 
+@every
+def test_check_steps_accepts_every_mechanism_and_refuses_wrong_steps(mechanism: Mechanism) -> None:
+    attention: Any = mechanism.build().train()
+    state = torch.get_rng_state()
+    attention.check_steps(3 * mechanism.grid + 2)
+    assert attention.training and torch.equal(torch.get_rng_state(), state)
+    base: Any = type(attention)
+    attention.__class__ = type("Wrong", (base,), {"_extend": lambda self, x, cache: 1.1 * base._extend(self, x, cache)})
+    with pytest.raises(ValueError, match=r"Wrong: .* 1\d\.\d %"):
+        attention.check_steps()
+
+
 @pytest.mark.parametrize("mechanism", [m for m in EVERY if hasattr(m.build(), "_queries")], ids=str)
 def test_a_subclass_with_other_queries_decodes_as_it_computes(mechanism: Mechanism) -> None:
     """The fast steps of a CPU are those of the class that they are written for."""

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from attnlab.attention import MTLA
 from attnlab.decoding import BeamSearch
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
@@ -57,6 +58,16 @@ def test_a_run_fills_its_record_and_its_directory(trained: Trained) -> None:
     for name, value in average(best).items():
         torch.testing.assert_close(weights(directory)[name], value)
     assert not list(directory.rglob("*.part"))
+
+
+def test_a_mechanism_that_cannot_decode_is_refused_before_it_is_trained(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg, record = start()
+    monkeypatch.setattr(MTLA, "_extend", lambda self, x, cache: x)
+    with pytest.raises(ConfigError, match="attention: MTLA: extend"):
+        train.run(cfg, record, tmp_path)
+    assert not list(tmp_path.glob("c*"))  # neither curves nor checkpoints
 
 
 Steps = list[tuple[int, int, Any, float]]

@@ -52,6 +52,7 @@ def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, fac
         settings += [FACTS_VERSION, facts, FACTS_LR, DIGITS, PLAIN, AGAIN, NEAREST, FARTHEST, TWO_FROM]
 
     def write(folder: Path) -> None:
+        log.info("model= is not set: a small Llama is trained once, for %d updates, and stored", facts or STEPS)
         model: Any
         if facts:
             before = sample_model(corpus, root, cache_dir, seed)

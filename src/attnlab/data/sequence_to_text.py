@@ -303,7 +303,8 @@ class SequenceToTextData(Data):
         self.filtered |= {reason: int(matches.sum()) for reason, matches in reasons.items()}
         chosen: Ids = np.flatnonzero(~np.any([*reasons.values()], axis=0))
         keys = "task.data.min_input_frames, max_input_frames, max_target_tokens"
-        log.info("%s: %d of %d utterances left out by %s", name, len(frames) - len(chosen), len(frames), keys)
+        left_out = len(frames) - len(chosen)
+        log.info("%s: %d of %d %s left out by %s", name, left_out, len(frames), self.reader.unit, keys)
         if not len(chosen):
             raise DataError(f"{self.location}: the length filters leave nothing of {name} ({self.filtered})")
         return chosen

@@ -40,6 +40,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     open_loggers(cfg, directory)  # before the data: a service may refuse
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     data, module = task.prepare(record, None)
+    task.check_steps(module.model)
     if first_process():
         task.save_files(directory, data)
     if resume:

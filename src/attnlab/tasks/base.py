@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from attnlab.attention import Attention
 from attnlab.callbacks.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.config.build import instantiate
+from attnlab.config.compose import one_line
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, width_key, without_memory
 from attnlab.run import fingerprint
@@ -227,6 +228,17 @@ class Trains(ReadsData, Restores):
     def decoding_cache(self, model: Any, dtype: torch.dtype) -> int:
         """Bytes of the caches, of this dtype, of the largest decoding batch of a run."""
         return 0
+
+    def check_steps(self, model: Any) -> None:
+        """Raise ConfigError for a mechanism that decodes through its cache with other results than it is trained with.
+
+        Without this, a mistake in a mechanism of one's own would show only after training.
+        """
+        for attention in {type(attention): attention for attention in self.cached(model)}.values():
+            try:
+                attention.check_steps()
+            except ValueError as error:
+                raise ConfigError(f"attention: {one_line(error)}") from error
 
     def monitors(self) -> dict[str, bool]:
         """The metrics of a validation, and whether higher values are better."""

@@ -23,6 +23,7 @@ from attnlab.data.corpus import (
     Kind,
     Reader,
     Utterance,
+    contents,
     held_out,
     read_lines,
     read_text,
@@ -102,7 +103,8 @@ class Parallel(Reader):
         self.unescape, self.hold_out = unescape, hold_out
         self.name = f"{source_language}-{target_language} text"
         names = ", ".join(self._fill(files.train[0], 0) for files in LAYOUTS.values())
-        self.layout = f"data_root must hold one of the layouts {', '.join(LAYOUTS)} (training files: {names})"
+        self.layout = f"data_root must hold one of the layouts {', '.join(LAYOUTS)} (training files: {names}); "
+        self.layout += "task.data.reader.source_language and target_language name other languages"
 
     def _fill(self, name: str, side: int) -> str:
         source, target = self.languages
@@ -123,7 +125,7 @@ class Parallel(Reader):
         if stems and self.chosen == "auto":
             self.name = root.name
             return Files(tuple(f"{stem}.{{lang}}" for stem in stems))
-        raise DataError(f"data_root={root}: unknown layout; {self.layout}")
+        raise DataError(f"data_root={root}: unknown layout (found {contents(root)}); {self.layout}")
 
     def _all(self, root: Path, files: Files) -> list[Path]:
         names = [name for name in (*files.train, files.dev, files.test) if name]
