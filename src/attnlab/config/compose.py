@@ -272,7 +272,7 @@ def _nearest_key(plain: dict[str, Any], key: str) -> str:
     order = {group: i for i, group in enumerate(config.GROUPS)}
     every.sort(key=lambda name: order.get(name.partition(".")[0], -1))  # a task's keys before a mechanism's
     same_end = [name for name in every if name.endswith(f".{key}")]
-    same_end += [name for name in every if "." in key and name.endswith(f".{key.rpartition('.')[2]}")]
+    same_end += [name for name in every if "." in key and f".{name}".endswith(f".{key.rpartition('.')[2]}")]
     if "." not in key:
         same_end += matches(key, config.GROUPS)
     beside = matches(rest[0], node, 0.7) if isinstance(node, dict) and len(rest) == 1 else []

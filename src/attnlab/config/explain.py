@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config.bounds import words
-from attnlab.config.build import ABOUT, CONF, GROUPS, written
+from attnlab.config.build import ABOUT, CONF, GROUPS, leaves, written
 from attnlab.config.check import parse_flags
 from attnlab.config.compose import Composer, implied_options, walk
 from attnlab.config.nodes import declared, owner
@@ -27,7 +27,7 @@ def explain(arguments: Sequence[str]) -> str:
     flags = parse_flags(arguments)
     keys = [text.lstrip("+") for text in flags.overrides if "=" not in text]
     if len(keys) != 1:
-        raise ConfigError("explain: give one key, and settings if they matter: explain attention.rank attention=mla")
+        raise ConfigError("explain: give one key, and settings if they matter: explain attention.latent_dim attention=mla")
     key, composer = keys[0], Composer(flags.config_dir)
     with composer.hydra():
         settings = [composer.parse(text) for text in flags.overrides if "=" in text]
@@ -50,6 +50,7 @@ def explain(arguments: Sequence[str]) -> str:
         "type": words(kinds[-1]) if kinds else "",  # the last one is the narrower
         "default": _default(cfg, plain, key, target),
         "set in": place,
+        "sets": ", ".join(path for path, raw in leaves(plain) if f"${{{key}}}" in str(raw)),
         "meaning": documentation(target, name) or comment,
         "class": target,
     }

@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from attnlab.callbacks import summary
-from attnlab.errors import printable
+from attnlab.errors import DataError, printable
 from attnlab.report import figure
+from attnlab.report.significance import differences
 from attnlab.report.table import Grid, frame, known, spread
 from attnlab.run.directory import holder_of
 from attnlab.run.files import write_text
@@ -20,6 +21,7 @@ from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 MEAN = "mean ± sd"
+TEST = "from the first job with the same seed, with p of a paired bootstrap over the test set"
 UNEQUAL = 1.03  # ratio of parameters above which a comparison of mechanisms mentions it
 HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings without a column
 NUMBERS = {  # column: its key in the record, and its format
@@ -55,7 +57,9 @@ def render(directory: Path) -> list[Path]:
     jobs = jobs_of(done, [job for job, _ in pairs])
     tables = {STEM: table(jobs)}
     if len(done) < len(pairs):
-        tables[f"{STEM}_unfinished"] = unfinished([pair for pair in pairs if pair not in done])
+        tables[f"{STEM}_unfinished"] = unfinished(
+            [pair for pair in pairs if pair not in done], [job for job, _ in pairs]
+        )
     paths = [directory / f"{STEM}.md"]
     write_text(paths[0], "\n".join(grid.markdown() for grid in tables.values()))
     for name, grid in tables.items():
@@ -97,14 +101,17 @@ def table(jobs: pd.DataFrame) -> Grid:
     """A row for each job, and a row of means for each mechanism and setting with several seeds. No column is empty."""
     varied = jobs.attrs["varied"]
     present = [name for name in NUMBERS if jobs[name].notna().any()]
-    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality_of(jobs), *present])
+    first = jobs.drop_duplicates("Seed").set_index("Seed")["saved"]
+    tested = ["Difference"] * (len(first) < len(jobs))
+    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality_of(jobs), *tested, *present])
     for _, job in jobs.iterrows():
         score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
         numbers = [cell(job[name], name) for name in present]
-        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *numbers])
+        changes = [difference(first[job["Seed"]], job["saved"])] * len(tested)
+        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *changes, *numbers])
     for group, same in jobs.dropna(subset="Score").groupby(["Mechanism", *varied], sort=False):
         if len(same) > 1:
-            cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
+            cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f"), *[""] * len(tested)]
             grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present)])
     if corpora := sorted({str(saved.record["corpus"]) for saved in jobs["saved"]}):
         grid.notes.append(f"Corpus: {'; '.join(corpora)}.")
@@ -116,19 +123,36 @@ def table(jobs: pd.DataFrame) -> Grid:
     busy = max((saved.number("inference.busy_cores_before") or 0.0 for saved in jobs["saved"]), default=0.0)
     if busy > BUSY:
         grid.notes.append(f"Other programs kept up to {busy:.1f} cores busy before scoring: speeds are not comparable.")
+    if tested:
+        grid.notes.append(f"Difference: {TEST}.")
     return grid
 
 
-def unfinished(pairs: Sequence[tuple[SweepJob, SavedRecord | None]]) -> Grid:
-    """A row for each of these jobs with its status and error. A job may lack a readable record."""
+def difference(first: SavedRecord, saved: SavedRecord) -> str:
+    """The difference of two jobs' scores with its p, "not run" if their predictions do not give it."""
+    if saved is first:
+        return ""
+    try:
+        test = {test.metric: test for test in differences(first, saved)}[str(metric(saved))]
+    except (DataError, KeyError):
+        return NOT_RUN
+    return f"{test.second - test.first:+.2f}, p = {test.p:.3f}"
+
+
+def unfinished(pairs: Sequence[tuple[SweepJob, SavedRecord | None]], every: Sequence[SweepJob]) -> Grid:
+    """A row for each of these jobs with its status and error, and the settings that not all of `every` have.
+
+    A job may lack a readable record.
+    """
     grid = Grid("Not finished", ["Job", "Settings", "Status", "Error"])
+    common = set.intersection(*(set(job.settings) for job in every)) if len(every) > 1 else set()
     for job, saved in pairs:
         status, error = "without a record", "it was ended before it could write one"
         if saved is not None:
             status, error = saved.record["status"], " ".join(str(saved.record.get("error") or "").split())
         if status != "failed" and (holder := holder_of(job.directory)):
             error = f"in progress elsewhere ({holder}), left to it"
-        grid.rows.append([job.name, " ".join(job.settings), status, error])
+        grid.rows.append([job.name, " ".join(word for word in job.settings if word not in common), status, error])
     return grid
 
 

@@ -282,11 +282,13 @@ def best(record: Mapping[str, Any]) -> float:
 
 def summarize(sweep: Path, jobs: int | None) -> int:
     """Print how many of `jobs` have finished; None: of those with a record. Returns the exit code, 0 if all have."""
-    with_record = [job for job in listed(sweep) if (job.directory / RECORD).is_file()]
+    begun = listed(sweep)
+    with_record = [job for job in begun if (job.directory / RECORD).is_file()]
     statuses = [(job.what, records.recorded(job.directory).get("status")) for job in with_record]
     jobs = len(statuses) if jobs is None else jobs
     finished = [what for what, status in statuses if status == "finished"]
     left = [what for what, status in statuses if what == "leave" and status == "running"]
     more = f" ({len(left)} left to another process)" if left else ""
+    more += f", {jobs - len(begun)} not started" if jobs > len(begun) else ""
     print(printable(f"{len(finished)} of {jobs} jobs finished{more}: {sweep}"), file=sys.stderr)
     return int(len(finished) < jobs)
