@@ -322,8 +322,7 @@ class Trains(ReadsData, Restores):
 
     def restore(self) -> Any:
         """See :meth:`Restores.restore`."""
-        from attnlab.pretrained.weights import fill
-        from attnlab.training.weights import check_identity
+        from attnlab.pretrained.weights import check_identity, fill
 
         device = device_of(self.cfg)
         path, weights, identity = self.read_weights()
@@ -339,7 +338,7 @@ class Trains(ReadsData, Restores):
 
     def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model."""
-        from attnlab.training.weights import find_weights, read_checkpoint
+        from attnlab.pretrained.weights import find_weights, read_checkpoint
 
         path = find_weights(Path(self.cfg.checkpoint).expanduser())
         return path, *read_checkpoint(path)

@@ -233,7 +233,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """mode=convert: convert, and save the weights as a trained run does."""
-        from attnlab.training.weights import write_weights
+        from attnlab.pretrained.weights import write_weights
 
         self.before_fit(record, directory, data, module)
         if first_process():

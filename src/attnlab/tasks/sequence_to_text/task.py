@@ -174,8 +174,7 @@ class SequenceToTextTask(TextTask, Predicts):
 
         The size of an embedding follows from the text and is checked later.
         """
-        from attnlab.pretrained.weights import check
-        from attnlab.training.weights import find_weights, read_checkpoint
+        from attnlab.pretrained.weights import check, find_weights, read_checkpoint
 
         with without_memory():
             encoder: nn.Module = self.build().encoder
