@@ -11,7 +11,10 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from attnlab.compression.decompositions import CP, BlockTerms, Slices, cp_als, cp_epc, fusion_ranks, truncated_svd
+from attnlab.compression.decompositions.btd import fusion_ranks
+from attnlab.compression.decompositions.cp import CP, cp_als, cp_epc
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, truncated_svd
 from attnlab.compression.methods.base import Watch, settings_of
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, fill
 from attnlab.compression.modules.attention import SlimAttention

@@ -9,17 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from attnlab.compression.decompositions import (
-    BlockTerms,
-    Slices,
-    btd,
-    fusion_ranks,
-    global_ranks,
-    global_svd,
-    spectrum,
-    terms_from_cp,
-    truncated_svd,
-)
+from attnlab.compression.decompositions.btd import btd, fusion_ranks, terms_from_cp
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, global_ranks, global_svd, spectrum, truncated_svd
 from attnlab.compression.keep import even
 from attnlab.compression.methods.base import Unit, Watch
 from attnlab.compression.methods.cp_slimatt import FromCP

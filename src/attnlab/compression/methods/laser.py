@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import low_rank, randomised_low_rank
+from attnlab.compression.decompositions.svd import low_rank, randomised_low_rank
 from attnlab.compression.methods.base import (
     Change,
     Ladder,

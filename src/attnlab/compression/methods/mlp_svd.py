@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import low_rank
+from attnlab.compression.decompositions.svd import low_rank
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import (
     Change,

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import BlockTerms, Slices, global_svd, spectrum, truncated_svd
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, global_svd, spectrum, truncated_svd
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import (
     Change,

@@ -12,14 +12,8 @@ import torch
 from annotated_types import Ge, Gt, MinLen
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import (
-    Tucker,
-    output_errors,
-    truncation_errors,
-    tucker,
-    weight_errors,
-    weighted_tucker,
-)
+from attnlab.compression.decompositions.tucker import Tucker, truncation_errors, tucker
+from attnlab.compression.decompositions.weighted import output_errors, weight_errors, weighted_tucker
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import (
     Change,

@@ -13,7 +13,9 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import Slices, cp_als, truncation_errors, tucker
+from attnlab.compression.decompositions.cp import cp_als
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.tucker import truncation_errors, tucker
 from attnlab.compression.keep import even, value_of
 from attnlab.compression.methods.base import (
     Change,

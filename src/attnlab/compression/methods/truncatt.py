@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnlab.compression.decompositions import global_svd, truncated_svd
+from attnlab.compression.decompositions.svd import global_svd, truncated_svd
 from attnlab.compression.keep import even
 from attnlab.compression.methods.base import Watch
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, factored
