@@ -16,12 +16,26 @@ def linear_weights(module: nn.Module) -> int:
     return sum(child.weight.numel() for child in module.children() if isinstance(child, nn.Linear))
 
 
-class LanguageModel(nn.Module, ABC):
+class Layered(nn.Module):
+    """A model whose layers have mechanisms."""
+
+    layers: nn.ModuleList
+
+    @property
+    def blocks(self) -> list[Any]:
+        return list(self.layers)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The mechanism of each layer."""
+        return [block.attention for block in self.blocks]
+
+
+class LanguageModel(Layered, ABC):
     """Base of language models: `embed`, the blocks of `layers`, `final`, `logits`."""
 
     max_length: int  # positions of a window
     loss_chunk: int | None = None  # number of tokens whose logits `loss` computes at a time; None: all
-    layers: nn.ModuleList
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         """(B, T) -> (B, T, d), from position `start` on: an int, or (1,) of a static cache."""
@@ -39,15 +53,6 @@ class LanguageModel(nn.Module, ABC):
     def vocabulary_multiply_adds(self) -> int:
         """Multiply-adds of the logits of one position."""
         raise NotImplementedError
-
-    @property
-    def blocks(self) -> list[Any]:
-        return list(self.layers)
-
-    @property
-    def attentions(self) -> list[Attention]:
-        """The mechanism of each layer."""
-        return [block.attention for block in self.blocks]
 
     @property
     def longest(self) -> int:
@@ -88,6 +93,12 @@ class LanguageModel(nn.Module, ABC):
         """Multiply-adds of one cached step of one row at `context` positions, including the output layer."""
         layers = sum(b.attention.multiply_adds(context, prefix) + linear_weights(b) for b in self.blocks)
         return layers + self.vocabulary_multiply_adds
+
+    def cache_bytes(
+        self, rows: int, capacity: int, prefix: int = 0, sentences: int | None = None, *, dtype: torch.dtype
+    ) -> int:
+        """Bytes of all caches for `rows` texts of `capacity` positions after `sentences` prefixes."""
+        return sum(a.cache_bytes(rows, capacity, prefix, sentences, dtype=dtype) for a in self.attentions)
 
     def start(
         self,

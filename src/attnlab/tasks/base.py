@@ -396,11 +396,6 @@ class TextTask(Trains):
         attentions: list[Attention] = self.decoder(model).attentions
         return attentions
 
-    def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
-        """Of the caches of one decoding batch, over all layers."""
-        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
-        return sum(a.cache_bytes(*size, dtype=shape.dtype) for a in decoder.attentions)
-
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
 
@@ -422,10 +417,11 @@ class TextTask(Trains):
 
     def cache_sizes(self, decoder: Any, shape: CacheShape) -> dict[str, float]:
         """The predicted cache of a decoding batch, for the record."""
+        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
         return {
             "elements_per_token_per_layer": per_layer(decoder.attentions),
             "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * shape.dtype.itemsize,
-            "bytes_predicted": self.cache_bytes(decoder, shape),
+            "bytes_predicted": decoder.cache_bytes(*size, dtype=shape.dtype),
         }
 
     def sizes(self, record: dict[str, Any], model: Any) -> None:

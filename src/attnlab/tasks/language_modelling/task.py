@@ -112,7 +112,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         """Of the continuations of the test text."""
         score, sampling = self.cfg.task.score, self.cfg.task.sampling
         rows, text = score.continuations, score.prompt_tokens + sampling.tokens
-        return sum(a.cache_bytes(rows, text, dtype=dtype) for a in model.attentions)
+        return model.cache_bytes(rows, text, dtype=dtype)
 
     def monitors(self) -> dict[str, bool]:
         return {"val_loss": False}

@@ -16,7 +16,7 @@ from attnlab.config.build import instantiate
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import CrossDecoder, PrefixDecoder
-from attnlab.models.build import CacheShape, build_model, identity, without_memory
+from attnlab.models.build import build_model, identity, without_memory
 from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
@@ -132,11 +132,6 @@ class SequenceToTextTask(TextTask, Predicts):
 
     def decoder(self, model: Any) -> Any:
         return model.decoder
-
-    def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
-        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
-        predicted: int = decoder.cache_bytes(*size, dtype=shape.dtype)
-        return predicted
 
     def check(self, directory: Path) -> None:
         task = self.cfg.task
