@@ -125,7 +125,8 @@ def check_stored(path: Path, model: nn.Module) -> None:
 
 def cannot_write(path: Path, error: Exception) -> WriteError:
     """The WriteError of an error of the file system, also if safetensors wraps it."""
-    number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+    number = error.errno if isinstance(error, OSError) else None
+    number = number or (errno.ENOSPC if "os error 28" in str(error) else errno.EIO)
     return WriteError(number, first_line(error), str(path))
 
 
@@ -156,7 +157,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
-    """Write `weights`, by name, as safetensors, atomically and with a checksum. OSError: of the file system.
+    """Write `weights`, by name, as safetensors, atomically and with a checksum. WriteError: the disk is full, ...
 
     Tied weights are written once for each name. `identity`: plain values that a model must share to load them.
     """
@@ -169,9 +170,8 @@ def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, An
     with replacing_summed(path) as part:
         try:
             save_file(tensors, part, metadata={"identity": json.dumps(identity)})
-        except SafetensorError as error:  # a full disk is no OSError here
-            full = "os error 28" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(path)) from error
+        except (OSError, SafetensorError) as error:
+            raise cannot_write(path, error) from error
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
