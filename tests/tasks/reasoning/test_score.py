@@ -72,9 +72,7 @@ def test_released_padding_without_mask_changes_the_loss_of_short_rows_alone(word
 def test_compat_counts_the_prompt_and_answers_inside_words(place: Path, words: Any) -> None:
     asked, kind = tiny("llama", words), question_set("hotpotqa")
     text = "Do I know Anna Berg or Boris Holm?"
-    items = [
-        Question(text=text, prompt=kind.prompt(text), answers=(answer,)) for answer in ("no", "Boris Holm")
-    ]
+    items = [Question(text=text, prompt=kind.prompt(text), answers=(answer,)) for answer in ("no", "Boris Holm")]
     assert [answer.right for answer in ask(asked, kind, items, 2)] == [False, False]
     assert [answer.right for answer in ask(asked, kind, items, 2, compat=True)] == [True, True]
 
