@@ -1,6 +1,7 @@
 """The interface of a language model: logits, loss, and the same through caches."""
 
 from abc import ABC
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import Attention, Cache
-from attnlab.models.token_loss import target_and_mean_nats, token_nats
+from attnlab.models.token_loss import at_least_float32, in_chunks, nats
 
 
 def linear_weights(module: nn.Module) -> int:
@@ -75,11 +76,26 @@ class LanguageModel(Layered, ABC):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target in nats, (B, T) and (B, T) -> (B, T) float32 or wider."""
-        return token_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
+        (losses,) = self._in_chunks(lambda h, t: (self.nats(h, t),), tokens, targets)
+        return losses
+
+    def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-probability of targets (n,) after `hidden` (n, d), (n,) float32 or wider."""
+        return nats(self.logits(hidden), targets)
 
     def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """`loss`, and the mean of -log p over all words for label smoothing, both (B, T) float32 or wider."""
-        return target_and_mean_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
+
+        def of(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+            logp = at_least_float32(self.logits(h)).log_softmax(-1)
+            return -logp.gather(-1, t.unsqueeze(-1)).squeeze(-1), -logp.mean(-1)
+
+        target, mean = self._in_chunks(of, tokens, targets)
+        return target, mean
+
+    def _in_chunks(self, function: Callable[..., tuple[Tensor, ...]], tokens: Tensor, targets: Tensor) -> list[Tensor]:
+        rows = self.hidden(tokens).flatten(0, 1), targets.flatten()
+        return [values.view_as(targets) for values in in_chunks(function, rows, self.loss_chunk)]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
