@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from attnlab.compression import compress, densify, outline
-from attnlab.compression.decompositions import low_rank, randomised_low_rank
+from attnlab.compression.decompositions.svd import low_rank, randomised_low_rank
 from attnlab.compression.methods.laser import LASER
 from attnlab.compression.modules.linear import Fused, LowRankLinear
 from attnlab.errors import ConfigError

@@ -13,9 +13,9 @@ from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.data.text.vocabulary import BytePairs, BytePairVocabulary, WordVocabulary
 from attnlab.models import LanguageModel
 from attnlab.models.build import build_model
+from attnlab.pretrained.weights import write_weights
 from attnlab.run.record import new, write
 from attnlab.tasks.base import Trains, task_of
-from attnlab.training.weights import write_weights
 from tests.attention.mechanisms import composed
 
 WORDS = WordVocabulary([*(f"w{i}" for i in range(27)), "<eos>", "<unk>"], "<eos>", "<unk>", "after")

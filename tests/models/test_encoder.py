@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlab.models import ConvSubsampler, SpeechEncoder
-from attnlab.models.encoder import sinusoidal_positions
+from attnlab.models.encoder import ConvSubsampler, SpeechEncoder, sinusoidal_positions
 from tests.attention.mechanisms import error
 
 LENGTHS = torch.tensor([37, 1, 36, 5, 20, 19])

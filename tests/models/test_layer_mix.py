@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.models import LayerMix
+from attnlab.models.encoder import LayerMix
 from tests.attention.mechanisms import error
 
 LENGTHS = torch.tensor([9, 4, 1])

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnlab.attention import AbsoluteMultiLinear, Attention, RelativeMultiLinear
 from attnlab.attention.ops import naive
 from attnlab.config.check import compose
-from attnlab.models import AdaptiveSoftmax, TensorizedTransformer, TiedSoftmax
-from attnlab.models.adaptive_softmax import Cluster
+from attnlab.models import TensorizedTransformer
+from attnlab.models.adaptive_softmax import AdaptiveSoftmax, Cluster, TiedSoftmax
 from attnlab.modes import describe
 from attnlab.tasks.base import Trains, task_of
 from tests.attention.mechanisms import EVERY, Mechanism, error

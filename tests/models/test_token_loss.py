@@ -13,7 +13,7 @@ from attnlab.config.check import compose
 from attnlab.models import T6, Decoder, TensorizedTransformer
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.sequence import SequenceModel
-from attnlab.models.token_loss import chunk_of, token_nats
+from attnlab.models.token_loss import chunk_of, in_chunks, nats
 from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.memory import LiveTensors
 
@@ -93,9 +93,10 @@ def test_the_logits_are_never_there_together() -> None:
     matrix = torch.randn(words, width, requires_grad=True)
     peaks = {}
     for size in (None, 32):
-        hidden = torch.randn(1, tokens, width, requires_grad=True)
+        hidden = torch.randn(tokens, width, requires_grad=True)
         with LiveTensors() as alive:
-            got = token_nats(hidden, torch.randint(words, (1, tokens)), lambda h: h @ matrix.mT, size)
+            rows = hidden, torch.randint(words, (tokens,))
+            (got,) = in_chunks(lambda h, t: (nats(h @ matrix.mT, t),), rows, size)
             got.sum().backward()
         matrix.grad = None
         peaks[size] = alive.peak

@@ -15,11 +15,11 @@ from attnlab.attention import MTLA
 from attnlab.decoding import BeamSearch
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
+from attnlab.pretrained.weights import average, read_checkpoint, write_weights
 from attnlab.run.job import FOREIGN
 from attnlab.run.record import write
 from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
-from attnlab.training.weights import average, read_checkpoint, write_weights
 from tests.tasks.conftest import Start, make
 
 Trained = tuple[Path, dict[str, Any]]

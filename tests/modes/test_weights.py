@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attnlab.config.check import check
 from attnlab.errors import DataError
+from attnlab.pretrained.weights import write_weights
 from attnlab.run.loading import load
-from attnlab.training.weights import write_weights
 from tests.modes.conftest import TrainedRun
 from tests.modes.test_export_trained import IMAGES, LANGUAGE, TRANSLATION
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from attnlab.errors import DataError
+from attnlab.pretrained.weights import read_checkpoint, write_weights
 from attnlab.run import files
 from attnlab.run.files import SUMS, remove_checksum, replacing_summed, verify
 from attnlab.training.checkpoints import AtomicCheckpointIO
-from attnlab.training.weights import read_checkpoint, write_weights
 
 
 def write(path: Path, text: str) -> None:

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlab.errors import TrainingError
 from attnlab.modes import train
+from attnlab.pretrained.weights import read_checkpoint
 from attnlab.tasks.sequence_to_text.module import SequenceToText
 from attnlab.training.module import Module
-from attnlab.training.weights import read_checkpoint
 from tests.tasks.conftest import Start
 
 

@@ -129,10 +129,14 @@ class MHA(PositionalAttention):
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         angles, _ = self._angles(x, None, None)
-        mask = length_mask(lengths, x.shape[1])[:, None, None]
+        mask = self._near(lengths, x.shape[1])
         key, value = self._entries(x, angles).values()
         q = self._queries(x, angles)
         return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
+
+    def _near(self, lengths: Tensor, size: int) -> Tensor:
+        """Mask for `encode`: the positions that exist, (B, 1, 1, size)."""
+        return length_mask(lengths, size)[:, None, None]
 
     def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from .base import Cache, length_mask
 from .bounds import Size, SizeOrZero
-from .mla import LatentCache, LatentOptions
-from .mtla import MTLA, Stride, take
+from .mla import LatentOptions
+from .mtla import MTLA, MTLACache, Stride, take
 from .ops.tables import memoized
 
 BLOCK = 256  # queries per kernel call
 
 
-class WindowedCache(LatentCache):
+class WindowedCache(MTLACache):
     """[first | ring | merged slots] of each row in one buffer, and the merged slots of prefixes.
 
     Position p, counted from the start of the prefix, is in column p if p < F, else in column F + p mod (W + s), where
@@ -28,15 +28,8 @@ class WindowedCache(LatentCache):
         self, attention: "MTLAWindow", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
     ) -> None:
         super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
-        self.recent, self.first, self.stride = attention.recent, attention.first, attention.stride
-        self.prefix_slots = 0
+        self.recent, self.first = attention.recent, attention.first
         self.reached = 0  # longest text before a crop, which has overwritten older positions
-        chunks = (prefix_capacity + capacity) // attention.stride + 1
-        self.gate_slot = attention.slot_gates(chunks).detach().to(like.dtype)  # fc_c(pe)
-
-    @property
-    def prefix_used(self) -> int:
-        return self.prefix_slots
 
     def slots_up_to(self, length: int) -> int:
         raw = self.first + self.recent + self.stride

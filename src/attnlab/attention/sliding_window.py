@@ -12,7 +12,7 @@ from .mha import MHA, Projection
 from .ops.backends import Backend, choose, dense_attention
 from .ops.flex import windowed
 from .ops.rope import Llama3Scaling
-from .positional import Angles, PositionalAttention, PositionalCache
+from .positional import PositionalAttention, PositionalCache
 
 BLOCK = 64  # queries per kernel call, at least; a wider window uses as many as its width
 
@@ -139,7 +139,7 @@ class Windowed(PositionalAttention):
         return torch.cat(outs, 2)
 
     def _near(self, lengths: Tensor, size: int) -> Tensor:
-        """Mask for `encode`: positions less than `window` apart, on both sides, (B, 1, size, size)."""
+        """Mask for `encode`, (B, 1, size, size): a position sees those less than `window` away, on both sides."""
         place = torch.arange(size, device=lengths.device)
         near = (place - place[:, None]).abs() < self.window
         diagonal = torch.eye(size, dtype=torch.bool, device=lengths.device)  # padding sees itself: no empty softmax
@@ -194,21 +194,12 @@ class SlidingWindow(Windowed, MHA):
             return super()._forward(x, None, lengths, None)
         angles, before = self._angles(x, prefix, prefix_lengths)
         mask = None if prefix is None or prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-        past = None if prefix is None else (*self._pair(prefix, before), mask)
-        return self._join(self._read(self._queries(x, angles), *self._pair(x, angles), past, self._dropout))
-
-    def _pair(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        """Keys, rotated, and values of x (B, T, d), (B, G, T, D) each."""
-        entries = self._entries(x, angles)
-        return entries["key"], entries["value"]
-
-    def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Every position sees those less than `window` away from it, on both sides."""
-        angles, _ = self._angles(x, None, None)
-        mask = self._near(lengths, x.shape[1])
-        key, value = self._entries(x, angles).values()
-        q = self._queries(x, angles)
-        return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
+        q, (key, value) = self._queries(x, angles), self._entries(x, angles).values()
+        past = None
+        if prefix is not None:
+            old_key, old_value = self._entries(prefix, before).values()
+            past = old_key, old_value, mask
+        return self._join(self._read(q, key, value, past, self._dropout))
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowCache)

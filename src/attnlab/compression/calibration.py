@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnlab.compression.methods.base import Method
 from attnlab.errors import ConfigError
-from attnlab.pretrained import Family, family_of
+from attnlab.pretrained import family_of
 
 
 class Grams:
@@ -85,9 +85,7 @@ def collect(model: nn.Module, paths: Sequence[str]) -> Iterator[Grams]:
         grams.mask, grams._last = None, None
 
 
-def calibrated(
-    method: Method, model: nn.Module, feed: Callable[[Grams], None], *, family: Family | None = None
-) -> Method:
+def calibrated(method: Method, model: nn.Module, feed: Callable[[Grams], None]) -> Method:
     """Return the method with the Gram matrices that it needs, if any.
 
     Args:
@@ -95,7 +93,7 @@ def calibrated(
     """
     if method.calibration is None:
         return method
-    units = method.units(model, (family or family_of(model)).layers(model))
+    units = method.units(model, family_of(model).layers(model))
     training = model.training
     try:
         with torch.no_grad(), collect(model.eval(), [path for unit in units for path in unit.reads]) as grams:

@@ -20,29 +20,27 @@ from attnlab.compression.modules.base import Replacement
 from attnlab.compression.modules.linear import Fused
 from attnlab.compression.transform import replacements
 from attnlab.models.build import count_parameters
-from attnlab.pretrained import Family, family_of
+from attnlab.pretrained import family_of
 
 PER_NORM = 5  # per element of a LayerNorm: the convention of fvcore, which gives the widely quoted totals
 
 
-def attention_modules(model: nn.Module, family: Family | None = None) -> dict[str, nn.Module]:
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The attention modules of a model, dense or compressed, by path."""
-    layers = (family or family_of(model)).layers(model)
-    return {path: model.get_submodule(path) for layer in layers if (path := layer.attention) is not None}
+    paths = (layer.attention for layer in family_of(model).layers(model))
+    return {path: model.get_submodule(path) for path in paths if path is not None}
 
 
-def multiply_adds(
-    model: nn.Module, size: tuple[int, ...] = (3, 224, 224), *, family: Family | None = None
-) -> dict[str, int]:
+def multiply_adds(model: nn.Module, size: tuple[int, ...] = (3, 224, 224)) -> dict[str, int]:
     """Multiply-adds for one input: `total`, and the part in `attention`.
 
     Args:
         model: runs once, without gradients, in eval mode; may be on the meta device.
     """
-    layers = {layer.attention: layer for layer in (family or family_of(model)).layers(model)}
+    layers = {layer.attention: layer for layer in family_of(model).layers(model)}
     attentions = {
         id(module): layers[path]
-        for path, module in attention_modules(model, family).items()
+        for path, module in attention_modules(model).items()
         if isinstance(module, Replacement) or "q" in layers[path].projections
     }
     within = {id(part) for module in model.modules() if id(module) in attentions for part in module.modules()}
@@ -77,9 +75,9 @@ def multiply_adds(
     return {"total": counts["attention"] + counts["rest"], "attention": counts["attention"]}
 
 
-def parameters(model: nn.Module, family: Family | None = None) -> dict[str, int]:
+def parameters(model: nn.Module) -> dict[str, int]:
     """Parameters: total, in attention modules, and trained."""
-    return count_parameters(model, attention_modules(model, family).values())
+    return count_parameters(model, attention_modules(model).values())
 
 
 def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def ratios(dense: nn.Module, compressed: nn.Module, size: tuple[int, ...]) -> di
     }
 
 
-def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = None) -> dict[str, float]:
+def rate(dense: nn.Module, compressed: nn.Module) -> dict[str, float]:
     """TensorLLM's compression rate of the replaced matrices, and what follows from it.
 
     Args:
@@ -113,7 +111,7 @@ def rate(dense: nn.Module, compressed: nn.Module, *, family: Family | None = Non
     """
     sizes: dict[str, int] = {}  # by path of an attention module and of the modules of its projections
     paths: set[str] = set()
-    for layer in (family or family_of(dense)).layers(dense):
+    for layer in family_of(dense).layers(dense):
         for projection in layer.projections.values():
             paths.add(projection.path)
             for path in {projection.path, layer.attention or projection.path}:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attnlab.compression.modules.base import Replacement, build, describe
+from attnlab.compression.modules.base import build, describe
 from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import families, family_of
@@ -85,7 +85,6 @@ def load(folder: str | Path) -> nn.Module:
         with _dtype(manifest):
             model = _dense(manifest)
             modules = {place: build(layout) for place, layout in manifest["modules"].items()}
-            _check_sizes(model, modules)
             install(model, modules)
         return _fill(model, path).eval()
     except OSError as error:
@@ -126,16 +125,6 @@ def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(dtype)
-
-
-def _check_sizes(model: nn.Module, modules: dict[str, Replacement]) -> None:
-    """ValueError: the sizes of a module differ from those of the dense matrix that it replaces."""
-    for path, module in modules.items():
-        if "in_features" in vars(module):
-            shape = tuple(model.get_parameter(f"{path}.weight").shape)
-            sizes: list[int] = sorted([int(module.out_features), int(module.in_features)])  # type: ignore[arg-type]
-            if sorted(shape) != sizes:
-                raise ValueError(f"{path} replaces a matrix of shape {shape}, but has sizes {sizes}")
 
 
 def _once(model: nn.Module) -> dict[str, Tensor]:

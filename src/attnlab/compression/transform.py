@@ -24,7 +24,7 @@ from attnlab.compression.methods.base import Change, Method, Place, Unit, Watch
 from attnlab.compression.modules.base import Replacement, build, describe
 from attnlab.compression.modules.linear import Fused
 from attnlab.errors import ConfigError
-from attnlab.pretrained import Family, Layer, Projection, family_of, replace
+from attnlab.pretrained import Layer, Projection, family_of, replace
 from attnlab.run.cache import read_tensors, stored, write_tensors
 from attnlab.run.console import progress
 
@@ -34,14 +34,11 @@ VERSION = 3  # increase it when the same weights and settings give other factors
 ROUNDING = 1e-6  # relative error above which a dense form is not exact
 
 
-def compress(
-    model: nn.Module, method: Method, store: Path | None = None, *, family: Family | None = None
-) -> list[dict[str, Any]]:
+def compress(model: nn.Module, method: Method, store: Path | None = None) -> list[dict[str, Any]]:
     """Compress a model in place, in its dtype.
 
     Args:
         store: cache folder of finished units (:mod:`attnlab.run.cache`); None: nothing is stored.
-        family: the model's family, here and below; None: the first known one that matches.
 
     Returns:
         A report for each unit: path, the method's report (ranks, relative errors, history of errors), seconds, and
@@ -50,7 +47,7 @@ def compress(
     Raises:
         ConfigError: as :meth:`Method.units`; the model is then unchanged.
     """
-    layers = (family or family_of(model)).layers(model)
+    layers = family_of(model).layers(model)
     units = with_budget(method, model, layers).units(model, layers)
     reports: list[dict[str, Any]] = []
     placed: dict[str, Replacement] = {}
@@ -71,9 +68,9 @@ def compress(
     return reports
 
 
-def outline(model: nn.Module, method: Method, *, family: Family | None = None) -> None:
+def outline(model: nn.Module, method: Method) -> None:
     """Replace modules as `compress` does, with any weights, for counting; also on the meta device."""
-    layers = (family or family_of(model)).layers(model)
+    layers = family_of(model).layers(model)
     placed: dict[str, Replacement] = {}
     for unit in with_budget(method, model, layers).units(model, layers):
         placed |= _apply(model, layers, unit.outline())
@@ -96,7 +93,7 @@ def replacements(model: nn.Module) -> dict[str, Replacement]:
     return placed
 
 
-def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: Family | None = None) -> nn.Module:
+def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True) -> nn.Module:
     """Overwrite a model of the original architecture with weights equivalent to the compressed ones.
 
     Args:
@@ -106,7 +103,7 @@ def densify(model: nn.Module, dense: nn.Module, *, exact: bool = True, family: F
         ConfigError: with `exact`, a head whose effective query-key matrix has a higher rank than a dense head is wide
             (a free fusion, CP SlimAtt); or `dense` is of another architecture.
     """
-    layers = (family or family_of(dense)).layers(dense)
+    layers = family_of(dense).layers(dense)
     places = {projection.path: projection for layer in layers for projection in layer.projections.values()}
     attentions = {layer.attention: layer for layer in layers}
     placed = replacements(model)

@@ -30,10 +30,7 @@ MOST = 8_000_000  # bytes of text to read
 FACTS_VERSION, FACTS_LR, DIGITS = 1, 1.5e-3, 5
 PLAIN = 2  # of ROWS: rows of text without facts, so that the text is not forgotten
 AGAIN = 0.75  # share of the facts that repeat one of the same row
-NEAREST, FARTHEST = (
-    8,
-    200,
-)  # bytes of text between two facts, at most: in the first and in the last fifth of the updates
+NEAREST, FARTHEST = 8, 200  # bytes between two facts, at most: in the first and in the last fifth of the updates
 TWO_FROM = 30  # distance from which one of the last two facts is repeated instead of the last one
 
 

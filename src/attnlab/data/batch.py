@@ -44,7 +44,6 @@ class Batch:
             <pad>.
         feature_lengths: (B,) int64, in frames or ids.
         targets: pieces, </s>, then <pad>, (B, N) int64.
-        target_lengths: (B,) int64; </s> counts.
         ctc_targets: ids without </s> and without the blank 0, (B, M) int64; None: CTC is not used.
         ctc_target_lengths: (B,) int64; None as well.
         filler: the batch only keeps a process busy and must not count.
@@ -54,7 +53,6 @@ class Batch:
     features: Tensor
     feature_lengths: Tensor
     targets: Tensor
-    target_lengths: Tensor
     ctc_targets: Tensor | None = None
     ctc_target_lengths: Tensor | None = None
     filler: bool = False
@@ -83,9 +81,9 @@ def collate(examples: Sequence[Example]) -> Batch:
     """The batch of some examples."""
     ctc = [x.ctc_target for x in examples if x.ctc_target is not None]
     ctc_targets, ctc_lengths = _padded(ctc) if ctc else (None, None)
-    features, targets = _padded([x.features for x in examples]), _padded([x.target for x in examples])
+    features, (targets, _) = _padded([x.features for x in examples]), _padded([x.target for x in examples])
     utterances, filler = np.array([x.utterance for x in examples], object), any(x.filler for x in examples)
-    return Batch(utterances, *features, *targets, ctc_targets, ctc_lengths, filler)
+    return Batch(utterances, *features, targets, ctc_targets, ctc_lengths, filler)
 
 
 def _padded(rows: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, Tensor]:

@@ -31,18 +31,14 @@ class Question:
     """One question with its published prompt.
 
     Attributes:
-        id: the file's name and the line, item or row.
         text: the question, claim, biography or cloze text.
         prompt: what a decoder continues.
         answers: the accepted answers; the loss is that of the first.
-        choices: the answers to choose from; empty: the answer is free text.
     """
 
-    id: str
     text: str
     prompt: str
     answers: tuple[str, ...]
-    choices: tuple[str, ...] = ()
 
 
 class QuestionSet(ABC):
@@ -116,13 +112,7 @@ class QuestionSet(ABC):
         accepted = tuple(stripped for answer in answers if (stripped := answer.strip()))
         if not text.strip() or not accepted:
             raise DataError(f"{row.where}: an empty question, or one without an answer; remove it")
-        return Question(
-            id=f"{row.path.name} {row.unit} {row.number}",
-            text=text.strip(),
-            prompt=self.prompt(text.strip()),
-            answers=accepted,
-            choices=self.choices,
-        )
+        return Question(text=text.strip(), prompt=self.prompt(text.strip()), answers=accepted)
 
 
 def with_full_stop(text: str) -> str:

@@ -24,7 +24,7 @@ class TiedSoftmax(nn.Module):
         return self.linear(x).log_softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        """(B, T, d), (B, T) -> (B, T), in nats."""
+        """(..., d), (...) -> (...), in nats."""
         return -self.log_prob(x).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
     @property
@@ -116,7 +116,7 @@ class AdaptiveSoftmax(nn.AdaptiveLogSoftmaxWithLoss):
         return super().log_prob(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        """(B, T, d), (B, T) -> (B, T), in nats. Only the clusters of the targets are computed."""
+        """(..., d), (...) -> (...), in nats. Only the clusters of the targets are computed."""
         return -self(x.flatten(0, -2), targets.flatten()).output.view_as(targets)
 
     @property

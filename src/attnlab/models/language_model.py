@@ -1,6 +1,7 @@
 """The interface of a language model: logits, loss, and the same through caches."""
 
 from abc import ABC
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import Attention, Cache
-from attnlab.models.token_loss import target_and_mean_nats, token_nats
+from attnlab.models.token_loss import at_least_float32, in_chunks, nats
 
 
 def linear_weights(module: nn.Module) -> int:
@@ -16,12 +17,26 @@ def linear_weights(module: nn.Module) -> int:
     return sum(child.weight.numel() for child in module.children() if isinstance(child, nn.Linear))
 
 
-class LanguageModel(nn.Module, ABC):
+class Layered(nn.Module):
+    """A model whose layers have mechanisms."""
+
+    layers: nn.ModuleList
+
+    @property
+    def blocks(self) -> list[Any]:
+        return list(self.layers)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The mechanism of each layer."""
+        return [block.attention for block in self.blocks]
+
+
+class LanguageModel(Layered, ABC):
     """Base of language models: `embed`, the blocks of `layers`, `final`, `logits`."""
 
     max_length: int  # positions of a window
     loss_chunk: int | None = None  # number of tokens whose logits `loss` computes at a time; None: all
-    layers: nn.ModuleList
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         """(B, T) -> (B, T, d), from position `start` on: an int, or (1,) of a static cache."""
@@ -39,15 +54,6 @@ class LanguageModel(nn.Module, ABC):
     def vocabulary_multiply_adds(self) -> int:
         """Multiply-adds of the logits of one position."""
         raise NotImplementedError
-
-    @property
-    def blocks(self) -> list[Any]:
-        return list(self.layers)
-
-    @property
-    def attentions(self) -> list[Attention]:
-        """The mechanism of each layer."""
-        return [block.attention for block in self.blocks]
 
     @property
     def longest(self) -> int:
@@ -70,11 +76,26 @@ class LanguageModel(nn.Module, ABC):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target in nats, (B, T) and (B, T) -> (B, T) float32 or wider."""
-        return token_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
+        (losses,) = self._in_chunks(lambda h, t: (self.nats(h, t),), tokens, targets)
+        return losses
+
+    def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-probability of targets (n,) after `hidden` (n, d), (n,) float32 or wider."""
+        return nats(self.logits(hidden), targets)
 
     def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """`loss`, and the mean of -log p over all words for label smoothing, both (B, T) float32 or wider."""
-        return target_and_mean_nats(self.hidden(tokens), targets, self.logits, self.loss_chunk)
+
+        def of(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+            logp = at_least_float32(self.logits(h)).log_softmax(-1)
+            return -logp.gather(-1, t.unsqueeze(-1)).squeeze(-1), -logp.mean(-1)
+
+        target, mean = self._in_chunks(of, tokens, targets)
+        return target, mean
+
+    def _in_chunks(self, function: Callable[..., tuple[Tensor, ...]], tokens: Tensor, targets: Tensor) -> list[Tensor]:
+        rows = self.hidden(tokens).flatten(0, 1), targets.flatten()
+        return [values.view_as(targets) for values in in_chunks(function, rows, self.loss_chunk)]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
@@ -88,6 +109,12 @@ class LanguageModel(nn.Module, ABC):
         """Multiply-adds of one cached step of one row at `context` positions, including the output layer."""
         layers = sum(b.attention.multiply_adds(context, prefix) + linear_weights(b) for b in self.blocks)
         return layers + self.vocabulary_multiply_adds
+
+    def cache_bytes(
+        self, rows: int, capacity: int, prefix: int = 0, sentences: int | None = None, *, dtype: torch.dtype
+    ) -> int:
+        """Bytes of all caches for `rows` texts of `capacity` positions after `sentences` prefixes."""
+        return sum(a.cache_bytes(rows, capacity, prefix, sentences, dtype=dtype) for a in self.attentions)
 
     def start(
         self,

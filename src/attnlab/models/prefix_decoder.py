@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 from attnlab.attention import Attention, Cache
 from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.decoder import PostNormBlock
-from attnlab.models.language_model import linear_weights
+from attnlab.models.language_model import Layered, linear_weights
 
 
 class PrefixDecoderLayer(PostNormBlock):
@@ -56,12 +55,11 @@ def projector(d_model: int, inner: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(d_model, inner), nn.ReLU(), nn.Linear(inner, d_model))
 
 
-class TextDecoder(nn.Module):
+class TextDecoder(Layered):
     """Base of decoders of text after an encoder's output, the prefix; in parallel or with caches."""
 
     embedding: nn.Embedding
     unembedding: nn.Linear | None  # None: the embedding is the output matrix
-    layers: nn.ModuleList
     projector: nn.Module  # applied to the prefix
     norm: nn.Module
     dropout: nn.Module
@@ -69,15 +67,6 @@ class TextDecoder(nn.Module):
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.scale = math.sqrt(d_model)
-
-    @property
-    def blocks(self) -> list[Any]:
-        return list(self.layers)
-
-    @property
-    def attentions(self) -> list[Attention]:
-        """The mechanisms of the text, one per layer."""
-        return [layer.attention for layer in self.blocks]
 
     def cache_bytes(self, rows: int, capacity: int, prefix: int, sentences: int, *, dtype: torch.dtype) -> int:
         """Bytes of all caches for `rows` hypotheses of `capacity` tokens after `sentences` prefixes."""

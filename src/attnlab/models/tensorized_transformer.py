@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
@@ -11,7 +10,7 @@ from attnlab.attention.bounds import Layers, Rate, Size
 from attnlab.models.adaptive_softmax import AdaptiveSoftmax, TiedSoftmax
 from attnlab.models.decoder import PostNormBlock, SharedDropout
 from attnlab.models.language_model import LanguageModel
-from attnlab.models.token_loss import in_chunks, target_and_mean_nats
+from attnlab.models.token_loss import at_least_float32
 
 
 class TensorizedTransformer(LanguageModel):
@@ -78,15 +77,6 @@ class TensorizedTransformer(LanguageModel):
         """(B, T, d) -> log-probabilities (B, T, V)."""
         return self.softmax.log_prob(hidden)
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Negative log-probability of each target, (B, T) and (B, T) -> (B, T) float32 or wider, in nats.
-
-        With cutoffs only the clusters of the targets are computed, which is cheaper than `forward`.
-        """
-        parts = self.hidden(tokens).flatten(0, 1), targets.flatten()
-        (nll,) = in_chunks(lambda h, t: (self.softmax.nll(h[None], t[None])[0],), parts, self.loss_chunk)
-        return nll.to(torch.promote_types(nll.dtype, torch.float32)).view_as(targets)
-
-    def target_and_mean(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """As in `LanguageModel`. Unlike in `loss`, all clusters are computed."""
-        return target_and_mean_nats(self.hidden(tokens), targets, lambda h: self.logits(h[None])[0], self.loss_chunk)
+    def nats(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """As in `LanguageModel`. With cutoffs only the clusters of the targets are computed."""
+        return at_least_float32(self.softmax.nll(hidden, targets))

@@ -60,36 +60,3 @@ def nats(logits: Tensor, targets: Tensor, **settings: float) -> Tensor:
     `settings` are those of torch's `cross_entropy`: `ignore_index`, `label_smoothing`.
     """
     return F.cross_entropy(at_least_float32(logits), targets, reduction="none", **settings)  # type: ignore[arg-type]
-
-
-def target_and_mean_nats(
-    hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], chunk: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Negative log-probability of each target, and its mean over all words, both (B, T) float32 or wider.
-
-    Args:
-        hidden: (B, T, d).
-        targets: (B, T).
-        logits: (n, d) -> logits or log-probabilities (n, V).
-        chunk: number of tokens whose logits are computed at a time; None: all.
-    """
-
-    def of(h: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        logp = at_least_float32(logits(h)).log_softmax(-1)
-        return -logp.gather(-1, t.unsqueeze(-1)).squeeze(-1), -logp.mean(-1)
-
-    target, mean = in_chunks(of, (hidden.flatten(0, 1), targets.flatten()), chunk)
-    return target.view_as(targets), mean.view_as(targets)
-
-
-def token_nats(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor], chunk: int | None = None) -> Tensor:
-    """Negative log-probability of each target, (B, T) float32 or wider.
-
-    Args:
-        hidden: (B, T, d).
-        targets: (B, T).
-        logits: (n, d) -> (n, V).
-        chunk: number of tokens whose logits are computed at a time; None: all.
-    """
-    (losses,) = in_chunks(lambda h, t: (nats(logits(h), t),), (hidden.flatten(0, 1), targets.flatten()), chunk)
-    return losses.view_as(targets)

@@ -8,9 +8,8 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 from lightning import seed_everything
 from omegaconf import DictConfig
 
-from attnlab.pretrained.weights import fill
+from attnlab.pretrained.weights import check_identity, fill
 from attnlab.tasks.base import Trains, task_of
-from attnlab.training.weights import check_identity
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 

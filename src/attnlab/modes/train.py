@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from attnlab.config.batch import check_batch
 from attnlab.config.build import at
 from attnlab.errors import DataError
-from attnlab.pretrained.weights import check_values
+from attnlab.pretrained.weights import check_identity, check_values, read_checkpoint
 from attnlab.report.figure import plot_curves
 from attnlab.run import record as records
 from attnlab.run.files import replacing_summed, verify
@@ -20,7 +20,6 @@ from attnlab.run.record import first_process
 from attnlab.tasks.base import Trains, task_of
 from attnlab.training.module import Module
 from attnlab.training.trainer import fit, open_loggers, process_count
-from attnlab.training.weights import check_identity, read_checkpoint
 
 READS_CORPUS = True  # the files of data_root are checked before a library is loaded
 

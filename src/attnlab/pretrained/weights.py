@@ -1,22 +1,28 @@
-"""External weight files: read without running code, and loaded completely or not at all."""
+"""Files of weights, of runs and of other programs: read without running code, loaded completely or not at all."""
 
 import errno
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError, WriteError
-from attnlab.run.files import verify
+from attnlab.run.files import replacing_summed, verify
+from attnlab.run.identity import of_checkpoint
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors
 FLOATING = tuple(DTYPES.values())
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys of the weights in checkpoints
+PREFIX = "model."  # of the model's weights in a training checkpoint
+OVERRIDES = "give the command the overrides of the checkpoint's run (its config.yaml has them)"
 
 
 def find(source: str) -> Path | None:
@@ -38,20 +44,29 @@ def find(source: str) -> Path | None:
 
 def read(path: Path) -> dict[str, Tensor]:
     """Weights by name. DataError: the file is damaged, or has more than tensors and plain values."""
-    verify(path)  # files of runs have checksums
-    try:
+    with _readable(path, "checkpoint"):
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # foreign bytes raise many classes in pickle and safetensors
-        raise DataError(f"{path}: not a readable checkpoint: {damage(error)}") from error
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise DataError(f"{path}: not a checkpoint: expected weights by name")
-    return {name.removeprefix("module.").removeprefix("model."): value for name, value in content.items()}
+    return {name.removeprefix("module.").removeprefix(PREFIX): value for name, value in content.items()}
+
+
+@contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    verify(path)  # files of runs have checksums
+    try:
+        yield
+    except Exception as error:  # foreign bytes raise many classes in pickle, torch and safetensors
+        why = f"damaged, cut short or foreign ({first_line(error)})"
+        if type(error).__name__ == "UnpicklingError":
+            why = "damaged, or it holds more than tensors and plain values"
+        raise DataError(f"{path}: not a readable {kind}: {why}") from error
 
 
 def fill(model: nn.Module, path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -110,17 +125,90 @@ def check_stored(path: Path, model: nn.Module) -> None:
 
 def cannot_write(path: Path, error: Exception) -> WriteError:
     """The WriteError of an error of the file system, also if safetensors wraps it."""
-    number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+    number = error.errno if isinstance(error, OSError) else None
+    number = number or (errno.ENOSPC if "os error 28" in str(error) else errno.EIO)
     return WriteError(number, first_line(error), str(path))
-
-
-def damage(error: Exception) -> str:
-    """The reason of a failure to read weights."""
-    if type(error).__name__ == "UnpicklingError":
-        return "damaged, or it holds more than tensors and plain values"
-    return f"damaged, cut short or foreign ({first_line(error)})"
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, shortened, or the name of its class."""
     return shorten((str(error).splitlines() or [""])[0] or type(error).__name__, 160)
+
+
+# --- weights of runs ---
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and identity of a training checkpoint (.ckpt) or of exported weights (.safetensors).
+
+    DataError: it does not exist, is damaged, or holds more than tensors and plain values.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)"
+        )
+    with _readable(path, "attnlab checkpoint"):
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata.get("identity", "{}"))  # noqa: SIM118
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        return {k.removeprefix(PREFIX): v for k, v in content["state_dict"].items()}, content["identity"]
+
+
+def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
+    """Write `weights`, by name, as safetensors, atomically and with a checksum. WriteError: the disk is full, ...
+
+    Tied weights are written once for each name. `identity`: plain values that a model must share to load them.
+    """
+    seen: set[int] = set()
+    tensors = {}
+    for name, value in weights.items():
+        place = value.untyped_storage().data_ptr()
+        tensors[name] = value.clone() if place in seen else value.contiguous()
+        seen.add(place)
+    with replacing_summed(path) as part:
+        try:
+            save_file(tensors, part, metadata={"identity": json.dumps(identity)})
+        except (OSError, SafetensorError) as error:
+            raise cannot_write(path, error) from error
+
+
+def average(paths: list[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of one or more checkpoints, summed in float64, each in its own dtype."""
+    total: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    for path in paths:
+        for name, value in read_checkpoint(path)[0].items():
+            kinds[name] = value.dtype
+            total[name] = total[name] + value.double() if name in total else value.double()
+    return {name: (value / len(paths)).to(kinds[name]) for name, value in total.items()}
+
+
+def check_identity(path: Path, stored: dict[str, Any], wanted: dict[str, Any], advice: str = OVERRIDES) -> None:
+    """Refuse a checkpoint of another model (DataError); the keys and classes of `stored` may have old names."""
+    stored = of_checkpoint(stored)
+    for key, value in wanted.items():
+        if stored.get(key) != value:
+            was, now = _difference(stored.get(key), value)
+            raise DataError(f"{path}: the checkpoint is of another {key}: it has {was}, this run has {now}; {advice}")
+
+
+def find_weights(path: Path) -> Path:
+    """The averaged weights of a run directory; a file stays. DataError: a directory has no averaged weights."""
+    if path.is_dir():
+        averaged = path / "checkpoints" / "averaged.safetensors"
+        if not averaged.is_file():
+            raise DataError(
+                f"{path}: no checkpoints/averaged.safetensors here; give the directory of a finished run of "
+                "mode=train, or a .ckpt or .safetensors file"
+            )
+        return averaged
+    return path
+
+
+def _difference(was: Any, now: Any) -> tuple[str, str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        keys = dict.fromkeys(k for k in (*now, *was) if was.get(k) != now.get(k))
+        return tuple(", ".join(f"{k}={side.get(k)}" for k in keys) for side in (was, now))  # type: ignore[return-value]
+    return str(was), str(now)

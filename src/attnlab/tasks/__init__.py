@@ -20,7 +20,7 @@ def match_parameters(cfg: DictConfig, overrides: Sequence[str], read_models: boo
     """The configuration with the feed-forward width of `task.match`. ConfigError: no width fits."""
     if cfg.task.get("match") is None:
         return cfg
-    from attnlab.tasks.match import matched  # it imports torch
+    from attnlab.tasks.base import matched  # it imports torch
 
     return matched(cfg)
 

@@ -10,6 +10,7 @@ train or score.
 
 from __future__ import annotations
 
+import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
 from attnlab.callbacks.speedup import read_baseline, require_same_protocol, speedup
-from attnlab.config.build import instantiate
+from attnlab.config.build import freeze, instantiate
+from attnlab.config.check import check_fixed
 from attnlab.config.compose import one_line
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, width_key, without_memory
@@ -334,8 +337,7 @@ class Trains(ReadsData, Restores):
 
     def restore(self) -> Any:
         """See :meth:`Restores.restore`."""
-        from attnlab.pretrained.weights import fill
-        from attnlab.training.weights import check_identity
+        from attnlab.pretrained.weights import check_identity, fill
 
         device = device_of(self.cfg)
         path, weights, identity = self.read_weights()
@@ -351,7 +353,7 @@ class Trains(ReadsData, Restores):
 
     def read_weights(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         """The file of weights that `checkpoint=` names, the weights by name, and the identity of their model."""
-        from attnlab.training.weights import find_weights, read_checkpoint
+        from attnlab.pretrained.weights import find_weights, read_checkpoint
 
         path = find_weights(Path(self.cfg.checkpoint).expanduser())
         return path, *read_checkpoint(path)
@@ -406,11 +408,6 @@ class TextTask(Trains):
         attentions: list[Attention] = self.decoder(model).attentions
         return attentions
 
-    def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
-        """Of the caches of one decoding batch, over all layers."""
-        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
-        return sum(a.cache_bytes(*size, dtype=shape.dtype) for a in decoder.attentions)
-
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.
 
@@ -432,10 +429,11 @@ class TextTask(Trains):
 
     def cache_sizes(self, decoder: Any, shape: CacheShape) -> dict[str, float]:
         """The predicted cache of a decoding batch, for the record."""
+        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
         return {
             "elements_per_token_per_layer": per_layer(decoder.attentions),
             "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * shape.dtype.itemsize,
-            "bytes_predicted": self.cache_bytes(decoder, shape),
+            "bytes_predicted": decoder.cache_bytes(*size, dtype=shape.dtype),
         }
 
     def sizes(self, record: dict[str, Any], model: Any) -> None:
@@ -496,3 +494,49 @@ def task_of(cfg: DictConfig, capability: type[T]) -> T:
     if not isinstance(task, capability):
         raise ConfigError(f"mode={cfg.mode}: task={cfg.task.name} has no such mode")
     return task
+
+
+# --- task.match=parameters ---
+
+NEAR = 0.01  # of the parameters
+
+
+def matched(cfg: DictConfig) -> DictConfig:
+    """The composed configuration with the width at which its model has as many parameters as with attention=mha.
+
+    The parameters of a model are linear in the width, so two widths give every other.
+
+    Raises:
+        ConfigError: the model has no feed-forward layers, or no width is near enough.
+    """
+    key = width_key(cfg)
+    refused = f"task.match={cfg.task.match}"
+    if OmegaConf.select(cfg, key) == 0:
+        raise ConfigError(f"{refused}: {key}=0, so there is no width to choose; give a width or leave task.match out")
+    reference = copy.deepcopy(cfg)
+    with open_dict(reference):
+        reference.attention = compose("attention/mha").attention
+        reference.hydra.runtime.choices.attention = "mha"
+    wanted = _parameters(reference)
+    counts = [_parameters(_at_width(cfg, key, width)) for width in (1, 2)]
+    width = 1 + round((wanted - counts[0]) / (counts[1] - counts[0]))
+    reached = counts[0] + (width - 1) * (counts[1] - counts[0])
+    if width < 1 or abs(reached - wanted) > NEAR * wanted:
+        raise ConfigError(
+            f"{refused}: no {key} gives the {wanted:,} parameters of attention=mha; with 1 there are {counts[0]:,}"
+        )
+    return _at_width(cfg, key, width)
+
+
+def _at_width(cfg: DictConfig, key: str, width: int) -> DictConfig:
+    changed = copy.deepcopy(cfg)
+    OmegaConf.update(changed, key, width)
+    return changed
+
+
+def _parameters(cfg: DictConfig) -> int:
+    """The number of parameters of a composed configuration's model."""
+    fixed: Any = freeze(cfg, cfg.hydra.runtime.choices)
+    check_fixed(fixed)
+    with without_memory():
+        return count_parameters(task_of(fixed, Trains).build())["total"]

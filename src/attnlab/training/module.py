@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -68,6 +68,7 @@ class Module(LightningModule):
     compiled_part: str = ""  # what torch.compile compiles with `hardware.compile`
     compiled_steps_part: ClassVar[str] = ""  # what of that there is where nothing is trained or scored
     counts_right: ClassVar[bool] = True  # whether `losses` gives the number of right items
+    called: ClassVar[tuple[str, ...]] = ()  # the methods of `model` that are called besides `forward`
 
     def __init__(
         self,
@@ -118,6 +119,8 @@ class Module(LightningModule):
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
                 fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
+        for name in self.called:  # otherwise parameters are gathered around calls of forward alone
+            register_fsdp_forward_method(self.model, name)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self._optimizer(self.parameters(), **self.fused(self._optimizer))

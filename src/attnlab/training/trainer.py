@@ -32,7 +32,7 @@ from attnlab.config.build import instantiate, leaves, written
 from attnlab.config.compose import one_line
 from attnlab.data.base import Data
 from attnlab.errors import ConfigError
-from attnlab.pretrained.weights import fill
+from attnlab.pretrained.weights import average, fill, write_weights
 from attnlab.run.device import scoring_dtype
 from attnlab.run.processes import in_submitit
 from attnlab.run.record import NOT_RUN, first_process
@@ -40,7 +40,6 @@ from attnlab.training.batch_norm import share_statistics
 from attnlab.training.checkpoints import AtomicCheckpointIO, BestAndLast, EndAfterUpdate, KeepSignals, Resume
 from attnlab.training.gradient_checkpointing import checkpoint_layers
 from attnlab.training.module import Module
-from attnlab.training.weights import average, write_weights
 
 log = logging.getLogger(__name__)
 

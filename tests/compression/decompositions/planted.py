@@ -2,7 +2,7 @@
 
 import torch
 
-from attnlab.compression.decompositions import Slices
+from attnlab.compression.decompositions.slices import Slices
 
 RANKS = [2, 3, 5, 7, 9, 10]
 

@@ -1,18 +1,11 @@
 import pytest
 import torch
 
-from attnlab.compression.decompositions import (
-    BlockTerms,
-    Slices,
-    btd,
-    cp_als,
-    cp_epc,
-    fusion_penalty,
-    fusion_ranks,
-    global_svd,
-    terms_from_cp,
-    truncated_svd,
-)
+from attnlab.compression.decompositions.btd import btd, fusion_ranks, terms_from_cp
+from attnlab.compression.decompositions.cp import cp_als, cp_epc
+from attnlab.compression.decompositions.fusion import fusion_penalty
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, global_svd, truncated_svd
 from tests.compression.decompositions.planted import RANKS, planted, products
 
 TOTAL = sum(RANKS)

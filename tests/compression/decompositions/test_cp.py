@@ -6,7 +6,9 @@ import tensorly
 import torch
 from tensorly.decomposition import parafac
 
-from attnlab.compression.decompositions import CP, Slices, cost, cp_als, cp_epc, global_svd, rescale
+from attnlab.compression.decompositions.cp import CP, cost, cp_als, cp_epc, rescale
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import global_svd
 from tests.compression.decompositions.planted import RANKS, planted, products
 
 TOTAL = sum(RANKS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnlab.compression.decompositions import constrained_fusion, fusion_penalty
+from attnlab.compression.decompositions.fusion import constrained_fusion, fusion_penalty
 
 
 def satisfies(fusion: torch.Tensor) -> None:

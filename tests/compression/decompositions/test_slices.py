@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from attnlab.compression.decompositions import Slices
+from attnlab.compression.decompositions.slices import Slices
 from tests.compression.decompositions.planted import products
 
 

@@ -3,14 +3,8 @@ from itertools import product
 import pytest
 import torch
 
-from attnlab.compression.decompositions import (
-    BlockTerms,
-    Slices,
-    global_ranks,
-    global_svd,
-    low_rank,
-    truncated_svd,
-)
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, global_ranks, global_svd, low_rank, truncated_svd
 from tests.compression.decompositions.planted import RANKS, planted, products
 
 

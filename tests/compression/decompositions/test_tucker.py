@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.compression.decompositions import truncation_errors, tucker
+from attnlab.compression.decompositions.tucker import truncation_errors, tucker
 
 D, H, WIDTH = 32, 4, 8
 

@@ -4,14 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.compression.decompositions import (
-    Tucker,
-    orthonormal,
-    output_errors,
-    tucker,
-    weight_errors,
-    weighted_tucker,
-)
+from attnlab.compression.decompositions.tucker import Tucker, tucker
+from attnlab.compression.decompositions.weighted import orthonormal, output_errors, weight_errors, weighted_tucker
 from tests.compression.decompositions.test_tucker import normal
 
 D, H, WIDTH = 24, 3, 8

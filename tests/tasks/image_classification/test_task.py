@@ -246,7 +246,7 @@ def test_a_trial_pretrains_little_and_leaves_nothing_to_others(
     for settings, epochs in ((["debug=fast"], 1), ([], 2)):
         cfg, record = start("mode=compress", "compress=truncatt", "rank=4", "task.pretrain.epochs=2", *settings)
         task = task_of(cfg, Trains)
-        pretrain(cfg, record, tmp_path, *task.prepare(record, None), task.rehearsal)
+        pretrain(cfg, record, tmp_path, *task.prepare(record, None))
         assert record["pretraining"]["epochs"] == epochs
     assert "task.pretrain.epochs" in caplog.text
 

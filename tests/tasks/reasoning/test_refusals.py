@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.compression.decompositions import tucker
+from attnlab.compression.decompositions.tucker import tucker
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.pretrained import huggingface

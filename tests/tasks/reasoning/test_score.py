@@ -72,9 +72,7 @@ def test_released_padding_without_mask_changes_the_loss_of_short_rows_alone(word
 def test_compat_counts_the_prompt_and_answers_inside_words(place: Path, words: Any) -> None:
     asked, kind = tiny("llama", words), question_set("hotpotqa")
     text = "Do I know Anna Berg or Boris Holm?"
-    items = [
-        Question(id=answer, text=text, prompt=kind.prompt(text), answers=(answer,)) for answer in ("no", "Boris Holm")
-    ]
+    items = [Question(text=text, prompt=kind.prompt(text), answers=(answer,)) for answer in ("no", "Boris Holm")]
     assert [answer.right for answer in ask(asked, kind, items, 2)] == [False, False]
     assert [answer.right for answer in ask(asked, kind, items, 2, compat=True)] == [True, True]
 
@@ -99,7 +97,7 @@ def test_a_mask_in_a_question_is_no_place_for_an_answer(place: Path, words: Any)
     asked, kind = tiny("roberta", words), question_set("hotpotqa")
     mask = words.mask_token
     text = f"What is {mask} here?"
-    (answer,) = ask(asked, kind, [Question(id="1", text=text, prompt=kind.prompt(text), answers=("New York",))], 1)
+    (answer,) = ask(asked, kind, [Question(text=text, prompt=kind.prompt(text), answers=("New York",))], 1)
     ids = asked.ids(kind.masked_prompt(text, mask, asked.last))
     with torch.no_grad():
         logits = asked.model(input_ids=torch.tensor([ids])).logits[0]

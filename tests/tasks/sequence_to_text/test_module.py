@@ -64,7 +64,7 @@ def test_the_first_token_counts_so_often(weight: float) -> None:
     )
     batch = Batch(
         np.array([Utterance(id=id, source="", target="", label="a") for id in "xy"]),
-        torch.zeros(2, 4, 3), torch.tensor([4, 4]), targets, torch.tensor([3, 2]),
+        torch.zeros(2, 4, 3), torch.tensor([4, 4]), targets,
     )  # fmt: skip
     loss, plain, _, count = module.train().losses(batch)
     logp = logits.log_softmax(-1)

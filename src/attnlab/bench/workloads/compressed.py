@@ -17,7 +17,7 @@ from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.workloads import Workload
 from attnlab.compression import Method, densify, outline
 from attnlab.compression.counting import rate
-from attnlab.compression.decompositions import tucker
+from attnlab.compression.decompositions.tucker import tucker
 from attnlab.compression.methods.tensorllm import Sizes, TensorLLM
 from attnlab.compression.modules.base import Replacement
 from attnlab.config.build import instantiate

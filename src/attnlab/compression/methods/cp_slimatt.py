@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -10,16 +11,19 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from attnlab.compression.decompositions import CP, BlockTerms, Slices, cp_als, cp_epc, fusion_ranks, truncated_svd
-from attnlab.compression.methods.base import KeepOf, Share, Watch, settings_of
-from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, ValueRanks, fill
+from attnlab.compression.decompositions.btd import fusion_ranks
+from attnlab.compression.decompositions.cp import CP, cp_als, cp_epc
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, truncated_svd
+from attnlab.compression.methods.base import Watch, settings_of
+from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, fill
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.config.bounds import Rank
 from attnlab.errors import ConfigError
 
 Objective = Literal["sensitivity", "norm", "none"]
 
 
+@dataclass(eq=False)
 class FromCP(QueryKeyMethod):
     """A method that begins with a CP decomposition of the query-key tensor.
 
@@ -30,12 +34,12 @@ class FromCP(QueryKeyMethod):
         tolerance: relative change of the error at which the decomposition ends; ten times that for the correction.
     """
 
-    start: str
-    restarts: int
-    start_seed: int
-    objective: Objective
-    sweeps: int
-    tolerance: float
+    start: str = "global"
+    restarts: Annotated[int, Ge(1)] = 4
+    start_seed: Annotated[int, Ge(0)] = 0
+    objective: Objective = "sensitivity"
+    sweeps: Annotated[int, Ge(0)] = 200
+    tolerance: Annotated[float, Ge(0)] = 1e-4
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -70,6 +74,7 @@ class FromCP(QueryKeyMethod):
             yield cp, named
 
 
+@dataclass(eq=False)
 class CPSlimAtt(FromCP):
     """CP decomposition of the query-key tensor, then the error-preserving correction.
 
@@ -91,32 +96,17 @@ class CPSlimAtt(FromCP):
         ValueError: a rank or a number of starts below 1, or a negative number of sweeps or penalty.
     """
 
-    def __init__(
-        self,
-        rank: Rank | None = None,
-        vo_rank: Rank | None = None,
-        mlp_rank: Rank | None = None,
-        objective: Objective = "sensitivity",
-        sweeps: Annotated[int, Ge(0)] = 200,
-        tolerance: Annotated[float, Ge(0)] = 1e-4,
-        fusion_penalty: Annotated[float, Ge(0)] = 0.0,
-        keep: Share | None = None,
-        vo: ValueRanks = "truncatt",
-        start: Literal["global", "random"] = "global",
-        restarts: Annotated[int, Ge(1)] = 4,
-        start_seed: Annotated[int, Ge(0)] = 0,
-        fusion: Literal["free", "constrained"] = "free",
-        keep_of: KeepOf = "parameters",
-    ) -> None:
-        super().__init__(rank, vo_rank, mlp_rank, keep, vo, keep_of)
-        if fusion == "constrained" and fusion_penalty:
+    start: Literal["global", "random"] = "global"
+    fusion: Literal["free", "constrained"] = "free"
+    fusion_penalty: Annotated[float, Ge(0)] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fusion == "constrained" and self.fusion_penalty:
             raise ConfigError(
-                f"compress.fusion=constrained and compress.fusion_penalty={fusion_penalty}: the constraint makes the "
-                "penalty zero; give one of them"
+                f"compress.fusion=constrained and compress.fusion_penalty={self.fusion_penalty}: the constraint makes "
+                "the penalty zero; give one of them"
             )
-        self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
-        self.start, self.restarts, self.start_seed = start, restarts, start_seed
-        self.fusion, self.fusion_penalty = fusion, fusion_penalty
 
     def outline(self, sizes: Sizes) -> SlimAttention:
         rank, vo_rank = self.ranks(sizes)

@@ -14,7 +14,7 @@ from attnlab.compression.methods.base import Ladder, Method, Share, Unit
 from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer
 
-RANKS = ("rank", "rho", "rate", "free_ranks", "vo_rank", "mlp_rank", "keep")  # arguments of steps that set ranks
+RANKS = ("rank", "rho", "rate", "ranks", "vo_rank", "mlp_rank", "keep")  # arguments of steps that set ranks
 
 
 class Hybrid(Method):

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from annotated_types import Ge
 
-from attnlab.compression.decompositions import (
-    BlockTerms,
-    Slices,
-    btd,
-    fusion_ranks,
-    global_ranks,
-    global_svd,
-    spectrum,
-    terms_from_cp,
-    truncated_svd,
-)
+from attnlab.compression.decompositions.btd import btd, fusion_ranks, terms_from_cp
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, global_ranks, global_svd, spectrum, truncated_svd
 from attnlab.compression.keep import even
-from attnlab.compression.methods.base import KeepOf, Share, Unit, Watch
-from attnlab.compression.methods.cp_slimatt import FromCP, Objective
-from attnlab.compression.methods.query_key import Fit, Heads, Sizes, ValueRanks, factored
+from attnlab.compression.methods.base import Unit, Watch
+from attnlab.compression.methods.cp_slimatt import FromCP
+from attnlab.compression.methods.query_key import Fit, Heads, Sizes, factored
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention, SlimAttention
-from attnlab.config.bounds import Rank
 
 
+@dataclass(eq=False)
 class IrrAtt(FromCP):
     """BTD-(L, L, 1) of the query-key tensor; ranks differ between heads.
 
@@ -51,26 +43,8 @@ class IrrAtt(FromCP):
         ValueError: a rank or a number of starts below 1, or a negative number of sweeps.
     """
 
-    def __init__(
-        self,
-        rank: Rank | None = None,
-        vo_rank: Rank | None = None,
-        mlp_rank: Rank | None = None,
-        start: Literal["random", "global", "cp"] = "cp",
-        fusion: Literal["free", "identity"] = "free",
-        objective: Objective = "sensitivity",
-        sweeps: Annotated[int, Ge(0)] = 200,
-        tolerance: Annotated[float, Ge(0)] = 1e-4,
-        keep: Share | None = None,
-        vo: ValueRanks = "truncatt",
-        restarts: Annotated[int, Ge(1)] = 4,
-        start_seed: Annotated[int, Ge(0)] = 0,
-        keep_of: KeepOf = "parameters",
-    ) -> None:
-        super().__init__(rank, vo_rank, mlp_rank, keep, vo, keep_of)
-        self.start, self.fusion = start, fusion
-        self.restarts, self.start_seed = restarts, start_seed
-        self.objective, self.sweeps, self.tolerance = objective, sweeps, tolerance
+    start: Literal["random", "global", "cp"] = "cp"
+    fusion: Literal["free", "identity"] = "free"
 
     def outline(self, sizes: Sizes) -> FactoredAttention:
         rank, vo_rank = self.ranks(sizes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import low_rank, randomised_low_rank
+from attnlab.compression.decompositions.svd import low_rank, randomised_low_rank
 from attnlab.compression.methods.base import (
     Change,
     Ladder,
@@ -36,6 +37,7 @@ RHO = 0.1  # the default of rank, rho and rate
 ALIASES = {"fc_in": ("fc1", "gate"), "fc_up": ("up",), "fc_out": ("fc2", "down")}  # the families' names by LASER's
 
 
+@dataclass(eq=False)
 class LASER(Method):
     """The best approximation of a lower rank for each chosen matrix; biases stay.
 
@@ -64,30 +66,25 @@ class LASER(Method):
             factorised=False, which saves nothing.
     """
 
-    def __init__(
-        self,
-        layers: list[int] | None = None,
-        matrices: Annotated[list[str], MinLen(1)] | str = "mlp",
-        rank: Rank | None = None,
-        rho: Annotated[float, Gt(0), Le(1)] | None = None,
-        rate: Annotated[float, Ge(0), Lt(10)] | None = None,
-        compat: Literal["none", "randomised"] = "none",
-        iterations: Annotated[int, Ge(0)] = 2,
-        seed: Annotated[int, Ge(0)] = 0,
-        factorised: bool = True,
-        keep: Share | None = None,
-    ) -> None:
-        values = {"rank": rank, "rho": rho, "rate": rate, "keep": keep}
+    layers: list[int] | None = None
+    matrices: Annotated[list[str], MinLen(1)] | str = "mlp"
+    rank: Rank | None = None
+    rho: Annotated[float, Gt(0), Le(1)] | None = None
+    rate: Annotated[float, Ge(0), Lt(10)] | None = None
+    compat: Literal["none", "randomised"] = "none"
+    iterations: Annotated[int, Ge(0)] = 2
+    seed: Annotated[int, Ge(0)] = 0
+    factorised: bool = True
+    keep: Share | None = None
+
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in ("rank", "rho", "rate", "keep")}
         stated = [f"{name}={value}" for name, value in values.items() if value is not None]
         if len(stated) > 1:
             raise ValueError(f"{' and '.join(stated)}: give only one of rank, rho, rate and keep")
-        if keep is not None and not factorised:
+        if self.keep is not None and not self.factorised:
             raise ValueError("keep chooses ranks of factors; with factorised=false nothing would become smaller")
-        self.layers = layers
-        self.matrices = [matrices] if isinstance(matrices, str) else list(matrices)
-        self.rank, self.rho, self.rate = rank, rho, rate
-        self.compat, self.iterations, self.seed, self.factorised = compat, iterations, seed, factorised
-        self.keep = keep
+        self.matrices = [self.matrices] if isinstance(self.matrices, str) else list(self.matrices)
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         units = []

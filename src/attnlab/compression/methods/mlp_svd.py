@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import low_rank
+from attnlab.compression.decompositions.svd import low_rank
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import (
     Change,
@@ -30,6 +31,7 @@ from attnlab.errors import ConfigError
 from attnlab.pretrained.base import Layer, Projection
 
 
+@dataclass(eq=False)
 class MLPSVD(Method):
     """Each matrix of every MLP as a product of two.
 
@@ -42,11 +44,14 @@ class MLPSVD(Method):
         ConfigError: not exactly one of `mlp_rank` and `keep`, or `keep_of` without `keep`.
     """
 
-    def __init__(self, mlp_rank: Rank | None = None, keep: Share | None = None, keep_of: KeepOf = "parameters") -> None:
-        counts_what(keep, keep_of)
-        if (mlp_rank is None) == (keep is None):
+    mlp_rank: Rank | None = None
+    keep: Share | None = None
+    keep_of: KeepOf = "parameters"
+
+    def __post_init__(self) -> None:
+        counts_what(self.keep, self.keep_of)
+        if (self.mlp_rank is None) == (self.keep is None):
             raise ConfigError("compress.keep chooses the ranks; give it, or compress.mlp_rank (rank=)")
-        self.mlp_rank, self.keep, self.keep_of = mlp_rank, keep, keep_of
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         if self.chosen is None:

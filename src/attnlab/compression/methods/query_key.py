@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import BlockTerms, Slices, global_svd, spectrum, truncated_svd
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.svd import BlockTerms, global_svd, spectrum, truncated_svd
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import (
     Change,
@@ -119,6 +120,7 @@ class Heads:
 Fit = tuple[CompressedAttention, dict[str, Any]]  # the layer in float64, and plain values for the report
 
 
+@dataclass(eq=False)
 class QueryKeyMethod(Method):
     """A low-rank form of the query-key tensor of every layer; values and outputs, and on request MLPs, by SVD.
 
@@ -142,23 +144,21 @@ class QueryKeyMethod(Method):
         ValueError: a rank below 1.
     """
 
+    rank: Rank | None = None
+    vo_rank: Rank | None = None
+    mlp_rank: Rank | None = None
+    keep: Share | None = None
+    vo: ValueRanks = "truncatt"
+    keep_of: KeepOf = "parameters"
+
     per_head: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        rank: Rank | None = None,
-        vo_rank: Rank | None = None,
-        mlp_rank: Rank | None = None,
-        keep: Share | None = None,
-        vo: ValueRanks = "truncatt",
-        keep_of: KeepOf = "parameters",
-    ) -> None:
-        counts_what(keep, keep_of)
-        if keep is not None and (rank is not None or (vo_rank is not None and keep_of == "parameters")):
-            free = "rank= and compress.vo_rank" if keep_of == "parameters" else "rank="
+    def __post_init__(self) -> None:
+        counts_what(self.keep, self.keep_of)
+        of_parameters = self.keep_of == "parameters"
+        if self.keep is not None and (self.rank is not None or (self.vo_rank is not None and of_parameters)):
+            free = "rank= and compress.vo_rank" if of_parameters else "rank="
             raise ConfigError(f"compress.keep chooses the ranks; give it, or {free}")
-        self.rank, self.vo_rank, self.mlp_rank, self.keep = rank, vo_rank, mlp_rank, keep
-        self.vo, self.keep_of = vo, keep_of
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -12,14 +12,8 @@ import torch
 from annotated_types import Ge, Gt, MinLen
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import (
-    Tucker,
-    output_errors,
-    truncation_errors,
-    tucker,
-    weight_errors,
-    weighted_tucker,
-)
+from attnlab.compression.decompositions.tucker import Tucker, truncation_errors, tucker
+from attnlab.compression.decompositions.weighted import output_errors, weight_errors, weighted_tucker
 from attnlab.compression.keep import grid, value_of
 from attnlab.compression.methods.base import (
     Change,
@@ -74,6 +68,7 @@ class Sizes:
         return small + (self.dim * columns if absorbed else (columns + self.dim) * first)
 
 
+@dataclass(eq=False)
 class TensorLLM(Method):
     """Partial Tucker (HOOI) of the tensor of all heads' q, k, v and o: shared U1, U2 and U3, no factor over heads.
 
@@ -103,38 +98,36 @@ class TensorLLM(Method):
         ValueError: a rank below 1, or a negative number.
     """
 
-    def __init__(
-        self,
-        rank: Rank | None = None,
-        stack_rank: Rank | None = None,
-        ranks: Annotated[list[Rank], MinLen(2)] | None = None,
-        layers: list[int] | None = None,
-        layout: Literal["heads", "released"] = "heads",
-        matrices: Annotated[list[Literal["q", "k", "v", "o"]], MinLen(1)] | None = None,
-        coupled: bool = False,
-        absorb: bool = False,
-        sweeps: Annotated[int, Ge(1)] = 100,
-        tolerance: Annotated[float, Ge(0)] = 1e-5,
-        seed: Annotated[int, Ge(0)] = 0,
-        calibration: Literal["validation"] | str | None = None,
-        weighted: bool = False,
-        damping: Annotated[float, Gt(0)] = 0.01,
-        keep: Share | None = None,
-    ) -> None:
-        if keep is not None and (rank is not None or ranks is not None):
+    rank: Rank | None = None
+    stack_rank: Rank | None = None
+    ranks: Annotated[list[Rank], MinLen(2)] | None = None
+    layers: list[int] | None = None
+    layout: Literal["heads", "released"] = "heads"
+    matrices: Annotated[list[Literal["q", "k", "v", "o"]], MinLen(1)] | None = None
+    coupled: bool = False
+    absorb: bool = False
+    sweeps: Annotated[int, Ge(1)] = 100
+    tolerance: Annotated[float, Ge(0)] = 1e-5
+    seed: Annotated[int, Ge(0)] = 0
+    calibration: Literal["validation"] | str | None = None
+    weighted: bool = False
+    damping: Annotated[float, Gt(0)] = 0.01
+    keep: Share | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and (self.rank is not None or self.ranks is not None):
             raise ConfigError("compress.keep chooses the ranks; give it, or rank= or compress.ranks")
-        if ranks is not None and (rank is not None or stack_rank is not None):
+        if self.ranks is not None and (self.rank is not None or self.stack_rank is not None):
             raise ConfigError("compress.ranks replaces rank= and compress.stack_rank; give one of them")
-        if ranks is not None and len(ranks) not in (2, 3):
-            raise ConfigError(f"compress.ranks={list(ranks)}: expected [R1, R2, R3], or [R1, R2] without R3")
-        self.rank, self.stack_rank = rank, stack_rank
-        self.free_ranks = None if ranks is None else list(ranks)
-        self.layers = None if layers is None else list(layers)
-        self.layout, self.coupled, self.absorb = layout, coupled, absorb
-        self.matrices = [name for name in ATTENTION if matrices is None or name in matrices]
-        self.sweeps, self.tolerance, self.seed = sweeps, tolerance, seed
-        self.calibration = "validation" if weighted and calibration is None else calibration
-        self.weighted, self.damping, self.keep = weighted, damping, keep
+        if self.ranks is not None and len(self.ranks) not in (2, 3):
+            raise ConfigError(f"compress.ranks={list(self.ranks)}: expected [R1, R2, R3], or [R1, R2] without R3")
+        if self.weighted and self.calibration is None:
+            self.calibration = "validation"
+
+    @property
+    def names(self) -> list[str]:
+        """Those of `matrices`, in the order of q, k, v and o."""
+        return [name for name in ATTENTION if self.matrices is None or name in self.matrices]
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         return [
@@ -160,10 +153,10 @@ class TensorLLM(Method):
         assert layer.attention is not None
         if reason := layer.refusals.get("attention"):
             raise ConfigError(reason)
-        for name in self.matrices:
+        for name in self.names:
             refuse_compressed(model, layer.projections[name].path)
         sizes = self.sizes(layer)
-        settings = settings_of(self, "layers", "rank", "stack_rank", "free_ranks")
+        settings = settings_of(self, "layers", "rank", "stack_rank", "ranks")
         stacks = [(stack.names, stack.heads, stack.rank) for stack in sizes.stacks]
         settings |= {"ranks": sizes.ranks, "width": sizes.width, "stacks": stacks}
         reads = sorted({place.path for place in sizes.places.values()})
@@ -176,7 +169,7 @@ class TensorLLM(Method):
 
     def sizes(self, layer: Layer) -> Sizes:
         """The tensor of a layer and its ranks. ConfigError: a rank out of bounds, or heads of different widths."""
-        places = {name: layer.projections[name] for name in self.matrices}
+        places = {name: layer.projections[name] for name in self.names}
         if self.layout == "released":
             places = {name: _turned(place, str(layer.attention)) for name, place in places.items()}
         heads = {name: place.heads for name, place in places.items()}
@@ -188,7 +181,7 @@ class TensorLLM(Method):
         path = str(layer.attention)
         r1, r2, r3 = self._ranks(dim, width, path)
         if r1 > dim or r2 > width:
-            setting = f"compress.ranks={self.free_ranks}" if self.free_ranks else f"rank={r2}"
+            setting = f"compress.ranks={self.ranks}" if self.ranks else f"rank={r2}"
             raise ConfigError(f"{setting}: {path} takes R1 1 to {dim} (model width) and R2 1 to {width} (head width)")
         stacks = self._stacks(heads, r3, path)
         for stack in stacks:
@@ -201,8 +194,8 @@ class TensorLLM(Method):
         if self.chosen is not None and self.chosen.get(path):
             first, second = self.chosen[path]
             return first, second, self.stack_rank
-        if self.free_ranks is not None:
-            first, second, *third = self.free_ranks
+        if self.ranks is not None:
+            first, second, *third = self.ranks
             return first, second, third[0] if third else None
         rank = max(1, width // 2) if self.rank is None else self.rank
         return max(1, dim * rank // width), rank, self.stack_rank
@@ -318,7 +311,7 @@ class TensorLLM(Method):
         return report
 
     def rank_of(self, report: Mapping[str, Any]) -> int | None:
-        return None if self.free_ranks is not None or self.keep is not None else int(report["ranks"][1])
+        return None if self.ranks is not None or self.keep is not None else int(report["ranks"][1])
 
 
 def _named(sizes: Sizes, errors: Sequence[Tensor]) -> dict[str, float]:

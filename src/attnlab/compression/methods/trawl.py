@@ -13,7 +13,9 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from attnlab.compression.decompositions import Slices, cp_als, truncation_errors, tucker
+from attnlab.compression.decompositions.cp import cp_als
+from attnlab.compression.decompositions.slices import Slices
+from attnlab.compression.decompositions.tucker import truncation_errors, tucker
 from attnlab.compression.keep import even, value_of
 from attnlab.compression.methods.base import (
     Change,
@@ -60,6 +62,7 @@ class MatrixStack:
         return torch.stack([part.double() for part in parts])
 
 
+@dataclass(eq=False)
 class TRAWL(Method):
     """Approximate the matrices of a stack by matrices of rank R with common row and column spaces.
 
@@ -85,26 +88,22 @@ class TRAWL(Method):
         ValueError: a rank below 1, an unknown mode, or both `rank` and `keep`.
     """
 
-    def __init__(
-        self,
-        mode: Annotated[int, Ge(1), Le(6)] = 5,
-        layers: list[int] | None = None,
-        method: Literal["cp", "tucker"] = "cp",
-        rank: Rank | None = None,
-        stack_rank: Rank | None = None,
-        start: Literal["svd", "random"] = "svd",
-        sweeps: Annotated[int, Ge(1)] = 100,
-        tolerance: Annotated[float, Ge(0)] = 1e-5,
-        seed: Annotated[int, Ge(0)] = 0,
-        keep: Share | None = None,
-    ) -> None:
-        if keep is not None and rank is not None:
-            raise ValueError(f"rank={rank} and keep={keep}: give only one of rank and keep")
-        if method == "cp" and stack_rank is not None:
-            raise ValueError(f"stack_rank={stack_rank}: belongs to method=tucker; CP has one rank")
-        self.mode, self.layers, self.method, self.rank = mode, layers, method, rank
-        self.stack_rank, self.start, self.sweeps = stack_rank, start, sweeps
-        self.tolerance, self.seed, self.keep = tolerance, seed, keep
+    mode: Annotated[int, Ge(1), Le(6)] = 5
+    layers: list[int] | None = None
+    method: Literal["cp", "tucker"] = "cp"
+    rank: Rank | None = None
+    stack_rank: Rank | None = None
+    start: Literal["svd", "random"] = "svd"
+    sweeps: Annotated[int, Ge(1)] = 100
+    tolerance: Annotated[float, Ge(0)] = 1e-5
+    seed: Annotated[int, Ge(0)] = 0
+    keep: Share | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.rank is not None:
+            raise ValueError(f"rank={self.rank} and keep={self.keep}: give only one of rank and keep")
+        if self.method == "cp" and self.stack_rank is not None:
+            raise ValueError(f"stack_rank={self.stack_rank}: belongs to method=tucker; CP has one rank")
 
     def units(self, model: nn.Module, layers: Sequence[Layer]) -> list[Unit]:
         units = []

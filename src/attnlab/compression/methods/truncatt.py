@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from attnlab.compression.decompositions import global_svd, truncated_svd
+from dataclasses import dataclass
+
+from attnlab.compression.decompositions.svd import global_svd, truncated_svd
 from attnlab.compression.keep import even
 from attnlab.compression.methods.base import Watch
 from attnlab.compression.methods.query_key import Fit, Heads, QueryKeyMethod, Sizes, factored
 from attnlab.compression.modules.attention import FactoredAttention
 
 
+@dataclass(eq=False)
 class TruncAtt(QueryKeyMethod):
     """The arguments are those of QueryKeyMethod; `rank` is that of each head, 1 to the head's width."""
 
@@ -27,6 +30,7 @@ class TruncAtt(QueryKeyMethod):
         return factored(terms, vo, heads.bias, sizes, fused=False), report
 
 
+@dataclass(eq=False)
 class GlobalSVD(TruncAtt):
     """The arguments are those of QueryKeyMethod; `rank` is that of all heads together, one each to the full width.
 

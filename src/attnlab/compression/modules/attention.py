@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.compression.decompositions import constrained_fusion
+from attnlab.compression.decompositions.fusion import constrained_fusion
 from attnlab.compression.modules.base import Dense, Replacement
 
 CACHED = 2**18  # logits computed at a time on a CPU: 1 MiB in float32

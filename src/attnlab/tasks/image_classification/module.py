@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from attnlab.callbacks.cost import now
 from attnlab.callbacks.scoring import Scored
-from attnlab.compression.decompositions import fusion_penalty
+from attnlab.compression.decompositions.fusion import fusion_penalty
 from attnlab.compression.modules.attention import SlimAttention
 from attnlab.models.token_loss import at_least_float32
 from attnlab.training.module import Module

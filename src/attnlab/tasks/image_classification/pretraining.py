@@ -2,44 +2,31 @@
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
-import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from omegaconf import DictConfig, OmegaConf
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
-from torch import Tensor, nn
 
-from attnlab.callbacks.cost import now
-from attnlab.callbacks.progress import duration, progress
+from attnlab.callbacks.progress import progress
 from attnlab.config.batch import counted
 from attnlab.data.images.folder import ImageData
 from attnlab.pretrained.weights import fill
 from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
-from attnlab.run.device import device_of
 from attnlab.run.identity import canonical
 from attnlab.tasks.image_classification.module import ImageClassification
-from attnlab.tasks.memory import copied
 from attnlab.training.trainer import build_trainer, process_count
 
 log = logging.getLogger(__name__)
 
-Rehearsal = Callable[[nn.Module, int, torch.device], Callable[[], Tensor]]  # see Trains.rehearsal
 LIMIT = "task.pretrain.epochs"  # the key that says how long; task.train.* is the fine-tuning's
 
 
 def pretrain(
-    cfg: DictConfig,
-    record: dict[str, Any],
-    directory: Path,
-    data: ImageData,
-    module: ImageClassification,
-    rehearsal: Rehearsal,
+    cfg: DictConfig, record: dict[str, Any], directory: Path, data: ImageData, module: ImageClassification
 ) -> None:
     """Give a module's model weights that were trained from scratch with the run's images.
 
@@ -57,10 +44,9 @@ def pretrain(
     settings = cfg.task.pretrain
     trial = any(isinstance(cfg.trainer.get(key), int) for key in ("limit_train_batches", "overfit_batches"))
     epochs = 1 if trial else int(settings.epochs)  # a trial, as debug=fast, is short
-    seconds = epochs * len(data.sets["train"]) * seconds_per_image(cfg, module, rehearsal)
     log.info(
-        "model= is not set: %s is first trained from scratch, %s, at least %s; %s=%d is shorter; later runs read it",
-        *(cfg.task.model.name, counted(epochs, "epoch"), duration(seconds), LIMIT, max(1, epochs // 6)),
+        "model= is not set: %s is first trained from scratch, %s; %s=%d is shorter; later runs read it",
+        *(cfg.task.model.name, counted(epochs, "epoch"), LIMIT, max(1, epochs // 6)),
     )
     scratch = ImageClassification(
         module.model,
@@ -95,17 +81,6 @@ def pretrain(
     module.model.cpu()
     if trainer.is_global_zero:
         stored(path, read_tensors, lambda folder: write_tensors(folder, module.model.state_dict()))
-
-
-def seconds_per_image(cfg: DictConfig, module: ImageClassification, rehearsal: Rehearsal) -> float:
-    """The time of one forward and backward pass by the images in it. The model and the random state are unchanged."""
-    device, size = device_of(cfg), int(cfg.task.data.batch_size)
-    with isolate_rng():
-        loss = rehearsal(copied(module.model, device), size, device)
-        loss().backward()  # caches are filled and kernels chosen
-        began = now(device)
-        loss().backward()
-    return (now(device) - began) / size
 
 
 def without_validation(cfg: DictConfig, epochs: int) -> DictConfig:

@@ -248,7 +248,7 @@ class ImageClassificationTask(Predicts, Compresses):
         if self.spec.weights:
             Timm().load(module.model, self.spec.weights)
         else:
-            pretrain(self.cfg, record, directory, data, module, self.rehearsal)
+            pretrain(self.cfg, record, directory, data, module)
         return None
 
     def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
@@ -259,8 +259,14 @@ class ImageClassificationTask(Predicts, Compresses):
 
     def calibrate(self, about: dict[str, Any], data: Any, module: Any) -> Method:
         assert self.method is not None
-        model = module.model.to(device_of(self.cfg))
-        return calibrated(self.method, model, lambda grams: _calibrate(grams, data, model))
+        device = device_of(self.cfg)
+        model = module.model.to(device)
+
+        def feed(grams: Grams) -> None:
+            for images, *_ in each("calibrating the compression", data.calibration_dataloader()):
+                model(images.to(device))
+
+        return calibrated(self.method, model, feed)
 
     def remaining(self, dense: nn.Module, model: nn.Module) -> dict[str, Any]:
         return {"remaining": ratios(dense, model.cpu(), self.image_shape)}
@@ -301,13 +307,6 @@ def read_classes(path: Path) -> list[str]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise DataError(f"{path}: expected a list of the names of the classes")
     return names
-
-
-def _calibrate(grams: Grams, data: ImageData, model: nn.Module) -> None:
-    """Run the model over a sample of the training images."""
-    device = next(model.parameters()).device
-    for images, *_ in each("calibrating the compression", data.calibration_dataloader()):
-        model(images.to(device))
 
 
 class Classification(Predictor):

@@ -27,6 +27,7 @@ class LanguageModelling(Module):
     """
 
     counts_right = False
+    called = ("loss", "target_and_mean")
     compiled_steps_part = COMPILED_STEPS
     compiled_part = f"the model with its loss, in training, validation and perplexity; {COMPILED_STEPS}"
 
@@ -44,12 +45,6 @@ class LanguageModelling(Module):
         self.vocabulary = vocabulary
         self.label_smoothing = label_smoothing
         self.compiled = Compiled(compile)
-
-    def configure_model(self) -> None:
-        super().configure_model()
-        if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
-            register_fsdp_forward_method(self.model, "loss")
-            register_fsdp_forward_method(self.model, "target_and_mean")
 
     def _nats(self, window: Window) -> tuple[Tensor, Tensor]:
         """(B, T) nats of each target, 0 at other places; (B, T) whether a target is there."""
@@ -88,6 +83,7 @@ class Healed(LanguageModelling):
     """
 
     model: Decoder
+    called = (*LanguageModelling.called, "attended", "log_probabilities")
     compiled_part = (
         "the model with its loss, and the attention or the probabilities that are compared with the teacher's, its own "
         f"too, in training, validation and perplexity; {COMPILED_STEPS}"
@@ -102,11 +98,8 @@ class Healed(LanguageModelling):
 
     def configure_model(self) -> None:
         super().configure_model()
-        if isinstance(self.model, FSDPModule):  # attention alone is called, of the model and of each layer
-            for name in ("attended", "log_probabilities"):
-                register_fsdp_forward_method(self.model, name)
-            for block in self.model.blocks:
-                register_fsdp_forward_method(block, "attend")
+        for block in self.model.blocks if isinstance(self.model, FSDPModule) else ():
+            register_fsdp_forward_method(block, "attend")
 
     def on_train_start(self) -> None:
         super().on_train_start()

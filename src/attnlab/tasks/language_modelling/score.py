@@ -102,7 +102,7 @@ class LanguageScore:
         capacity, dtype = size + sampling.tokens, low or torch.float32
         caches = model.start(len(starts), capacity, dtype=low, device=device)
         kv_cache = {
-            "bytes_predicted": sum(a.cache_bytes(len(starts), capacity, dtype=dtype) for a in model.attentions),
+            "bytes_predicted": model.cache_bytes(len(starts), capacity, dtype=dtype),
             "bytes_measured": sum(cache.nbytes for cache in caches),
             "bytes_per_token": sum(a.cache_elements_per_token for a in model.attentions) * dtype.itemsize,  # long texts
         }

@@ -112,7 +112,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         """Of the continuations of the test text."""
         score, sampling = self.cfg.task.score, self.cfg.task.sampling
         rows, text = score.continuations, score.prompt_tokens + sampling.tokens
-        return sum(a.cache_bytes(rows, text, dtype=dtype) for a in model.attentions)
+        return model.cache_bytes(rows, text, dtype=dtype)
 
     def monitors(self) -> dict[str, bool]:
         return {"val_loss": False}
@@ -233,7 +233,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """mode=convert: convert, and save the weights as a trained run does."""
-        from attnlab.training.weights import write_weights
+        from attnlab.pretrained.weights import write_weights
 
         self.before_fit(record, directory, data, module)
         if first_process():

@@ -56,7 +56,7 @@ class RecallScore:
                 answers = model.step(tokens.to(device), caches).argmax(-1).cpu()
                 seconds += now(device) - began
                 measured = sum(cache.nbytes for cache in caches)
-                predicted = sum(a.cache_bytes(count, cell.length, dtype=dtype) for a in model.attentions)
+                predicted = model.cache_bytes(count, cell.length, dtype=dtype)
                 largest = max(largest, (measured, predicted))
                 lengths[str(cell.length)] = {"predicted": predicted // count, "measured": measured // count}
                 tokens_read, most = tokens_read + tokens.numel(), max(most, count)

@@ -50,8 +50,7 @@ class RecallTask(TextTask):
         dtype = cache_shape(self.cfg.bench).dtype
         lengths = {cell.length for cell in self.grid().cells["test"]}
         record["kv_cache"]["lengths"] = {
-            str(length): {"predicted": sum(a.cache_bytes(1, length, dtype=dtype) for a in model.attentions)}
-            for length in sorted(lengths)
+            str(length): {"predicted": model.cache_bytes(1, length, dtype=dtype)} for length in sorted(lengths)
         }
 
     def check(self, directory: Path) -> None:
@@ -79,10 +78,7 @@ class RecallTask(TextTask):
     def decoding_cache(self, model: Decoder, dtype: torch.dtype) -> int:
         """Of the sequences that are read through the caches."""
         rows = self.cfg.task.score.samples
-        return max(
-            sum(a.cache_bytes(rows, cell.length, dtype=dtype) for a in model.attentions)
-            for cell in self.grid().cells["test"]
-        )
+        return max(model.cache_bytes(rows, cell.length, dtype=dtype) for cell in self.grid().cells["test"])
 
     def module(self, record: dict[str, Any], data: RecallData) -> Recall:
         module = self._module(self.build())

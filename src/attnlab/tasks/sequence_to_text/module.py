@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import functional as F
 
 from attnlab.attention import Cache
@@ -37,6 +36,7 @@ class SequenceToText(Decodes, Module):
         first_token_weight: of the first token's cross-entropy; the token may be a class.
     """
 
+    called = ("token_losses",)
     model: Model
 
     def __init__(
@@ -64,11 +64,6 @@ class SequenceToText(Decodes, Module):
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
         self._compiled, self.steps = Compiled(compile, dynamic=True), Compiled(compile)
         self._decoded_tokens = 0
-
-    def configure_model(self) -> None:
-        super().configure_model()
-        if isinstance(self.model, FSDPModule):  # which gathers and frees parameters around calls of forward alone
-            register_fsdp_forward_method(self.model, "token_losses")
 
     @property
     def compiled_part(self) -> str:  # type: ignore[override]

@@ -16,7 +16,7 @@ from attnlab.config.build import instantiate
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import CrossDecoder, PrefixDecoder
-from attnlab.models.build import CacheShape, build_model, identity, without_memory
+from attnlab.models.build import build_model, identity, without_memory
 from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import fingerprint
@@ -133,11 +133,6 @@ class SequenceToTextTask(TextTask, Predicts):
     def decoder(self, model: Any) -> Any:
         return model.decoder
 
-    def cache_bytes(self, decoder: Any, shape: CacheShape) -> int:
-        size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
-        predicted: int = decoder.cache_bytes(*size, dtype=shape.dtype)
-        return predicted
-
     def check(self, directory: Path) -> None:
         task = self.cfg.task
         if task.train.validate_score == "intent" and task.score != "intent":
@@ -174,8 +169,7 @@ class SequenceToTextTask(TextTask, Predicts):
 
         The size of an embedding follows from the text and is checked later.
         """
-        from attnlab.pretrained.weights import check
-        from attnlab.training.weights import find_weights, read_checkpoint
+        from attnlab.pretrained.weights import check, find_weights, read_checkpoint
 
         with without_memory():
             encoder: nn.Module = self.build().encoder
