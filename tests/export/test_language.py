@@ -14,8 +14,7 @@ from attnlab.data.samples import markov
 from attnlab.data.text.vocabulary import BytePairs, BytePairVocabulary, Vocabulary, WordVocabulary, byte_tokenizer
 from attnlab.decoding import Sampling
 from attnlab.export import language, llama
-from attnlab.export.configuration_attnlab import AttnlabConfig
-from attnlab.export.modeling_attnlab import AttnlabCache, AttnlabForCausalLM
+from attnlab.export.modeling_attnlab import AttnlabCache, AttnlabConfig, AttnlabForCausalLM
 from attnlab.models import Decoder, LanguageModel
 from tests.export.trained import TENSORIZED, WORDS, config, ids, model_of, pieces, record
 

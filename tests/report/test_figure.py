@@ -13,7 +13,7 @@ from matplotlib.text import Annotation, Text
 
 from attnlab.config.build import CONF
 from attnlab.report import bench, compression, decoders, figure, needle
-from attnlab.report.figure import POINTS, Panel, Plot, frontier, scatter, together
+from attnlab.report.figure import POINTS, Panel, Plot, scatter, together
 
 EXPERIMENTS = CONF.parent / "experiments"
 TITLE = "a title of the length that such a title has, with the model"
@@ -26,7 +26,7 @@ DRAW: dict[str, Callable[..., Figure]] = {  # committed numbers
     "convert/sample/perplexity": decoders.perplexity_plot,
     "convert/needle/needle_gain": partial(needle.draw, label=needle.WHAT["gain"][1]),
     "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity"), title=TITLE),
-    "recall/table_points": partial(figure.scatter, plot=Plot("", "", "bytes", "share", frontier="max"), title=TITLE),
+    "recall/table_points": partial(figure.scatter, plot=Plot("", "", "bytes", "share"), title=TITLE),
     "recall/table_curves": partial(figure.draw_together, title=TITLE),
     "irratt/low_ranks/fusion_cp_slimatt_start_global_fusion_free": partial(compression.fusion_plot, title=TITLE),
     QUICK: partial(bench.context_plot, title=TITLE),
@@ -77,15 +77,7 @@ def test_every_seed_is_drawn_and_the_label_stands_at_the_mean() -> None:
     (axes,) = scatter(pd.DataFrame(rows, columns=POINTS), Plot("", "", "x", "y")).axes
     drawn = [np.asarray(line.get_xydata()).tolist() for line in axes.lines]
     assert drawn == [[[2.0, 10.0], [4.0, 20.0]], [[3.0, 15.0]], [[3.0, 5.0]]]
-    assert [text.xy for text in axes.texts if isinstance(text, Annotation)] == [(3.0, 15.0), (3.0, 5.0)]
-
-
-def test_the_frontier_joins_what_no_smaller_size_surpasses() -> None:
-    points = [(8.0, 0.5), (4.0, 0.5), (2.0, 0.1), (16.0, 0.9), (4.0, 0.3), (32.0, 0.8)]
-    assert frontier(pd.DataFrame(points, columns=["x", "y"]), "min").to_numpy().tolist() == [[2.0, 0.1]]
-    rows = [[f"r{i}", "1", str(x), str(y)] for i, (x, y) in enumerate(points)]
-    (axes,) = scatter(pd.DataFrame(rows, columns=POINTS), Plot("", "", "x", "y", frontier="max")).axes
-    assert np.asarray(axes.lines[-1].get_xydata()).tolist() == [[2.0, 0.1], [4.0, 0.5], [16.0, 0.9]]
+    assert [text.xy for text in axes.texts if isinstance(text, Annotation)] == [(3.0, 5.0), (3.0, 15.0)]
 
 
 def test_a_panel_takes_some_rows_and_exp_of_its_metric(tmp_path: Path) -> None:

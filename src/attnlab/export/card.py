@@ -1,6 +1,5 @@
 """The model card of an exported model: a README.md written from the record of its run."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +69,7 @@ def card(
         f"## Quality\n\n{_quality(record)}\n",
         f"## How to load it\n\n{usage.strip()}\n",
         *(["## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"] if notes else []),
-        f"## How it was made\n\n{_fenced(str(record.get('command', NOT_RUN)))}\n",
+        f"## How it was made\n\n```bash\n{record.get('command', NOT_RUN)}\n```\n",
         f"## Licence\n\n{LICENSE.format(code=CODE if code else '')}\n",
     ]
     return "\n".join(parts)
@@ -87,12 +86,6 @@ def _quality(record: Mapping[str, Any]) -> str:
     text = "; ".join(part for part in texts if part)
     where = f"On the test set{f' ({text})' if text else ''}:"
     return "\n".join([where, "", "| | |", "|---|---|", *rows])
-
-
-def _fenced(command: str) -> str:
-    """A block of code, with a fence longer than any run of backticks in it."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
-    return f"{fence}bash\n{command}\n{fence}"
 
 
 def _known(value: Any) -> bool:

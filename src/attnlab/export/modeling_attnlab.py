@@ -4,17 +4,43 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from attnlab.attention import Cache as LayerCache
 from attnlab.export.classes import CLASSES
-from attnlab.export.configuration_attnlab import AttnlabConfig
 from attnlab.models.language_model import LanguageModel
 
 # The name of the cache in `generate` and in outputs; transformers before 5.24 calls it past_key_values.
 CACHE = "cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values"
+
+
+class AttnlabConfig(PretrainedConfig):
+    """The classes of the model and of its attention, with their arguments.
+
+    Args:
+        model: {"class": name, argument: value, ...} of the language model, without its attention.
+        mechanisms: the same of each mechanism. Layer i has mechanism i, modulo their number.
+        max_position_embeddings: the maximal length of a text in tokens.
+    """
+
+    model_type = "attnlab"
+
+    def __init__(
+        self,
+        model: dict[str, Any] | None = None,
+        mechanisms: list[dict[str, Any]] | None = None,
+        vocab_size: int = 0,
+        hidden_size: int = 0,
+        num_hidden_layers: int = 0,
+        max_position_embeddings: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        self.model, self.mechanisms = model or {}, mechanisms or []
+        self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
+        self.max_position_embeddings = max_position_embeddings
+        super().__init__(**{"tie_word_embeddings": False, **kwargs})  # shared weights are one parameter here
 
 
 class Rows(NamedTuple):

@@ -11,8 +11,7 @@ from attnlab.errors import ConfigError
 from attnlab.export import sources
 from attnlab.models import LanguageModel
 
-CODE = ("attnlab.export.configuration_attnlab", "attnlab.export.modeling_attnlab")
-CONFIGURATION = "configuration_attnlab.py"
+CODE = "attnlab.export.modeling_attnlab"
 # transformers uses one model class for one config class, and one config class for config files of equal content in
 # folders of equal name: without the mark the second of two such folders would be built with the code of the first.
 MARK = "\n# SHA-256 of the code of this folder, which makes its config class one of its own: {}\n"
@@ -39,7 +38,7 @@ def config_of(
         "model_type": "attnlab",
         "architectures": ["AttnlabForCausalLM"],
         "auto_map": {
-            "AutoConfig": "configuration_attnlab.AttnlabConfig",
+            "AutoConfig": "modeling_attnlab.AttnlabConfig",
             "AutoModelForCausalLM": "modeling_attnlab.AttnlabForCausalLM",
         },
         "model": _described(OmegaConf.to_container(cfg.task.model, resolve=True), "task.model", modules),
@@ -58,14 +57,14 @@ def code_of(modules: dict[str, str]) -> dict[str, str]:
 
     ConfigError: a class has no source, or cannot be copied into a flat folder.
     """
-    files = sources.flatten([*CODE, *modules.values()], replaced=[REGISTRY])
+    files = sources.flatten([CODE, *modules.values()], replaced=[REGISTRY])
     imports = [f"from .{sources.flat_name(module)} import {name}" for name, module in sorted(modules.items())]
     table = ", ".join(f'"{name}": {name}' for name in sorted(modules))
     files["classes.py"] = "\n".join(
         ['"""The classes that config.json names."""', "", *imports, "", f"CLASSES: dict[str, type] = {{{table}}}", ""]
     )
     content = "".join(f"{name}\n{files[name]}" for name in sorted(files))
-    files[CONFIGURATION] += MARK.format(hashlib.sha256(content.encode()).hexdigest())
+    files["modeling_attnlab.py"] += MARK.format(hashlib.sha256(content.encode()).hexdigest())
     return files
 
 

@@ -11,10 +11,10 @@ from typing import Any, TextIO
 from omegaconf import DictConfig
 
 from attnlab.data.inputs import OBJECTS, Inputs, Item
-from attnlab.errors import ConfigError, WriteError, printable
+from attnlab.errors import ConfigError, printable
 from attnlab.run.console import progress
 from attnlab.run.device import record_compiled
-from attnlab.run.files import replacing
+from attnlab.run.files import replacing, writing
 from attnlab.tasks.base import Predicts, task_of
 from attnlab.tasks.prediction import Predictor, Result
 from attnlab.trained import Trained
@@ -79,7 +79,5 @@ def destination(output: str | None) -> Iterator[TextIO]:
 
 
 def _opened(path: Path, meant: Path) -> TextIO:
-    try:
+    with writing(meant):
         return path.open("w", encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise WriteError(error.errno, error.strerror or str(error), str(meant)) from error

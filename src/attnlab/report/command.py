@@ -150,12 +150,11 @@ def everything(root: Path, kind: str) -> list[Path]:
     specification, DataError without one.
     """
     records = collect([root])
-    paths = [path for path in specifications(root) if path.stem.startswith("figure") == (kind == "figure")]
-    specs = {path: read_spec(path) for path in paths}
-    if not specs:
+    chosen = [path for path in specifications(root) if path.stem.startswith("figure") == (kind == "figure")]
+    if not chosen:
         raise DataError(f"{root}: no specification (*/*.yaml); give the folder experiments of a checkout")
     paths = []
-    for path, spec in specs.items():
+    for path, spec in [(path, read_spec(path)) for path in chosen]:  # all are read before one is rendered
         paths += write_table(spec, below(path.parent, records), path.with_suffix(""))
     if kind == "figure":
         return paths

@@ -47,22 +47,20 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
         method = re.sub(r"[ =]", "_", str(name))
         ordered = same.sort_values("columns", kind="stable")["saved"].tolist()
         middle = ordered[(len(ordered) - 1) // 2]
-        picture = middle.record["compress"], head_ranks(middle).to_csv()
-        kinds = ("fusion",) if picture in drawn else ("ranks", "fusion")
-        drawn.add(picture)
-        paths += pictures(middle, {kind: directory / f"{kind}_{method}" for kind in kinds})
+        ranks = middle.record["compress"], head_ranks(middle).to_csv()
+        if ranks not in drawn:
+            paths += picture(middle, "ranks", directory / f"ranks_{method}")
+        drawn.add(ranks)
+        paths += picture(middle, "fusion", directory / f"fusion_{method}")
     return paths
 
 
-def pictures(saved: SavedRecord, stems: dict[str, Path]) -> list[Path]:
-    """Write the figures of one record, by kind: ranks, fusion. Figures without data are not written."""
+def picture(saved: SavedRecord, kind: str, stem: Path) -> list[Path]:
+    """Write a figure of one record, "ranks" or "fusion", if it has data."""
     title, folder = f"{saved.record['compress']}, {_columns(saved):g} columns a layer", saved.path.parent / COMPRESSED
-    paths = []
-    if "ranks" in stems:
-        paths += figure.write(stems["ranks"], head_ranks(saved), partial(ranks_plot, title=title))
-    if "fusion" in stems and folder.is_dir():
-        paths += figure.write(stems["fusion"], fusions(folder), partial(fusion_plot, title=title))
-    return paths
+    if kind == "ranks":
+        return figure.write(stem, head_ranks(saved), partial(ranks_plot, title=title))
+    return figure.write(stem, fusions(folder), partial(fusion_plot, title=title)) if folder.is_dir() else []
 
 
 def models_of(records: Sequence[SavedRecord]) -> pd.DataFrame:

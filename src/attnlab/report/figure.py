@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import pairwise, product
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +26,6 @@ COLOURS = ("#0068a8", "#d1490b", "#008a5e", "#b0478c", "#4aa3df", "#b07c00", "#6
 MARKERS = "osD^vP"  # the next one after all colours
 SPAN = 20  # values that span more get a logarithmic axis
 POINTS = ["row", "seed", "x", "y"]  # the columns of scatter
-SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))  # of a point: to the right, up
-DISTANCES = (7, 13, 20, 30, 42, 56)  # of a label from its point, in points; a line joins them from the second on
 MANY = 16  # labels above which a page is larger
 LOGGED = {"loss": ("loss", "val_loss", "ctc_loss"), "accuracy": ("val_accuracy",), "learning rate": ("lr-*",)}
 CURVES = ["panel", "run", "seed", "update", "value"]
@@ -42,8 +39,6 @@ class Plot:
     Args:
         x, y: dotted keys of the records.
         name: the end of its files' names.
-        frontier: "max" or "min", the better values of y. A line joins the rows that no row with as small an x
-            surpasses. Empty: no line.
     """
 
     x: str
@@ -51,7 +46,6 @@ class Plot:
     x_label: str
     y_label: str
     name: str = "points"
-    frontier: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,7 +191,14 @@ def name_ends(page: Figure) -> None:
         heights = [(y - axes.bbox.y0) / axes.bbox.height for _, y, _, _ in chosen] - steps
         heights = (np.maximum.accumulate(heights) + np.minimum.accumulate(heights[::-1])[::-1]) / 2 + steps
         for (label, _, line, end), height in zip(chosen, np.clip(heights, steps, 1 - steps[::-1]), strict=True):
-            joint = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+            joint = {
+                "arrowstyle": "-",
+                "color": line.get_color(),
+                "linewidth": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            }
             axes.annotate(label, end, (1.03, height), line.get_transform(), "axes fraction", fontsize=8, va="center",
                           color=line.get_color(), arrowprops=joint, annotation_clip=False)  # fmt: skip
 
@@ -221,52 +222,14 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
         style = look(kinds.index(re.split("[ ,]", label)[0]))
         if len(seeds) > 1:
             axes.plot(*seeds.sort_values("y")[["x", "y"]].to_numpy().T, markersize=3, linewidth=0.6, alpha=0.6, **style)
-        axes.plot(*means.loc[label], markersize=7, **style)
-    if plot.frontier:
-        best = frontier(means, plot.frontier)
-        axes.plot(best["x"], best["y"], color="gray", linewidth=1, linestyle="--", zorder=0, drawstyle="steps-post")
+        axes.plot(*means.loc[label], markersize=7, label=label, **style)
     if not wide(points["x"]):
         axes.set_xlim(0, None)
     for direction, base in (("x", 2), ("y", 10)):
         if wide(points[direction]):
             logarithmic(axes, direction, base=base)
-    _place_labels(page, list(means.itertuples(name=None)))
+    name_ends(page)
     return page
-
-
-def frontier(points: pd.DataFrame, better: str) -> pd.DataFrame:
-    """The points (x, y) that no other surpasses at as small an x (Pareto). `better`: "max" or "min", the better y."""
-    ordered = points.sort_values(["x", "y"], ascending=[True, better == "min"])
-    y = ordered["y"] * (1 if better == "max" else -1)
-    return ordered[y > y.cummax().shift(fill_value=-math.inf)]
-
-
-def _place_labels(page: Figure, points: Sequence[tuple[str, float, float]]) -> None:
-    """Write each label beside its point (label, x, y), at the first place where it covers no point, line or label."""
-    from matplotlib.transforms import Bbox
-
-    (axes,) = page.axes
-    page.draw_without_rendering()  # the layout decides where the points are
-    taken = []
-    for line in axes.lines:
-        places = axes.transData.transform(line.get_xydata())
-        dot = line.get_markersize() * page.dpi / 72 if line.get_marker() != "None" else 3
-        taken += [Bbox.from_bounds(x - dot / 2, y - dot / 2, dot, dot) for x, y in places]
-        for (x, y), (right, up) in pairwise(places):  # steps to the right, then up
-            taken += [Bbox([(x, y), (right, y)]).padded(2), Bbox([(right, y), (right, up)]).padded(2)]
-    for label, x, y in sorted(points, key=lambda point: -len(point[0])):  # a long one has the fewest places
-        for distance, (right, up) in product(DISTANCES, SIDES):
-            ha, va = ("center", "left", "right")[right], ("center", "bottom", "top")[up]
-            place: dict[str, Any] = {"xytext": (distance * right, distance * up), "textcoords": "offset points"}
-            text = axes.annotate(label, (x, y), fontsize=9, ha=ha, va=va, **place)
-            box = text.get_window_extent()
-            inside = all(axes.bbox.contains(*corner) for corner in (box.min, box.max))
-            if (inside and not box.count_overlaps(taken)) or (distance, right, up) == (DISTANCES[-1], *SIDES[-1]):
-                break
-            text.remove()
-        taken.append(box)
-        if distance > DISTANCES[0]:
-            axes.annotate("", (x, y), arrowprops={"arrowstyle": "-", "linewidth": 0.5, "shrinkB": 3}, **place)
 
 
 def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:

@@ -41,7 +41,7 @@ def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[
         draw = partial(figure.draw_together, title=spec.title)
         paths += figure.write(stem.with_name(f"{stem.name}_curves"), figure.together(runs, spec.curves), draw)
     elif spec.picture and chosen:
-        paths += compression.pictures(chosen[0][1], {spec.picture: stem.with_name(f"{stem.name}_{spec.picture}")})
+        paths += compression.picture(chosen[0][1], spec.picture, stem.with_name(f"{stem.name}_{spec.picture}"))
     return paths
 
 

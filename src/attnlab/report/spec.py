@@ -13,6 +13,7 @@ from attnlab.report.figure import Panel, Plot
 from attnlab.run.record import NOT_RUN
 
 OF_THE_COMMAND = ("mode=", "checkpoint=")  # words of `after` that are not part of the row's configuration
+PICTURES = ("ranks", "fusion", "context")
 SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
 
 
@@ -174,10 +175,8 @@ def _problems(spec: Spec) -> Iterator[str]:
     """The errors of a specification."""
     if any(c.measured and not c.statistic for c in spec.columns) and not (spec.corpus and spec.quality):
         yield "measured columns need `corpus` and a column of quality"
-    words = [(spec.picture, ("ranks", "fusion", "context")), *((plot.frontier, ("max", "min")) for plot in spec.plots)]
-    for word, known in words:
-        if word and word not in known:
-            yield f"{word!r}: expected {' or '.join(known)}"
+    if spec.picture not in ("", *PICTURES):
+        yield f"{spec.picture!r}: expected {' or '.join(PICTURES)}"
     if "{row}" not in spec.command:
         yield f"command {spec.command!r} has no {{row}} for the rows' own overrides"
     for note in [column.note for column in spec.columns] + [row.note for row in spec.rows]:

@@ -1,7 +1,5 @@
 """Records as a data frame, and tables of texts as Markdown, LaTeX and CSV."""
 
-import csv
-import io
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -120,9 +118,7 @@ class Grid:
 
     def csv(self) -> str:
         """Return headers and rows, without title and notes."""
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.headers, *self.rows])
-        return file.getvalue()
+        return pd.DataFrame(self.rows, columns=self.headers).to_csv(index=False, lineterminator="\n")
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
         """Write the table as `stem` with the suffixes md, tex or csv, and its records' facts to `stem`_records.csv."""

@@ -1,14 +1,13 @@
 """Base classes of the published algorithms: a growing cache, one token per step, masks and tables at each call."""
 
 from abc import abstractmethod
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnlab.attention.base import Attention, Cache, rows_of
-from attnlab.attention.ops.tables import memoized
 
 
 class PublishedCache(Cache):
@@ -152,7 +151,7 @@ def turn(x: Tensor, first: int, theta: float) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1).to(x.dtype)
 
 
-@partial(memoized, size=1)  # the released decoder caches one mask
+@lru_cache(maxsize=1)  # the released decoder caches one mask
 def causal(queries: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Additive mask of the last N positions over K = S + N keys, (N, K): 0 where a key is seen."""
     return torch.full((queries, keys), float("-inf"), dtype=dtype, device=device).triu(keys - queries + 1)
