@@ -203,7 +203,7 @@ def test_what_is_added_keeps_identities(mtla: DictConfig, monkeypatch: pytest.Mo
         "task": {"train": {"clip": 1}, "decode": {"_target_": "attnlab.decoding.beam.BeamSearch"}},
         "attention": {"_target_": "attnlab.attention.MTLA", "stride": 2},
     }
-    monkeypatch.setattr(identity, "ABSENT", {"MTLA.bias": False, "task.train.added": None})
+    monkeypatch.setattr(identity, "ABSENT", {"MTLA": {"bias": False}, "task.train": {"added": None}})
     assert canonical(old) == canonical(new) == canonical(canonical(new))
     assert canonical(changed(mtla, attention__bias=True)) != canonical(mtla)
     assert canonical(changed(mtla, task__model__bias=False)) != canonical(mtla)  # a parameter of another class

@@ -6,7 +6,7 @@ with its seed, corpus and mode.
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +125,9 @@ def renamed(cfg: Config) -> dict[str, Any]:
     """A plain copy of a configuration with the keys and classes of today, without values that absent keys meant."""
     written = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     plain: dict[str, Any] = _changed(written, lambda value: stable_name(value) if isinstance(value, str) else value)
-    nodes = [node for _, node in mappings(plain)]
-    for absent, meant in ABSENT.items():
-        for node, key in _owners(nodes, absent):
-            if at(node, key, MISSING) == meant:
-                _pop(node, key)
+    for node, key, meant in _entries(plain, ABSENT):
+        if node.get(key, MISSING) == meant:
+            del node[key]
     if isinstance(pattern := at(plain, PATTERN), list):
         lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
         plain["attention"]["pattern"] = pattern[: next(lengths, len(pattern))]
@@ -139,15 +137,11 @@ def renamed(cfg: Config) -> dict[str, Any]:
 def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
-    for removed, meant in REMOVED.items():
-        for node, key in _owners([node for _, node in mappings(plain)], removed):
-            if at(node, key) == meant:
-                _pop(node, key)
-    for absent, meant in ABSENT.items():
-        for node, key in _owners([node for _, node in mappings(plain)], absent):
-            parent, last = _parent(node, key)
-            if isinstance(parent, dict):
-                parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
+    for node, key, meant in _entries(plain, REMOVED):
+        if node.get(key) == meant:
+            del node[key]
+    for node, key, meant in _entries(plain, ABSENT):
+        node.setdefault(key, copy.deepcopy(meant))  # the names of classes in it are changed below
     for _, node in mappings(plain):
         target = node.get("_target_")
         if isinstance(target, str) and (modules := modules_of_names().get(target.partition(".")[0])):
@@ -190,12 +184,15 @@ def _normal(node: Any) -> Any:
     return _changed(node, lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _owners(nodes: list[dict[str, Any]], key: str) -> list[tuple[dict[str, Any], str]]:
-    """The nodes that a key of ABSENT or REMOVED belongs to, with the key in the node; `nodes`: all, the root first."""
-    first, _, rest = key.partition(".")
-    if first[0].isupper():
-        return [(node, rest) for node in nodes if node.get("_target_") == first]
-    return [(nodes[0], key)]
+def _entries(
+    plain: dict[str, Any], table: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Each node that ABSENT or REMOVED describes, with a key and its value in the table."""
+    nodes = [node for _, node in mappings(plain)]
+    for owner, values in table.items():
+        places = [node for node in nodes if node.get("_target_") == owner] if owner[0].isupper() else [at(plain, owner)]
+        for node in places:
+            yield from ((node, *item) for item in values.items() if isinstance(node, dict))
 
 
 def _without_dropout(node: Any) -> Any:
