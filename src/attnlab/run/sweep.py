@@ -22,7 +22,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.errors import AttnlabError, DataError, printable
-from attnlab.run import fingerprint, identity, processes
+from attnlab.run import identity, processes
 from attnlab.run import record as records
 from attnlab.run.directory import holder_of, locked
 from attnlab.run.files import write_text, writing
@@ -39,7 +39,7 @@ DRAWING = ("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg")  # 
 LOST = 255  # the exit code of a job whose server was killed
 WAIT = 1.0  # seconds between two looks for the note of the first node
 
-corpus_content = functools.cache(fingerprint.corpus)  # the jobs of a sweep mostly read the same corpus
+corpus_content = functools.cache(identity.corpus_content)  # the jobs of a sweep mostly read the same corpus
 
 
 @dataclass(frozen=True)
