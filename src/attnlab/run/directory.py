@@ -20,6 +20,7 @@ from attnlab.run.record import RECORD, recorded
 CONFIG = "config.yaml"
 LOCK = ".lock"
 EXPORTED = "exported"  # the folder of mode=export
+WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
@@ -52,6 +53,12 @@ WRITTEN = (
 OF_A_RECORD = {"schema", "status", "mode", "command", "task", "started", "quality", "kv_cache", "environment"}
 OF_A_CONFIG = {"mode", "task", "choices", "attention", "hardware", "seed", "data_root", "cache_dir"}
 ENDING = 60.0  # seconds that a run may take to end once its record says that it does not go on
+
+
+def near(path: Path) -> Path:
+    """A path relative to the working directory if it lies below that."""
+    path = path.absolute()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def is_run(directory: Path) -> bool:

@@ -22,11 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
-from attnlab.run.directory import locked, refuse_live, refuse_used
+from attnlab.run.directory import WEIGHTS, locked, near, refuse_live, refuse_used
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.processes import Interrupted, interruptible
-from attnlab.run.store import WEIGHTS, near
 
 log = logging.getLogger("attnlab.run")
 

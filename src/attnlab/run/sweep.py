@@ -24,12 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.errors import AttnlabError, DataError, printable
 from attnlab.run import identity, processes
 from attnlab.run import record as records
-from attnlab.run.directory import holder_of, locked
+from attnlab.run.directory import holder_of, locked, near
 from attnlab.run.files import write_text, writing
-from attnlab.run.ledger import OUTPUTS, LedgerEntry, entries
 from attnlab.run.loading import is_free, quoted
 from attnlab.run.record import EMBEDDED, RECORD, corpus_of
-from attnlab.run.store import near
+from attnlab.run.store import OUTPUTS, LedgerEntry, entries
 
 JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
