@@ -4,6 +4,7 @@ The name of a folder ends in a digest of everything that its content depends on,
 interrupted command continues after the last complete folder.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -43,11 +44,8 @@ def stored(folder: Path, read: Callable[[Path], Content], write: Callable[[Path]
     """
     try:
         return opened(folder, read)
-    except Damaged:
-        return _computed(folder, read, write)
-
-
-def _computed(folder: Path, read: Callable[[Path], Content], write: Callable[[Path], None]) -> Content:
+    except Damaged:  # or missing
+        pass
     with _locked(folder):
         try:
             return opened(folder, read)  # another process may have been faster
@@ -122,10 +120,9 @@ def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
 
     The JSON file `memo_path` stores the digests; a file is read again if its size or its time of change differs.
     """
-    try:
-        memo = dict(json.loads(memo_path.read_bytes())) if memo_path.exists() else {}
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{memo_path}: damaged ({error}); remove it: everything is then hashed again") from error
+    memo: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged: everything is hashed again
+        memo.update(json.loads(memo_path.read_bytes()))
     names = {path: str(path.absolute()) for path in paths}
     entries: dict[str, list[Any]] = {}
     with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(names)) as advance:

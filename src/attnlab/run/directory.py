@@ -84,10 +84,8 @@ def refuse_used(directory: Path) -> None:
     """
     if names := foreign(directory):
         more = ", …" * (len(names) > 3)
-        raise ConfigError(
-            f"hydra.run.dir={directory}: it holds {', '.join(names[:3])}{more}, which no run has written; take a new "
-            "or an empty directory"
-        )
+        files = ", ".join(names[:3]) + more
+        raise ConfigError(f"hydra.run.dir={directory}: it holds {files}, which no run has written; take a new one")
     trained = any((directory / "checkpoints" / name).is_file() for name in ("averaged.safetensors", "last.ckpt"))
     if trained or recorded(directory).get("status") == "finished":
         raise ConfigError(

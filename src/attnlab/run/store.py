@@ -116,7 +116,15 @@ def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
 def collect(places: Iterable[Path]) -> list[SavedRecord]:
     """Every record in these files and folders, the oldest first. DataError: a place does not exist."""
     paths = {path: expected for place in places for path, expected in record_files(place)}
-    records = [record for path, expected in sorted(paths.items()) if (record := _read(path, expected))]
+    records = []
+    for path, expected in sorted(paths.items()):
+        try:
+            if saved := read(path):
+                records.append(saved)
+            elif expected:
+                log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(KEYS)))
+        except DataError as error:
+            log.warning("%s", error)
     if not records:
         log.warning("no records in %s: a run leaves its record.json in its directory", ", ".join(map(str, places)))
     return sorted(records, key=lambda saved: saved.record["started"])
@@ -138,18 +146,6 @@ def read(path: Path) -> SavedRecord | None:
     if wrong:
         raise DataError(f"{path}: skipped, not a record of schema {SCHEMA}: {wrong[0]}")
     return SavedRecord(path, record)
-
-
-def _read(path: Path, expected: bool) -> SavedRecord | None:
-    """The record in a file; None if it is damaged, or not a record, with a warning if one is `expected`."""
-    try:
-        record = read(path)
-    except DataError as error:
-        log.warning("%s", error)
-        return None
-    if record is None and expected:
-        log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(KEYS)))
-    return record
 
 
 # --- a list of runs -----------------------------------------------------------------------------------------------
