@@ -33,8 +33,7 @@ from attnlab import __version__
 from attnlab.config.build import CONF, written
 from attnlab.config.check import Command, check, check_present, parse_flags
 from attnlab.config.compose import one_line
-from attnlab.config.explain import explain
-from attnlab.config.listing import help_text, listing
+from attnlab.config.explain import explain, help_text, listing
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
 from attnlab.run import job, sweep
 from attnlab.run.loading import load

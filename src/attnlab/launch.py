@@ -14,9 +14,8 @@ from attnlab.config.check import check
 from attnlab.errors import AttnlabError, ConfigError, DataError
 from attnlab.run import loading
 from attnlab.run import record as records
-from attnlab.run.directory import refuse_live
+from attnlab.run.directory import near, refuse_live
 from attnlab.run.processes import end_with_parent
-from attnlab.run.store import near
 from attnlab.run.sweep import listed
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attnlab.config.bounds import fits
 from attnlab.config.build import CONF
 from attnlab.config.check import check
+from attnlab.config.nodes import fits
 from attnlab.config.rules import check_weights
 from attnlab.config.schema import signature
 from attnlab.errors import ConfigError

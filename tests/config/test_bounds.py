@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from annotated_types import Ge, Gt, Lt, MinLen, MultipleOf
 
-from attnlab.config.bounds import fits, words
+from attnlab.config.nodes import fits, words
 
 
 class Tensor: ...

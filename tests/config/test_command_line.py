@@ -12,7 +12,7 @@ from attnlab.config import build as config
 from attnlab.config.build import CONF, instantiate
 from attnlab.config.check import check, compose
 from attnlab.config.compose import Composer
-from attnlab.config.listing import EXAMPLES, about
+from attnlab.config.explain import EXAMPLES, about
 from attnlab.errors import ConfigError
 
 SLOW = pytest.mark.slow

@@ -7,8 +7,7 @@ from typing import Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
-from attnlab.config.bounds import literals, words
-from attnlab.config.nodes import declared
+from attnlab.config.nodes import declared, literals, words
 from attnlab.config.schema import ancestors, constant, definition, signature
 
 

@@ -19,7 +19,7 @@ from attnlab.config import schema
 from attnlab.config.check import compose
 from attnlab.config.settings import ABSENT
 from attnlab.errors import DataError
-from attnlab.run import fingerprint, identity
+from attnlab.run import identity
 from attnlab.run.identity import LEFT_OUT, canonical, recipe, run
 
 IMAGES = ("task=imagenet", "compress=irratt")
@@ -203,7 +203,7 @@ def test_what_is_added_keeps_identities(mtla: DictConfig, monkeypatch: pytest.Mo
         "task": {"train": {"clip": 1}, "decode": {"_target_": "attnlab.decoding.beam.BeamSearch"}},
         "attention": {"_target_": "attnlab.attention.MTLA", "stride": 2},
     }
-    monkeypatch.setattr(identity, "ABSENT", {"MTLA.bias": False, "task.train.added": None})
+    monkeypatch.setattr(identity, "ABSENT", {"MTLA": {"bias": False}, "task.train": {"added": None}})
     assert canonical(old) == canonical(new) == canonical(canonical(new))
     assert canonical(changed(mtla, attention__bias=True)) != canonical(mtla)
     assert canonical(changed(mtla, task__model__bias=False)) != canonical(mtla)  # a parameter of another class
@@ -237,13 +237,13 @@ def test_an_old_checkpoint_has_the_identity_of_today(mtla: DictConfig) -> None:
 
 
 def test_a_corpus_is_its_names_sizes_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "LARGEST", 3)
+    monkeypatch.setattr(identity, "LARGEST", 3)
     root, cache = tmp_path / "corpus", tmp_path / "cache"
     files = {name: root / "train" / name for name in ("x.wav", "large.txt", "small.txt")}
     (root / "train").mkdir(parents=True)
     for name, file in files.items():
         file.write_bytes(b"1" if name == "small.txt" else b"1234")
-    first = fingerprint.corpus(root, cache)
+    first = identity.corpus_content(root, cache)
     assert first == "sha256:7141a2e10a2d6b2191a3c2ad3966ef8f340d3ee8c29851968f7ea977caba7368"  # stored in records
     changes = [
         ("x.wav", b"4321", False),  # recordings and large files: name and size
@@ -255,14 +255,14 @@ def test_a_corpus_is_its_names_sizes_and_texts(tmp_path: Path, monkeypatch: pyte
         (".hidden", b"1", False),
     ]
     for name, content, counts in changes:
-        before = fingerprint.corpus(root, cache)
+        before = identity.corpus_content(root, cache)
         (root / "train" / name).write_bytes(content)  # in place: the folder's time of change stays
-        assert (fingerprint.corpus(root, cache) != before) is counts, (name, content)
+        assert (identity.corpus_content(root, cache) != before) is counts, (name, content)
     (root / "train" / "again").symlink_to(root)
-    last = fingerprint.corpus(root, cache)
-    assert fingerprint.corpus(root.rename(tmp_path / "elsewhere"), tmp_path / "no cache") == last
+    last = identity.corpus_content(root, cache)
+    assert identity.corpus_content(root.rename(tmp_path / "elsewhere"), tmp_path / "no cache") == last
     with pytest.raises(DataError, match="cannot be read"):
-        fingerprint.corpus(tmp_path / "missing", cache)
+        identity.corpus_content(tmp_path / "missing", cache)
 
 
 def test_a_model_folder_is_its_files(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_model_folder_is_its_files(tmp_path: Path) -> None:
     for name, text, counts in changes:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-        after = fingerprint.weights(str(folder), tmp_path / "cache")
+        after = identity.weights_content(str(folder), tmp_path / "cache")
         assert (after != before) is counts, (name, text)
         before = after
-    assert fingerprint.weights("org/model@revision", tmp_path / "cache") == "org/model@revision"
+    assert identity.weights_content("org/model@revision", tmp_path / "cache") == "org/model@revision"

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attnlab.run import ledger
+from attnlab.run import store
 from attnlab.run.directory import locked
-from attnlab.run.ledger import LedgerEntry
 from attnlab.run.record import NOT_RUN, SECTIONS
+from attnlab.run.store import LedgerEntry
 
 
 def write(directory: Path, **values: Any) -> Path:
@@ -29,17 +29,17 @@ def write(directory: Path, **values: Any) -> Path:
 
 
 def runs(root: Path) -> dict[str, LedgerEntry]:
-    return {run.directory.relative_to(root).as_posix(): run for run in ledger.entries(root)}
+    return {run.directory.relative_to(root).as_posix(): run for run in store.entries(root)}
 
 
 def test_an_entry_has_what_the_record_has(tmp_path: Path) -> None:
     write(tmp_path / "mustc" / "mtla" / "one", environment={"git": "abc"})
-    (run,) = ledger.entries(tmp_path)
+    (run,) = store.entries(tmp_path)
     assert run.directory == tmp_path / "mustc" / "mtla" / "one"
     assert (run.status, run.mechanism, run.score, run.error) == ("finished", "mtla s=2", ("bleu", 20.5), "")
     values = {"mode": "train", "tags": ["a", "b"], "commit": "abc", "recipe": NOT_RUN, "experiment": None}
     assert {key: run.value(key) for key in values} == values
-    assert ledger.entries(tmp_path / "nowhere") == []
+    assert store.entries(tmp_path / "nowhere") == []
 
 
 def test_runs_are_listed_by_time(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from attnlab.errors import DataError, LockedError
 from attnlab.report.runs import main
-from attnlab.run import ledger
+from attnlab.run import store
 from attnlab.run.directory import locked
 from tests.run.test_ledger import write
 
@@ -112,11 +112,11 @@ def test_links_are_not_followed(root: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_run_that_changed_after_the_list_was_made_stays(root: Path) -> None:
     run = failed(root / "a")
     with locked(run), pytest.raises(LockedError):
-        ledger.remove(run, root, ["failed"])
+        store.remove(run, root, ["failed"])
     write(run)  # continued, and finished
     with pytest.raises(DataError, match="finished now"):
-        ledger.remove(run, root, ["failed"])
-    ledger.remove(failed(run), root, ["failed"])
+        store.remove(run, root, ["failed"])
+    store.remove(failed(run), root, ["failed"])
     assert not run.exists()
 
 

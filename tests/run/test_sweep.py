@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.errors import DataError, LockedError, WriteError
-from attnlab.run import fingerprint, sweep
+from attnlab.run import identity, sweep
 from attnlab.run import record as records
 from attnlab.run.directory import is_run, locked
 from attnlab.run.files import write_text
@@ -120,7 +120,7 @@ def test_a_corpus_that_changed_at_its_place_is_another(cfg: DictConfig, here: Pa
     corpus.mkdir()
     (corpus / "train.txt").write_text("one two three")
     real = changed(cfg, data_root=str(corpus), cache_dir=str(here / "cache"))
-    content = fingerprint.corpus(corpus, here / "cache")
+    content = identity.corpus_content(corpus, here / "cache")
     done = ran(real, "done", content=content, corpus=f"WikiText-2 at {corpus}: ...")
     assert decide(real, JOB, SWEEP).directory == done
     assert decide(cfg, JOB, SWEEP).what == "start"  # of the sample corpus

@@ -104,9 +104,7 @@ def _share_buckets(buckets: int, bucket: int, limit: int, processes: int) -> Fra
             f"nearest: hardware.devices={near}"
         )
     if limit < bucket:
-        raise ConfigError(
-            f"task.data.max_frames={limit}: expected at least task.train.batch.bucket={bucket}, {undivided}"
-        )
+        raise ConfigError(f"task.data.max_frames={limit}: expected at least a bucket's {bucket} frames, {undivided}")
     return FrameShare(buckets, processes if buckets == 1 else 1, max(1, buckets // processes))
 
 

@@ -173,17 +173,13 @@ def resolve(cfg: DictConfig) -> None:
     try:
         OmegaConf.resolve(cfg)
     except OmegaConfBaseException:
-        _refuse_reference(cfg)
+        for path, raw in leaves(written(cfg)):
+            try:
+                OmegaConf.select(cfg, path)
+            except OmegaConfBaseException as error:
+                reason = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
+                raise ConfigError(f"{path} = {raw}: {reason}") from error
         raise
-
-
-def _refuse_reference(cfg: DictConfig) -> None:
-    for path, raw in leaves(written(cfg)):
-        try:
-            OmegaConf.select(cfg, path)
-        except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0].removeprefix("ValueError raised while resolving interpolation: ")
-            raise ConfigError(f"{path} = {raw}: {reason}") from error
 
 
 def written(node: Any) -> Any:

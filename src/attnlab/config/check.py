@@ -93,10 +93,8 @@ class CommandLine:
             except HydraException as error:
                 raise ConfigError(one_line(error)) from error
         elif "hydra.sweeper.direction" not in self.keys:
-            raise ConfigError(
-                f"{SWEEPER}: give hydra.sweeper.direction=maximize or minimize; a job's value is the validation metric "
-                "by which its task chooses checkpoints"
-            )
+            words = "maximize or minimize the metric by which the task chooses checkpoints"
+            raise ConfigError(f"{SWEEPER}: give hydra.sweeper.direction=: {words}")
         else:
             fixed = [_text(setting) for setting in self.settings if setting not in self.swept]
             lines = [[*fixed, *(f"{setting.key_or_group}={_first(setting)}" for setting in self.swept)]]

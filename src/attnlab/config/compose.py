@@ -162,10 +162,7 @@ class Composer:
         """Refuse a form of override that the project does not take, and an option that a group does not have."""
         text, key, value = override.input_line, override.key_or_group, override.value()
         if override.is_delete() or override.package is not None or key == "hydra.searchpath":
-            raise ConfigError(
-                f"{text}: not supported; set a key to null, choose another option of its group, or add files by "
-                "--config-dir=<directory>"
-            )
+            raise ConfigError(f"{text}: not supported; set a key to null, or add files by --config-dir=<directory>")
         if "/" in key and not key.startswith("hydra/"):
             raise ConfigError(f"{text}: no such group{nearest(key, config.GROUPS)}")
         if key not in config.GROUPS:
@@ -222,8 +219,11 @@ def assigned(plain: dict[str, Any], setting: Override) -> list[tuple[str, Any]]:
             continue  # Hydra checks its own schema
         if rest:
             _check_missing(plain, setting, key)
-        elif setting.is_add() or isinstance(node, dict):
-            _check_existing(node, setting, key)
+        elif setting.is_add():
+            raise ConfigError(f"{setting.input_line}: {key} exists already; write it without '+'")
+        elif isinstance(node, dict) and not isinstance(setting.value(), dict | None):
+            inner = f": {', '.join(node)}" if node else ", for instance trainer.limit_train_batches=10"
+            raise ConfigError(f"{setting.input_line}: {key} is a group of keys; set one of them{inner}")
     return pairs
 
 
@@ -238,15 +238,6 @@ def walk(node: Any, key: str) -> tuple[Any, str, list[str]]:
         else:
             return node, ".".join(parts[:i]), parts[i:]
     return node, key, []
-
-
-def _check_existing(node: Any, setting: Override, key: str) -> None:
-    text, value = setting.input_line, setting.value()
-    if setting.is_add():
-        raise ConfigError(f"{text}: {key} exists already; write it without '+'")
-    if not isinstance(value, dict) and value is not None:
-        inner = f": {', '.join(node)}" if node else ", for instance trainer.limit_train_batches=10"
-        raise ConfigError(f"{text}: {key} is a group of keys; set one of them{inner}")
 
 
 def _check_missing(plain: dict[str, Any], setting: Override, key: str) -> None:

@@ -55,7 +55,11 @@ def check_composed(cfg: DictConfig, composer: Composer) -> None:
     check_mode(cfg, cfg.hydra.runtime.choices.task)
     _check_task(cfg, composer)
     if cfg.mode == "bench":
-        _check_overrides(cfg)
+        references = [str(name).partition(".")[0] for name in cfg.bench.references or ()]
+        names = [re.sub("^(published|compiled)_", "", name) for name in references]
+        for text in map(str, cfg.bench.overrides or ()):
+            if "=" not in text or text.partition(".")[0] not in names:
+                raise ConfigError(f"bench.overrides: {text}: expected REFERENCE.KEY=VALUE, of one in bench.references")
     for knob in config.KNOBS:
         if cfg[knob] is not None and not config.knob_paths(cfg, knob):
             _refuse_knob(cfg, knob, composer)
@@ -79,10 +83,7 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     if cfg.mode == "predict" and cfg.input is None:
         raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
     if cfg.data_root is not None and "root" not in cfg.task.data:
-        raise ConfigError(
-            f"data_root={cfg.data_root}: task={task} generates its data and reads no corpus; remove data_root=, or "
-            "unset the variable DATA_ROOT"
-        )
+        raise ConfigError(f"data_root={cfg.data_root}: task={task} reads no corpus; remove it, or unset DATA_ROOT")
     if cfg.checkpoint is not None:
         _check_checkpoint(cfg)
     elif cfg.mode in (*NEED_WEIGHTS, "export"):
@@ -144,26 +145,9 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     if choices.convert != "none" and weights is None:
         raise ConfigError(f"convert={choices.convert}: task={choices.task} has no pretrained decoder to convert")
     if cfg.model is not None and weights is None:
-        _check_model(cfg)
-
-
-def _check_model(cfg: DictConfig) -> None:
-    """Refuse `model=` for a task that trains from random weights, and a path that does not exist."""
-    if not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
-        raise ConfigError(
-            f"model={cfg.model}: task={cfg.hydra.runtime.choices.task} trains from random weights; imagenet, reasoning "
-            "and tasks of language models begin with pretrained ones"
-        )
-    check_model(cfg.model, cfg.task.model._target_)
-
-
-def _check_overrides(cfg: DictConfig) -> None:
-    """Refuse values of mechanisms that `bench.references` does not name."""
-    references = [str(name).partition(".")[0] for name in cfg.bench.references or ()]
-    names = [re.sub("^(published|compiled)_", "", name) for name in references]
-    for override in map(str, cfg.bench.overrides or ()):
-        if "=" not in override or override.partition(".")[0] not in names:
-            raise ConfigError(f"bench.overrides: {override}: expected REFERENCE.KEY=VALUE, of one in bench.references")
+        if not any("${model}" in str(raw) for _, raw in config.leaves(config.written(cfg.task))):
+            raise ConfigError(f"model={cfg.model}: task={choices.task} trains from random weights, not pretrained ones")
+        check_model(cfg.model, cfg.task.model._target_)
 
 
 def _refuse_knob(cfg: DictConfig, knob: str, composer: Composer) -> NoReturn:
@@ -220,10 +204,7 @@ def _check_callbacks(cfg: DictConfig) -> None:
     for name, node in cfg.callbacks.items():
         target = str(node.get("_target_"))
         if "monitor" in node and "mode" not in node and "EarlyStopping" in target:
-            raise ConfigError(
-                f"callbacks.{name}.monitor={node.monitor}: give which values are better too, "
-                f"+callbacks.{name}.mode=min or max"
-            )
+            raise ConfigError(f"callbacks.{name}.monitor={node.monitor}: give +callbacks.{name}.mode=min or max too")
         if "WeightAveraging" in target:
             means.insert(0, f"callbacks={name}")
             if cfg.hardware.strategy == "fsdp":

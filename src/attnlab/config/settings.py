@@ -200,71 +200,57 @@ SCHEMAS: dict[str, type] = {
 ARGUMENTS = {"trainer": "lightning.pytorch.trainer.trainer.Trainer"}  # nodes with the arguments of one class
 MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes").glob("[!_]*.py")))
 
-# What older records and runs mean in today's words.
-# A key that was added later -> what its absence meant: a value equal to that counts as absent, so that adding an option
-# changes no identity. It is a dotted path from the root, or a parameter of a class wherever it is used, `MTLA.stride`.
-ABSENT: dict[str, Any] = {
-    "bench.context": 0,
-    "bench.reorder": [False, True],
-    "hardware.tf32": True,
-    "task.match": None,
-    "task.sample_facts": 0,
-    "task.train.first_token_weight": 1.0,
-    "task.train.label_smoothing": 0.0,
-    "task.train.monitor": None,
-    "task.train.validate_decode": None,
-    "task.train.validate_score": None,
-    "task.train.validate_search": dict.fromkeys(("beam", "max_len_a", "max_len_b", "temperature")),
-    "SpeechEncoder.mix_layers": None,
-    "ConformerEncoder.mix_layers": None,
-    "ConformerEncoder.projection_dim": None,
-    "StoredFeatures.layers": None,
-    "CrossDecoder.tie_embeddings": True,
-    "CrossDecoder.final_norm": None,
-    "CrossDecoder.projector_dim": None,
-    "CrossDecoder.attention_dropout": 0.0,
-    "CrossDecoder.activation_dropout": None,
-    "Decoder.embedding_dropout": None,
-    "Decoder.embedding_std": 0.02,
-    "AbsoluteMultiLinear.core": "free",
-    "RelativeMultiLinear.core": "free",
-    "TiedMultiLinear.core": "free",
-    "SequenceToTextData.unknown_labels": False,
-    "SequenceToTextData.speeds": None,
-    "SpecAugment.time_warp": 0,
-    "BeamSearch.length_penalty_form": "power",
-    "BeamSearch.temperature": 1.0,
-    "BeamSearch.unknown": True,
-    "LanguageScore.needle": {
-        "_target_": "Needle",
-        "lengths": None,
-        "depths": [0.0, 0.25, 0.5, 0.75, 1.0],
-        "trials": 16,
-        "asks": "number",
-        "digits": 5,
-        "seed": 1,
+# What older records and runs mean in today's words, by the place of a node or by its class.
+# Keys that were added later -> what their absence meant: a value equal to that counts as absent, so that adding an
+# option changes no identity.
+ABSENT: dict[str, dict[str, Any]] = {
+    "bench": {"context": 0, "reorder": [False, True]},
+    "hardware": {"tf32": True},
+    "task": {"match": None, "sample_facts": 0},
+    "task.train": {
+        "first_token_weight": 1.0,
+        "label_smoothing": 0.0,
+        "monitor": None,
+        "validate_decode": None,
+        "validate_score": None,
+        "validate_search": dict.fromkeys(("beam", "max_len_a", "max_len_b", "temperature")),
     },
-    "TensorizedTransformer.variational_dropout": False,
-    "InverseSquareRoot.floor": 0.0,
-    "TruncAtt.vo": "truncatt",
-    "TruncAtt.keep_of": "parameters",
-    "GlobalSVD.vo": "truncatt",
-    "GlobalSVD.keep_of": "parameters",
-    "CPSlimAtt.vo": "truncatt",
-    "CPSlimAtt.keep_of": "parameters",
-    "CPSlimAtt.start": "global",
-    "CPSlimAtt.restarts": 4,
-    "CPSlimAtt.fusion": "free",
-    "IrrAtt.vo": "truncatt",
-    "IrrAtt.keep_of": "parameters",
-    "IrrAtt.restarts": 4,
-    "MHA.qk_norm": False,
-    "MHA.rope_scaling": None,
-    "MHA.norm_eps": 1e-6,
-    "SlidingWindow.qk_norm": False,
-    "SlidingWindow.rope_scaling": None,
-    "SlidingWindow.norm_eps": 1e-6,
+    "SpeechEncoder": {"mix_layers": None},
+    "ConformerEncoder": {"mix_layers": None, "projection_dim": None},
+    "StoredFeatures": {"layers": None},
+    "CrossDecoder": {
+        "tie_embeddings": True,
+        "final_norm": None,
+        "projector_dim": None,
+        "attention_dropout": 0.0,
+        "activation_dropout": None,
+    },
+    "Decoder": {"embedding_dropout": None, "embedding_std": 0.02},
+    "AbsoluteMultiLinear": {"core": "free"},
+    "RelativeMultiLinear": {"core": "free"},
+    "TiedMultiLinear": {"core": "free"},
+    "SequenceToTextData": {"unknown_labels": False, "speeds": None},
+    "SpecAugment": {"time_warp": 0},
+    "BeamSearch": {"length_penalty_form": "power", "temperature": 1.0, "unknown": True},
+    "LanguageScore": {
+        "needle": {
+            "_target_": "Needle",
+            "lengths": None,
+            "depths": [0.0, 0.25, 0.5, 0.75, 1.0],
+            "trials": 16,
+            "asks": "number",
+            "digits": 5,
+            "seed": 1,
+        }
+    },
+    "TensorizedTransformer": {"variational_dropout": False},
+    "InverseSquareRoot": {"floor": 0.0},
+    "TruncAtt": {"vo": "truncatt", "keep_of": "parameters"},
+    "GlobalSVD": {"vo": "truncatt", "keep_of": "parameters"},
+    "CPSlimAtt": {"vo": "truncatt", "keep_of": "parameters", "start": "global", "restarts": 4, "fusion": "free"},
+    "IrrAtt": {"vo": "truncatt", "keep_of": "parameters", "restarts": 4},
+    "MHA": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6},
+    "SlidingWindow": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6},
 }
-
-# A key that was removed -> the value that a run must have had to be read: what the code does today.
-REMOVED: dict[str, Any] = {"TensorLLM.starts": 1, "TRAWL.starts": 1}
+# Keys that were removed -> the value that a run must have had to be read: what the code does today.
+REMOVED: dict[str, dict[str, Any]] = {"TensorLLM": {"starts": 1}, "TRAWL": {"starts": 1}}

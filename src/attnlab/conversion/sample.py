@@ -17,9 +17,8 @@ from attnlab.data.text.corpora import TextCorpus
 from attnlab.data.text.vocabulary import END_OF_TEXT, byte_tokenizer
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.decoder import SAMPLE as SIZES
-from attnlab.run.cache import digest, stored_files
+from attnlab.run.cache import digest, file_digests, stored_files
 from attnlab.run.console import progress
-from attnlab.run.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,8 @@ from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.run.console import StderrHandler
 from attnlab.run.files import write_text
-from attnlab.run.ledger import OUTPUTS
 from attnlab.run.record import UNREADABLE
-from attnlab.run.store import SavedRecord, collect
+from attnlab.run.store import OUTPUTS, SavedRecord, collect
 
 Report = Callable[[Sequence[SavedRecord], Path], list[Path]]
 REPORTS: dict[str, Report] = {

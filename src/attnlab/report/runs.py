@@ -1,6 +1,6 @@
 """`attnlab runs`: list, compare and remove the runs in a folder, and show the commands that a table still lacks.
 
-All values come from the records in the folder (:mod:`attnlab.run.ledger`). Nothing here imports torch.
+All values come from the records in the folder (:mod:`attnlab.run.store`). Nothing here imports torch.
 """
 
 import logging
@@ -16,12 +16,11 @@ from attnlab.config.batch import counted
 from attnlab.config.build import leaves
 from attnlab.errors import ConfigError, DataError, LockedError, nearest, printable
 from attnlab.report.significance import standard_error, sure
-from attnlab.run import ledger as ledgers
+from attnlab.run import store
 from attnlab.run.console import StderrHandler
 from attnlab.run.directory import refuse_live
-from attnlab.run.ledger import BROKEN, OUTPUTS, LedgerEntry
 from attnlab.run.record import NOT_RUN, RECORD
-from attnlab.run.store import SavedRecord, collect, finite
+from attnlab.run.store import BROKEN, OUTPUTS, LedgerEntry, SavedRecord, collect, finite
 
 HELP = """\
 attnlab runs [KEY=VALUE ...] [FOLDER]                 list the runs in FOLDER (default: outputs), the oldest first;
@@ -170,11 +169,11 @@ def prune(names: Sequence[str], filters: Filters, yes: bool) -> None:
     for path, why in gone.items():
         try:
             refuse_live(path)
-            if reason := ledgers.refusal(path, root):
+            if reason := store.refusal(path, root):
                 raise DataError(reason)
             size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir()) / 2**20
             if yes:
-                ledgers.remove(path, root, what)
+                store.remove(path, root, what)
             print(printable(f"{path}  {size:,.1f} MiB  {why}"))
         except (LockedError, DataError) as error:
             left += 1
@@ -198,7 +197,7 @@ def _folder(names: Sequence[str]) -> Path:
 
 def _chosen(root: Path, filters: Filters, quiet: bool = False) -> list[LedgerEntry]:
     """The runs that pass all filters. Unreadable records are named, and left out unless a filter asks for them."""
-    runs = ledgers.entries(root)
+    runs = store.entries(root)
     asked = quiet or BROKEN in filters.get("status", ())
     for run in runs:
         if run.status == BROKEN and not asked:

@@ -1,20 +1,23 @@
 """Folders in the cache: computed once, opened by name, checked when they are opened, computed again when damaged.
 
-The name of a folder ends in a digest of everything that its content depends on. An interrupted command continues after
-the last complete folder.
+The name of a folder ends in a digest of everything that its content depends on, such as the files of a corpus. An
+interrupted command continues after the last complete folder.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from attnlab.errors import DataError
-from attnlab.run.files import replacing_folder, writing
+from attnlab.run.console import progress
+from attnlab.run.files import digest_of, replacing_folder, write_text, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,11 +44,8 @@ def stored(folder: Path, read: Callable[[Path], Content], write: Callable[[Path]
     """
     try:
         return opened(folder, read)
-    except Damaged:
-        return _computed(folder, read, write)
-
-
-def _computed(folder: Path, read: Callable[[Path], Content], write: Callable[[Path], None]) -> Content:
+    except Damaged:  # or missing
+        pass
     with _locked(folder):
         try:
             return opened(folder, read)  # another process may have been faster
@@ -115,6 +115,36 @@ def digest(plain: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
+def file_digests(paths: Iterable[Path], memo_path: Path) -> dict[Path, str]:
+    """SHA-256 of the bytes of each file. DataError: a file cannot be read.
+
+    The JSON file `memo_path` stores the digests; a file is read again if its size or its time of change differs.
+    """
+    memo: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged: everything is hashed again
+        memo.update(json.loads(memo_path.read_bytes()))
+    names = {path: str(path.absolute()) for path in paths}
+    entries: dict[str, list[Any]] = {}
+    with ThreadPoolExecutor() as pool, progress("computing checksums of the corpus", len(names)) as advance:
+        computed = pool.map(lambda path: _entry(path, memo.get(names[path])), names)
+        for name, entry in zip(names.values(), computed, strict=True):
+            entries[name] = entry
+            advance(1)
+    if (updated := memo | entries) != memo:
+        write_text(memo_path, json.dumps(updated))
+    return {path: entries[name][2] for path, name in names.items()}
+
+
+def _entry(path: Path, known: Any) -> list[Any]:
+    """Size, time of change and digest of a file; `known` is the entry of an earlier call."""
+    try:
+        state = path.stat()
+        about = [state.st_size, state.st_mtime_ns]
+        return known if isinstance(known, list) and known[:2] == about else [*about, digest_of(path)]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
 def _check_manifest(folder: Path) -> Path:
     states = json.loads((folder / MANIFEST).read_bytes())
     wrong = next((name for name, state in states.items() if _state(folder / name) != state), None)
@@ -125,7 +155,7 @@ def _check_manifest(folder: Path) -> Path:
 
 def _state(path: Path) -> list[int | str]:
     size = path.stat().st_size
-    return [size] if path.suffix in BY_SIZE else [size, hashlib.sha256(path.read_bytes()).hexdigest()]
+    return [size] if path.suffix in BY_SIZE else [size, digest_of(path)]
 
 
 def _locked(folder: Path) -> AcquireReturnProxy:

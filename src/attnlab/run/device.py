@@ -73,16 +73,16 @@ def compiles(cfg: DictConfig) -> bool:
 
 def record_compiled(cfg: DictConfig, part: str, environment: dict[str, Any]) -> None:
     """Log and record as `compiled` the part that `hardware.compile` compiles, or "no". Empty: nothing in this mode."""
-    environment["compiled"] = _compiled(cfg, part) if cfg.hardware.compile else "no"
-
-
-def _compiled(cfg: DictConfig, part: str) -> str:
-    missing = missing_compiler(cfg)
-    if missing and first_process():
-        log.warning("hardware.compile=true: %s: nothing is compiled, and the record says so", missing)
-    elif part and first_process():
-        log.info("compiled: %s (the first batches take longer)", part)
-    return f"no: {missing}" if missing else part or "no: nothing of this mode is"
+    if not cfg.hardware.compile:
+        environment["compiled"] = "no"
+    elif missing := missing_compiler(cfg):
+        environment["compiled"] = f"no: {missing}"
+        if first_process():
+            log.warning("hardware.compile=true: %s: nothing is compiled, and the record says so", missing)
+    else:
+        environment["compiled"] = part or "no: nothing of this mode is"
+        if part and first_process():
+            log.info("compiled: %s (the first batches take longer)", part)
 
 
 def prepare_cuda(cfg: DictConfig, environment: dict[str, Any]) -> None:

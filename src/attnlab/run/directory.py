@@ -20,6 +20,7 @@ from attnlab.run.record import RECORD, recorded
 CONFIG = "config.yaml"
 LOCK = ".lock"
 EXPORTED = "exported"  # the folder of mode=export
+WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
 SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
@@ -54,6 +55,12 @@ OF_A_CONFIG = {"mode", "task", "choices", "attention", "hardware", "seed", "data
 ENDING = 60.0  # seconds that a run may take to end once its record says that it does not go on
 
 
+def near(path: Path) -> Path:
+    """A path relative to the working directory if it lies below that."""
+    path = path.absolute()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def is_run(directory: Path) -> bool:
     """Whether a folder has a record.json of attnlab's form, or a config.yaml of that form."""
     config = directory / CONFIG
@@ -77,10 +84,8 @@ def refuse_used(directory: Path) -> None:
     """
     if names := foreign(directory):
         more = ", …" * (len(names) > 3)
-        raise ConfigError(
-            f"hydra.run.dir={directory}: it holds {', '.join(names[:3])}{more}, which no run has written; take a new "
-            "or an empty directory"
-        )
+        files = ", ".join(names[:3]) + more
+        raise ConfigError(f"hydra.run.dir={directory}: it holds {files}, which no run has written; take a new one")
     trained = any((directory / "checkpoints" / name).is_file() for name in ("averaged.safetensors", "last.ckpt"))
     if trained or recorded(directory).get("status") == "finished":
         raise ConfigError(

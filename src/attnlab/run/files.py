@@ -127,10 +127,7 @@ def verify(path: Path) -> bool:
     """Whether a file has a checksum, which it then fits. DataError: the file is damaged."""
     expected = {digest for digest, name in _read_sums(path.parent) if name == path.name}
     if expected and digest_of(path) not in expected:
-        raise DataError(
-            f"{path}: damaged: its content is not what {SUMS} beside it says; copy the file again, or use another "
-            "file of the run's checkpoints/"
-        )
+        raise DataError(f"{path}: damaged: it is not what {SUMS} beside it says; copy it again, or use another file")
     return bool(expected)
 
 

@@ -5,10 +5,11 @@ with its seed, corpus and mode.
 """
 
 import copy
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,8 +17,8 @@ from attnlab.config.build import PATTERN, at
 from attnlab.config.nodes import mappings
 from attnlab.config.schema import definition, modules_of_names
 from attnlab.config.settings import ABSENT, REMOVED
-from attnlab.run import fingerprint
-from attnlab.run.cache import digest
+from attnlab.errors import DataError
+from attnlab.run.cache import digest, file_digests
 
 DOTTED = re.compile(r"attnlab(\.[A-Za-z_]\w*)+")  # a class or function of this package, by its path
 MISSING = object()
@@ -42,7 +43,14 @@ OF_THE_RUN = ("mode", "seed", "checkpoint", "prompt", "bench")  # not part of th
 SEEDS = ("task.data.seed", "task.sampling.seed", "compress.start_seed")  # copies of `seed`, left out if equal to it
 WEIGHTS = ("checkpoint", "task.encoder_checkpoint", "task.model.weights", "task.weights", "task.data.vocabulary.file")
 READ_BENCH = ("bench", "describe")  # the modes that read the `bench` node
+LOADED = ("manifest.json", "compressed/manifest.json", "checkpoints/averaged.safetensors")  # of a folder of weights
 ARCHITECTURE = {"mechanism": "attention", "model": "task.model", "compression": "compress"}  # of a checkpoint
+LARGEST = 256 * 2**20  # bytes of a corpus file whose content is read; of a larger one, only the size counts
+BINARY = frozenset((  # recordings, images, archives and arrays: name and size identify them
+    ".ark", ".arrow", ".bin", ".bmp", ".bz2", ".flac", ".gz", ".h5", ".hdf5", ".jpeg", ".jpg", ".mp3", ".npy", ".npz",
+    ".ogg", ".opus", ".parquet", ".png", ".pt", ".safetensors", ".sph", ".tar", ".tgz", ".wav", ".webp", ".xz", ".zip",
+    ".zst",
+))  # fmt: skip
 NOTHING_READ = "none"  # the fingerprint of a run without a corpus
 
 Config = DictConfig | Mapping[str, Any]
@@ -103,7 +111,62 @@ def contents(cfg: Config) -> dict[str, str]:
     """The content of each file of weights that a configuration names, by key. DataError: one cannot be read."""
     plain = renamed(cfg)
     named = {key: value for key in WEIGHTS if isinstance(value := at(plain, key), str)}
-    return {key: fingerprint.weights(value, Path(plain["cache_dir"])) for key, value in named.items()}
+    return {key: weights_content(value, Path(plain["cache_dir"])) for key, value in named.items()}
+
+
+def weights_content(source: str, cache_dir: Path) -> str:
+    """Pretrained weights by content: "sha256:..." of a local file or folder; a hub name stays as it is written.
+
+    Of a run directory or a compressed model the files that a run loads count; of any other folder all files but
+    hidden ones. DataError: a file cannot be read.
+    """
+    path = Path(source).expanduser()
+    memo = cache_dir.expanduser() / "digests.json"
+    if path.is_file():
+        return f"sha256:{file_digests([path], memo)[path]}"
+    if not path.is_dir():
+        return source
+    files = [file for name in LOADED if (file := path / name).is_file()]
+    # other programs write files named manifest.json too
+    files = [file for file in files if file.suffix != ".json" or any(file.parent.glob("weights-*.safetensors"))]
+    files = files or sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    digests = file_digests(files, memo)
+    if len(files) == 1 and files[0].suffix == ".safetensors":
+        return f"sha256:{digests[files[0]]}"  # a run directory and its file are the same weights
+    return f"sha256:{digest([[file.relative_to(path).as_posix(), digests[file]] for file in files])}"
+
+
+def corpus_content(root: Path, cache_dir: Path) -> str:
+    """A corpus by the names and sizes of its files, and by the content of those that are not in BINARY.
+
+    The place of the corpus and hidden files do not count. Returns "sha256:" and 64 hexadecimal digits. DataError: a
+    file or folder cannot be read.
+    """
+    seen, texts, listed = set(), list[Path](), list[list[str]]()
+
+    def refuse(error: OSError) -> NoReturn:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    for place, inner, names in os.walk(root, followlinks=True, onerror=refuse):
+        folder, binary = Path(place), []
+        inner[:] = sorted((name for name in inner if name[0] != "."), reverse=True)
+        if (real := os.path.realpath(place)) in seen:  # through a link
+            inner.clear()
+            continue
+        seen.add(real)
+        for path in (folder / name for name in names if name[0] != "." and (folder / name).is_file()):
+            if path.suffix.lower() in BINARY or path.stat().st_size > LARGEST:
+                binary.append((path.name, path.stat().st_size))
+            else:
+                texts.append(path)
+        listed.append([folder.relative_to(root).as_posix(), digest(sorted(binary))])
+    digests = file_digests(texts, cache_dir.expanduser() / "digests.json")
+    contents = [[path.relative_to(root).as_posix(), content] for path, content in digests.items()]
+    return f"sha256:{digest([sorted(listed), sorted(contents)])}"
 
 
 def architecture(cfg: Config) -> dict[str, Any]:
@@ -125,11 +188,9 @@ def renamed(cfg: Config) -> dict[str, Any]:
     """A plain copy of a configuration with the keys and classes of today, without values that absent keys meant."""
     written = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     plain: dict[str, Any] = _changed(written, lambda value: stable_name(value) if isinstance(value, str) else value)
-    nodes = [node for _, node in mappings(plain)]
-    for absent, meant in ABSENT.items():
-        for node, key in _owners(nodes, absent):
-            if at(node, key, MISSING) == meant:
-                _pop(node, key)
+    for node, key, meant in _entries(plain, ABSENT):
+        if node.get(key, MISSING) == meant:
+            del node[key]
     if isinstance(pattern := at(plain, PATTERN), list):
         lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
         plain["attention"]["pattern"] = pattern[: next(lengths, len(pattern))]
@@ -139,15 +200,11 @@ def renamed(cfg: Config) -> dict[str, Any]:
 def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
-    for removed, meant in REMOVED.items():
-        for node, key in _owners([node for _, node in mappings(plain)], removed):
-            if at(node, key) == meant:
-                _pop(node, key)
-    for absent, meant in ABSENT.items():
-        for node, key in _owners([node for _, node in mappings(plain)], absent):
-            parent, last = _parent(node, key)
-            if isinstance(parent, dict):
-                parent.setdefault(last, copy.deepcopy(meant))  # the names of classes in it are changed below
+    for node, key, meant in _entries(plain, REMOVED):
+        if node.get(key) == meant:
+            del node[key]
+    for node, key, meant in _entries(plain, ABSENT):
+        node.setdefault(key, copy.deepcopy(meant))  # the names of classes in it are changed below
     for _, node in mappings(plain):
         target = node.get("_target_")
         if isinstance(target, str) and (modules := modules_of_names().get(target.partition(".")[0])):
@@ -190,12 +247,15 @@ def _normal(node: Any) -> Any:
     return _changed(node, lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _owners(nodes: list[dict[str, Any]], key: str) -> list[tuple[dict[str, Any], str]]:
-    """The nodes that a key of ABSENT or REMOVED belongs to, with the key in the node; `nodes`: all, the root first."""
-    first, _, rest = key.partition(".")
-    if first[0].isupper():
-        return [(node, rest) for node in nodes if node.get("_target_") == first]
-    return [(nodes[0], key)]
+def _entries(
+    plain: dict[str, Any], table: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Each node that ABSENT or REMOVED describes, with a key and its value in the table."""
+    nodes = [node for _, node in mappings(plain)]
+    for owner, values in table.items():
+        places = [node for node in nodes if node.get("_target_") == owner] if owner[0].isupper() else [at(plain, owner)]
+        for node in places:
+            yield from ((node, *item) for item in values.items() if isinstance(node, dict))
 
 
 def _without_dropout(node: Any) -> Any:

@@ -22,11 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.compose import one_line
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
-from attnlab.run.directory import locked, refuse_live, refuse_used
+from attnlab.run.directory import WEIGHTS, locked, near, refuse_live, refuse_used
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.processes import Interrupted, interruptible
-from attnlab.run.store import WEIGHTS, near
 
 log = logging.getLogger("attnlab.run")
 
@@ -129,10 +128,14 @@ def _failed(
     """Print and record an error; `untouched`: the directory has an earlier run's record. Returns the exit code."""
     code, message = _exit_code_and_message(error, received, directory, record["mode"])
     if not received:
-        message = _error_of_rank(directory) or message
+        earlier = str(records.recorded(directory).get("error")) if directory and records.first_process() else ""
+        message = earlier if earlier.startswith("rank ") else message  # another rank's, which caused this one
         record.update(status="failed", error=message)
     if records.first_process() or not received:
-        _print_error(message)
+        log.debug("%s", message, exc_info=True)  # the run directory's log has it; the console's level is INFO
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            traceback.print_exc()
+        print(f"{'' if records.first_process() else f'{_rank()}: '}error: {printable(message)}", file=sys.stderr)
     try:
         _save(record, None if untouched else directory)
     except OSError as cannot:
@@ -163,19 +166,9 @@ def _save(record: dict[str, Any], directory: Path | None) -> None:
     if directory and records.first_process():
         records.write(record, directory)
     elif directory and record["status"] == "failed":
-        _save_of_rank(record["error"], directory)
-
-
-def _save_of_rank(error: str, directory: Path) -> None:
-    running = records.recorded(directory)
-    if running.get("status") == "running":
-        records.write(running | {"status": "failed", "error": f"{_rank()}: {error}"}, directory)
-
-
-def _error_of_rank(directory: Path | None) -> str:
-    """The error that another rank has recorded, which caused that of rank zero; else empty."""
-    error = str(records.recorded(directory).get("error", "")) if directory and records.first_process() else ""
-    return error if error.startswith("rank ") else ""
+        running = records.recorded(directory)
+        if running.get("status") == "running":
+            records.write(running | {"status": "failed", "error": f"{_rank()}: {record['error']}"}, directory)
 
 
 def _quiet_libraries() -> None:
@@ -221,13 +214,6 @@ def _exit_code_and_message(
     hint = "set HYDRA_FULL_ERROR=1"
     hint = f"traceback: {directory / 'run.log'}, or {hint}" if directory else f"{hint} for the traceback"
     return 1, f"{type(error).__name__}: {one_line(error)} ({hint})"
-
-
-def _print_error(message: str) -> None:
-    log.debug("%s", message, exc_info=True)  # the run directory's log has it; the console's level is INFO
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        traceback.print_exc()
-    print(f"{'' if records.first_process() else f'{_rank()}: '}error: {printable(message)}", file=sys.stderr)
 
 
 def _rank() -> str:

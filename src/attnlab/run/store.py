@@ -1,12 +1,17 @@
-"""Finding and reading records. A broken one is named and skipped: the others can still be read."""
+"""The records of runs: found, read, listed, and removed with their directories.
+
+A broken record is named and skipped: the others can still be read. A run directory is removed only if it is one for
+sure, contains nothing else, and is not in use.
+"""
 
 import json
 import logging
 import os
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +19,17 @@ from typing import Any
 from attnlab.config.build import at
 from attnlab.errors import DataError, printable
 from attnlab.run import identity
-from attnlab.run.record import RECORD, SCHEMA, UNREADABLE, problems, upgraded
+from attnlab.run.directory import CONFIG, LOCK, WEIGHTS, foreign, holder_of, is_run, locked, near
+from attnlab.run.record import RECORD, SCHEMA, UNREADABLE, corpus_of, problems, upgraded
 
 log = logging.getLogger(__name__)
 
 KEYS = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
+OUTPUTS = Path("outputs")
+BROKEN = "broken"  # the status of a file that is not a record
+LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an error is still seen as a run
+PLACES = {"recipe": "identity.recipe", "commit": "environment.git"}  # of filters, in the record
 SURROGATE = re.compile(r"(?<!\\)(\\u[dD][89a-fA-F])")  # of a file's name that is no UTF-8: shown as it is written
-WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 
 
 @dataclass(frozen=True)
@@ -58,12 +67,6 @@ class SavedRecord:
         if pattern := (self.record["config"].get("attention") or {}).get("pattern"):
             attention += f" [{','.join(pattern)}]"
         return attention + (f" s={stride}" if stride is not None else "")
-
-
-def near(path: Path) -> Path:
-    """A path relative to the working directory if it lies below that."""
-    path = path.absolute()
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def finite(value: Any) -> Any:
@@ -113,7 +116,15 @@ def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
 def collect(places: Iterable[Path]) -> list[SavedRecord]:
     """Every record in these files and folders, the oldest first. DataError: a place does not exist."""
     paths = {path: expected for place in places for path, expected in record_files(place)}
-    records = [record for path, expected in sorted(paths.items()) if (record := _read(path, expected))]
+    records = []
+    for path, expected in sorted(paths.items()):
+        try:
+            if saved := read(path):
+                records.append(saved)
+            elif expected:
+                log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(KEYS)))
+        except DataError as error:
+            log.warning("%s", error)
     if not records:
         log.warning("no records in %s: a run leaves its record.json in its directory", ", ".join(map(str, places)))
     return sorted(records, key=lambda saved: saved.record["started"])
@@ -137,13 +148,106 @@ def read(path: Path) -> SavedRecord | None:
     return SavedRecord(path, record)
 
 
-def _read(path: Path, expected: bool) -> SavedRecord | None:
-    """The record in a file; None if it is damaged, or not a record, with a warning if one is `expected`."""
+# --- a list of runs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """A run of the list.
+
+    `status` is also "interrupted" if the record says "running" and the process is gone, and "broken" if the file is
+    not a record. `error` says why.
+    """
+
+    directory: Path
+    status: str
+    error: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def value(self, key: str) -> Any:
+        """The status, or what the record has at a dotted key or a key of PLACES; None: nothing."""
+        return self.status if key == "status" else at(self.record, PLACES.get(key, key))
+
+    @property
+    def started(self) -> str:
+        return str(self.record.get("started", ""))
+
+    @property
+    def score(self) -> tuple[str, float] | None:
+        """The first number of the record's quality, with its name; None: nothing was scored."""
+        scores = ((name, value) for name, value in self.record.get("quality", {}).items() if finite(value) is not None)
+        return next(scores, None)
+
+    @property
+    def corpus(self) -> str:
+        """The name of the corpus, without its place and sizes."""
+        return re.split(r" at |: ", corpus_of(self.record), maxsplit=1)[0]
+
+    @property
+    def mechanism(self) -> str:
+        """Attention, stride, rank and compression, for people."""
+        parts = ((key, self.value(key)) for key in ("attention", "stride", "compress", "rank"))
+        marks = {"stride": "s=", "rank": "r="}
+        return " ".join(f"{marks.get(key, '')}{part}" for key, part in parts if part not in (None, "none")) or "none"
+
+
+def entries(root: Path) -> list[LedgerEntry]:
+    """Every run below a folder, which need not exist; the oldest first."""
+    places = folders(root) if root.is_dir() else ()
+    runs = [_entry(folder) for folder, names in places if RECORD in names]
+    return sorted((run for run in runs if run), key=lambda run: (run.started, run.directory))
+
+
+def _entry(folder: Path) -> LedgerEntry | None:
+    """The entry of the record in a folder; None: it was removed in the meantime."""
     try:
-        record = read(path)
+        saved = read(folder / RECORD)
     except DataError as error:
-        log.warning("%s", error)
-        return None
-    if record is None and expected:
-        log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(KEYS)))
-    return record
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        return LedgerEntry(folder, BROKEN, str(error).removeprefix(f"{folder / RECORD}: skipped, "))
+    if saved is None:
+        return LedgerEntry(folder, BROKEN, "not a record")
+    status, why = saved.record["status"], str(saved.record.get("error") or "")
+    if status == "running" and holder_of(folder) is None:
+        status, why = "interrupted", "its process is gone"
+    return LedgerEntry(folder, status, why, saved.record)
+
+
+# --- removing runs ------------------------------------------------------------------------------------------------
+
+
+def refusal(directory: Path, root: Path) -> str:
+    """Why a directory below `root`, the folder that the user has named, is not removed; empty: it may be."""
+    if os.path.realpath(directory) == os.path.realpath(root):
+        return "it is the folder that was named; name the one above it"
+    parts = directory.relative_to(root).parts
+    if any(root.joinpath(*parts[:n]).is_symlink() for n in range(1, len(parts) + 1)):
+        return "it is reached through a link"
+    if not is_run(directory):
+        return "not a run for sure: expected a record.json or a config.yaml of a run"
+    names = foreign(directory)
+    return f"it holds what no run has written: {', '.join(names[:5])}{', …' * (len(names) > 5)}" if names else ""
+
+
+def remove(directory: Path, root: Path, what: Collection[str]) -> None:
+    """Remove a run directory of one of the statuses `what`. Links in it are removed, not what they lead to.
+
+    LockedError: a process uses it. DataError: :func:`refusal`, or another status now. OSError: a file cannot be
+    removed; the rest is still a run.
+    """
+    with locked(directory, wait=0):
+        entry = _entry(directory)
+        status = entry.status if entry else "removed"
+        status = "interrupted" if status == "running" else status  # this process has the lock
+        if why := f"it is {status} now" * (status not in what) or refusal(directory, root):
+            raise DataError(why)
+        for path in directory.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name not in (*LAST, LOCK):
+                path.unlink()
+        for name in LAST:
+            (directory / name).unlink(missing_ok=True)
+    if not os.listdir(directory):  # else another run has just taken the name
+        directory.rmdir()

@@ -22,14 +22,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.errors import AttnlabError, DataError, printable
-from attnlab.run import fingerprint, identity, processes
+from attnlab.run import identity, processes
 from attnlab.run import record as records
-from attnlab.run.directory import holder_of, locked
+from attnlab.run.directory import holder_of, locked, near
 from attnlab.run.files import write_text, writing
-from attnlab.run.ledger import OUTPUTS, LedgerEntry, entries
 from attnlab.run.loading import is_free, quoted
 from attnlab.run.record import EMBEDDED, RECORD, corpus_of
-from attnlab.run.store import near
+from attnlab.run.store import OUTPUTS, LedgerEntry, entries
 
 JOBS = "jobs"  # the folder of the notes
 LAST = Path("checkpoints") / "last.ckpt"
@@ -39,7 +38,7 @@ DRAWING = ("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg")  # 
 LOST = 255  # the exit code of a job whose server was killed
 WAIT = 1.0  # seconds between two looks for the note of the first node
 
-corpus_content = functools.cache(fingerprint.corpus)  # the jobs of a sweep mostly read the same corpus
+corpus_content = functools.cache(identity.corpus_content)  # the jobs of a sweep mostly read the same corpus
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,10 @@ from attnlab.config.check import check_fixed
 from attnlab.config.compose import one_line
 from attnlab.errors import ConfigError, DataError
 from attnlab.models.build import CacheShape, cache_shape, count_parameters, width_key, without_memory
-from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import compiles, device_of, record_compiled
 from attnlab.run.directory import CONFIG
-from attnlab.run.identity import NOTHING_READ
+from attnlab.run.identity import NOTHING_READ, corpus_content
 from attnlab.run.record import NOT_RUN
 from attnlab.tasks.memory import check_memory, copied, with_largest_batch
 
@@ -284,7 +283,7 @@ class Trains(ReadsData, Restores):
         record_compiled(self.cfg, module.compiled_part, record["environment"])
         if records.first_process():
             reads = data.location is not None  # otherwise the data is generated
-            content = fingerprint.corpus(data.location, Path(self.cfg.cache_dir)) if reads else NOTHING_READ
+            content = corpus_content(data.location, Path(self.cfg.cache_dir)) if reads else NOTHING_READ
             records.identify(record, content)
             if self.baseline:
                 record["inference"] |= self.protocol(module)

@@ -28,9 +28,8 @@ from annotated_types import Ge, Le
 
 from attnlab.data.corpus import Kind, Segment, reading
 from attnlab.errors import DataError
-from attnlab.run.cache import Damaged, read_index, stored, write_index
+from attnlab.run.cache import Damaged, file_digests, read_index, stored, write_index
 from attnlab.run.console import progress
-from attnlab.run.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 

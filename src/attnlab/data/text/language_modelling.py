@@ -19,8 +19,7 @@ from attnlab.data.text.tokens import Ids, TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
 from attnlab.errors import ConfigError, DataError
-from attnlab.run.cache import digest
-from attnlab.run.fingerprint import file_digests
+from attnlab.run.cache import digest, file_digests
 from attnlab.run.record import embedded
 
 log = logging.getLogger(__name__)

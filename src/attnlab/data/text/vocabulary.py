@@ -16,10 +16,9 @@ from attnlab.data.corpus import read_lines, reading, repeated
 from attnlab.data.text.corpora import Split, TextCorpus
 from attnlab.data.text.tokenizer import learned
 from attnlab.errors import ConfigError, DataError
-from attnlab.run.cache import digest
+from attnlab.run.cache import digest, file_digests
 from attnlab.run.console import each, waited
 from attnlab.run.files import write_bytes, write_text
-from attnlab.run.fingerprint import file_digests
 
 log = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
 from attnlab.errors import ConfigError, WriteError, nearest
 from attnlab.pretrained import huggingface
-from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.console import each
 from attnlab.run.device import device_of
 from attnlab.run.files import replacing_folder, write_text
+from attnlab.run.identity import corpus_content
 from attnlab.tasks.base import Compresses, Restores
 from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.score import Answer, Asked, ask, perplexity, quality
@@ -99,7 +99,7 @@ class ReasoningTask(Compresses, Restores):
         self.sizes(record, asked.model)
         data.setup(lambda text: len(asked.ids(text)))
         record["corpus"] = data.corpus
-        records.identify(record, fingerprint.corpus(data.location, Path(cfg.cache_dir)))
+        records.identify(record, corpus_content(data.location, Path(cfg.cache_dir)))
         return data, asked
 
     def _loaded(self, spec: AskedModel) -> Asked:

@@ -19,9 +19,9 @@ from attnlab.models import CrossDecoder, PrefixDecoder
 from attnlab.models.build import build_model, identity, without_memory
 from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
-from attnlab.run import fingerprint
 from attnlab.run import record as records
 from attnlab.run.device import compiles, scoring_dtype
+from attnlab.run.identity import corpus_content
 from attnlab.tasks.base import Predicts, TextTask, file_of_run
 from attnlab.tasks.restored import RestoredTranslator
 from attnlab.training.compiled import Compiled
@@ -190,7 +190,7 @@ class SequenceToTextTask(TextTask, Predicts):
         record["statistics"] = data.statistics()
         record["corpus"] = data.corpus
         assert data.location is not None
-        records.identify(record, fingerprint.corpus(data.location, Path(self.cfg.cache_dir)))
+        records.identify(record, corpus_content(data.location, Path(self.cfg.cache_dir)))
 
     def module(self, record: dict[str, Any], data: SequenceToTextData) -> SequenceToText:
         module = self._module(data.tokenizer, data.ctc_tokenizer)
