@@ -179,6 +179,7 @@ def test_the_folder_is_a_part_of_the_run(trained_run: TrainedRun, tmp_path: Path
     for _ in range(2):
         folder = exported(run, "format=safetensors")
         assert folder == run / "exported" and foreign(run) == []
+    (run / "record.json").write_text('{"status": "running"}')  # the end of any other is waited for
     with locked(run), pytest.raises(LockedError, match="mode=export: output="):
         exported(run)
     elsewhere = f"output={tmp_path / 'elsewhere'}"
