@@ -114,7 +114,7 @@ def explain(arguments: Sequence[str]) -> str:
     flags = parse_flags(arguments)
     keys = [text.lstrip("+") for text in flags.overrides if "=" not in text]
     if len(keys) != 1:
-        raise ConfigError("explain: give one key, and settings if they matter: explain attention.latent_dim attention=mla")
+        raise ConfigError("explain: give one key, and settings if they matter: explain attention.stride attention=mtla")
     key, composer = keys[0], Composer(flags.config_dir)
     with composer.hydra():
         settings = [composer.parse(text) for text in flags.overrides if "=" in text]
