@@ -19,7 +19,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from sphinx.application import Sphinx
 
-from attnlab.attention import Attention
 from attnlab.config.bounds import words
 from attnlab.config.build import ABOUT, CONF, instantiate
 from attnlab.config.compose import Composer
@@ -33,12 +32,6 @@ FOLDER = Path(__file__).parents[1] / "reference" / "generated"
 CONTEXTS = (64, 1024, 8192)  # positions of the cost tables
 EXAMPLE = CONF.parent / "experiments/demo/mtla_14epochs_epyc.json"
 GLOBAL = ("recipe", "experiment", "scale", "debug")  # groups whose files set keys from the root
-COMMON = {  # arguments of every mechanism
-    "d_model": "width d of the inputs and outputs.",
-    "num_heads": "number H of query heads.",
-    "dropout": "probability that an attention weight is set to zero in training.",
-    "norm_eps": "epsilon of the norms.",
-}
 OTHER_PAGES = ("attention", "compress", "convert")  # groups with a page for each option
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|[A-Z]\w*Error(, [A-Z]\w*Error)*):")
 
@@ -83,7 +76,7 @@ def prose(cls: Any) -> str:
 
 def described(target: Any) -> dict[str, str]:
     """The text of each argument from the docstrings of a class and its bases, or from the comments of its fields."""
-    texts = dict(COMMON) if inspect.isclass(target) and issubclass(target, Attention) else {}
+    texts: dict[str, str] = {}
     for cls in reversed(inspect.getmro(target)) if inspect.isclass(target) else (target,):
         names: list[str] = []
         inside = False

@@ -14,15 +14,14 @@ Every text position sees all of it.
 """
 
 import copy
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Self, get_args
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .documentation import arguments, complete
 from .ops.tables import transformed
 
 
@@ -155,9 +154,13 @@ class Attention(nn.Module, ABC):
     reads_prefix: bool = True
     cache_type: type[Cache]
 
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        complete(cls)
+
     def extra_repr(self) -> str:
         """The arguments that the module has as attributes."""
-        values = {name: vars(self)[name] for name in _arguments(type(self)) if name in vars(self)}
+        values = {name: vars(self)[name] for name in arguments(type(self)) if name in vars(self)}
         return ", ".join(f"{name}={value}" for name, value in values.items() if isinstance(value, int | float | str))
 
     def forward(
@@ -409,13 +412,6 @@ class Attention(nn.Module, ABC):
             context: number of positions up to the step, including the prefix.
             prefix: number of prefix positions among them, for mechanisms that do not read prefix and text alike.
         """
-
-
-def _arguments(cls: type) -> Iterator[str]:
-    """The names of a class's arguments, with those of `**options: Unpack[...]`."""
-    for name, parameter in inspect.signature(cls).parameters.items():
-        options = get_args(parameter.annotation) if parameter.kind is parameter.VAR_KEYWORD else ()
-        yield from (key for kind in options for key in kind.__annotations__) if options else (name,)
 
 
 def _check_room(cache: Cache, new: int, capacity: int) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from attnlab.models.decoder import Decoder
 
 Objective = Literal["layers", "logits", "text"]
+DEFAULT: tuple[Objective, ...] = ("layers", "logits")
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -41,14 +42,9 @@ class Healing:
     share: Annotated[float, Gt(0), Le(1)] = 0.5
     trained: Literal["attention", "all"] = "attention"
 
-    @property
-    def objectives(self) -> list[Objective]:
-        """`objective`, or the default."""
-        return list(self.objective or ("layers", "logits"))
-
     def at(self, progress: float) -> Objective:
         """The objective of an update; `progress`: share of the finished updates, 0 to 1."""
-        first, *others = self.objectives
+        first, *others = self.objective or DEFAULT
         if not others or progress < self.share:
             return first
         rest = (progress - self.share) / max(1 - self.share, 1e-9)

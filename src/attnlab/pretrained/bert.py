@@ -12,21 +12,7 @@ OPTIONS = (
     "attention_probs_dropout_prob max_position_embeddings type_vocab_size layer_norm_eps"
 )
 
-BASE = {
-    "model_type": "roberta",
-    "vocab_size": 50265,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 514,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": True,
-}  # the config of roberta-base
+BASE = {"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
 
 class Bert(LanguageModel):

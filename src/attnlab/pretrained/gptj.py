@@ -20,20 +20,7 @@ class GPTJ(LanguageModel):
     classes = {"gptj": "GPTJForCausalLM"}
     blocks = "transformer.h"
     options = COMMON | frozenset(OPTIONS.split())
-    known = {
-        "EleutherAI/gpt-j-6b": {
-            "model_type": "gptj",
-            "vocab_size": 50400,
-            "n_positions": 2048,
-            "n_embd": 4096,
-            "n_layer": 28,
-            "n_head": 16,
-            "rotary_dim": 64,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-            "tie_word_embeddings": False,
-        }
-    }
+    known = {"EleutherAI/gpt-j-6b": {"model_type": "gptj"}}
 
     def layer(self, config: Any, path: str, index: int) -> Layer:
         attention, mlp = f"{path}.attn", f"{path}.mlp"

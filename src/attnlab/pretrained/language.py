@@ -27,7 +27,8 @@ class LanguageModel(Family):
     Attributes:
         classes: name of the class in transformers by `model_type`, the architecture in config.json.
         blocks: path of the list of layers.
-        known: configs of published models by hub name, as in their config.json, for sizes without a network.
+        known: configs of published models by hub name, for sizes without a network: where they differ from the
+            defaults of transformers, which are the sizes of such a model.
     """
 
     classes: ClassVar[dict[str, str]]

@@ -29,23 +29,7 @@ class Llama(LanguageModel):
     }
     blocks = "model.layers"
     options = COMMON | frozenset(OPTIONS.split())
-    known = {
-        "meta-llama/Llama-2-7b-hf": {
-            "model_type": "llama",
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "tie_word_embeddings": False,
-        }
-    }
+    known = {"meta-llama/Llama-2-7b-hf": {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}}
 
     def layer(self, config: Any, path: str, index: int) -> Layer:
         attention, mlp = f"{path}.self_attn", f"{path}.mlp"

@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -208,13 +207,18 @@ class TrainedRun(TemplateLM):
             until = settings.get("until") or []
             stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
             ids = (self.tok_encode(context) or [self.eot_token_id])[-(self.model.longest - sampling.tokens) :]
+
+            def stopped(tokens: Tensor, stops: list[str] = stops) -> bool:
+                text = self.vocabulary.text(tokens[0].tolist())
+                return any(stop in text for stop in stops)
+
             with autocast(self.module.device, self.dtype):
                 tokens = sampling(
                     self.model,
                     torch.tensor([ids], device=self.module.device),
                     num_ids=self.vocabulary.num_ids,
                     end=self.eot_token_id,
-                    stop=partial(self._has_stop, stops),
+                    stop=stopped,
                     dtype=self.dtype,
                     compiled=self.module.compiled or None,
                 )[0].tolist()
@@ -224,11 +228,6 @@ class TrainedRun(TemplateLM):
             texts.append(text)
             self.cache_hook.add_partial("generate_until", (context, settings), text)
         return texts
-
-    def _has_stop(self, stops: list[str], tokens: Tensor) -> bool:
-        """Whether the text of `tokens`, (1, n), contains one of `stops`."""
-        text = self.vocabulary.text(tokens[0].tolist())
-        return any(stop in text for stop in stops)
 
 
 @dataclass(frozen=True)

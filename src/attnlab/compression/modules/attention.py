@@ -145,11 +145,9 @@ class FactoredAttention(CompressedAttention):
         value_ranks: Sequence[int],
         scale: float,
         *,
-        out_dim: int | None = None,
         fused: bool = False,
         heads: Sequence[int] | None = None,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        **rest: Any,
     ) -> None:
         if len(ranks) != len(value_ranks) or min(ranks) < 1:
             raise ValueError(f"ranks {list(ranks)} and {list(value_ranks)}: expected as many, each at least 1")
@@ -157,7 +155,7 @@ class FactoredAttention(CompressedAttention):
             raise ValueError(f"ranks {list(ranks)}: expected the largest first")
         if heads is not None and sorted(heads) != list(range(len(ranks))):
             raise ValueError(f"heads {list(heads)}: expected 0 to {len(ranks) - 1}, each once")
-        super().__init__(dim, sum(ranks), value_ranks, scale, out_dim, attn_drop, proj_drop)
+        super().__init__(dim, sum(ranks), value_ranks, scale, **rest)
         self.ranks, self.heads = list(ranks), list(range(len(ranks)) if heads is None else heads)
         self.fusion = nn.Parameter(torch.eye(self.num_heads)) if fused else None
         self.buckets = [Bucket(0, self.num_heads, max(ranks))] if fused else buckets(self.ranks, self.value_ranks)
@@ -224,18 +222,9 @@ class SlimAttention(CompressedAttention):
     kind = "slim"
 
     def __init__(
-        self,
-        dim: int,
-        rank: int,
-        value_ranks: Sequence[int],
-        scale: float,
-        *,
-        out_dim: int | None = None,
-        constrained: bool = False,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
+        self, dim: int, rank: int, value_ranks: Sequence[int], scale: float, *, constrained: bool = False, **rest: Any
     ) -> None:
-        super().__init__(dim, rank, value_ranks, scale, out_dim, attn_drop, proj_drop)
+        super().__init__(dim, rank, value_ranks, scale, **rest)
         if constrained and rank < len(value_ranks):
             raise ValueError(f"rank {rank}: a constrained fusion of {len(value_ranks)} heads needs as many columns")
         self.constrained, self.heads = constrained, list(range(self.num_heads))

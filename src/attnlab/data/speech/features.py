@@ -218,8 +218,10 @@ class SpecAugment:
 
     def __call__(self, features: Array, random: np.random.Generator) -> Array:
         """(T, F) or (T, L, F), a warped and masked copy of that shape; all randomness comes from `random`."""
-        warps = 0 < 2 * self.time_warp < len(features)
-        masked = self._warped(features, random) if warps else features.copy()
+        masked, reach = features.copy(), self.time_warp
+        if 0 < 2 * reach < len(features):
+            centre = int(random.integers(reach, len(features) - reach))
+            masked = warped(features, centre, centre + int(random.integers(1 - reach, reach)))
         frames, channels = masked.shape[0], masked.shape[-1]
         for _ in range(self.num_freq_masks):
             first, last = _draw(random, min(self.freq_mask, channels), channels)
@@ -228,10 +230,6 @@ class SpecAugment:
             first, last = _draw(random, min(self.time_mask, int(frames * self.probability)), frames)
             masked[first:last] = 0.0
         return masked
-
-    def _warped(self, features: Array, random: np.random.Generator) -> Array:
-        centre = int(random.integers(self.time_warp, len(features) - self.time_warp))
-        return warped(features, centre, centre + int(random.integers(1 - self.time_warp, self.time_warp)))
 
 
 def warped(features: Array, centre: int, moved: int) -> Array:

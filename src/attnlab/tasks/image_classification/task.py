@@ -162,7 +162,11 @@ class ImageClassificationTask(Predicts, Compresses):
         return ImageClassification(
             model,
             classes,
-            identity=self._identity(classes),
+            identity={
+                "compression": architecture(cfg)["compression"],
+                "classes": hashlib.sha256("\n".join(classes).encode()).hexdigest()[:16],
+                "model": {"name": self.spec.name, **self.spec.options(len(classes))},
+            },
             label_smoothing=task.label_smoothing,
             mixup=mixup,
             ema_decay=task.ema_decay,
@@ -192,13 +196,6 @@ class ImageClassificationTask(Predicts, Compresses):
         module = self.restore()
         classes = read_classes(self.saved_files()[CLASSES_FILE])
         images.export(module.model, self.spec, classes, self.cfg, record, folder)
-
-    def _identity(self, classes: list[str]) -> dict[str, Any]:
-        return {
-            "compression": architecture(self.cfg)["compression"],
-            "classes": hashlib.sha256("\n".join(classes).encode()).hexdigest()[:16],
-            "model": {"name": self.spec.name, **self.spec.options(len(classes))},
-        }
 
     def _model_of_run(self) -> nn.Module | None:
         """The compressed model of the run that is used or resumed, if any."""

@@ -1,7 +1,7 @@
 """The next token from those before it: one LightningModule for every language model."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class LanguageModelling(Module):
     """
 
     counts_right = False
-    called = ("loss", "target_and_mean")
+    called: ClassVar[tuple[str, ...]] = ("loss", "target_and_mean")
     compiled_steps_part = COMPILED_STEPS
     compiled_part = f"the model with its loss, in training, validation and perplexity; {COMPILED_STEPS}"
 
