@@ -1,4 +1,4 @@
-"""Figures drawn from tables of numbers that are saved beside them as CSV; curves of one run or of several."""
+"""Figures drawn from tables of numbers that are saved beside them as CSV, and the curves of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ MARKERS = "osD^vP"  # the next one after all colours
 SPAN = 20  # values that span more get a logarithmic axis
 POINTS = ["row", "seed", "x", "y"]  # the columns of scatter
 MANY = 16  # labels above which a page is larger
-LOGGED = {"loss": ("loss", "val_loss", "ctc_loss"), "accuracy": ("val_accuracy",), "learning rate": ("lr-*",)}
 CURVES = ["panel", "run", "seed", "update", "value"]
 FEW = 10  # points below which each is marked: a single point has no line
 
@@ -91,10 +89,10 @@ def drawn_from(picture: Path) -> str | None:
         return None
 
 
-def png(figure: Figure, digest: str = "") -> bytes:
-    """A figure as PNG. It stores `digest`, the SHA-256 of its data, unless that is empty."""
+def png(figure: Figure, digest: str) -> bytes:
+    """A figure as PNG, which stores `digest`, the SHA-256 of its data."""
     file = io.BytesIO()
-    figure.savefig(file, dpi=150, format="png", metadata={KEY: digest} if digest else None)
+    figure.savefig(file, dpi=150, format="png", metadata={KEY: digest})
     return file.getvalue()
 
 
@@ -242,24 +240,6 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
                     if value and name not in ("step", "epoch"):
                         curves.setdefault(name, []).append((int(row["step"]), float(value)))
     return curves
-
-
-def plot_curves(directory: Path) -> Path | None:
-    """Write curves.png into a run directory; None if nothing was logged."""
-    import pandas as pd
-
-    rows = [
-        (title, name, 0, *point)
-        for title, patterns in LOGGED.items()
-        for name, curve in read_curves(directory).items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-        for point in curve
-    ]
-    if not rows:
-        return None
-    path = directory / "curves.png"
-    write_bytes(path, png(draw_together(pd.DataFrame(rows, columns=CURVES))))
-    return path
 
 
 def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.DataFrame:
