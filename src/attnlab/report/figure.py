@@ -169,22 +169,21 @@ def lines(
 def name_ends(page: Figure) -> None:
     """Write the names of lines to the right of their panel, one above the other, joined to their last visible points.
 
-    Of several lines with one name, the one in the middle is joined.
+    Of several lines with one name, the last one is joined.
     """
     import numpy as np
 
     for axes in page.axes:
         axes.autoscale_view()
-        drawn: dict[str, list[tuple[float, Any, Any]]] = {}
+        drawn: dict[str, tuple[str, float, Any, Any]] = {}
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             line: Any = handle[0] if isinstance(handle, tuple) else handle
             places = line.get_transform().transform(line.get_xydata())
             visible = [i for i, place in enumerate(places) if axes.bbox.padded(1).contains(*place)]
             if visible:
                 last = max(visible, key=lambda i: places[i][0])
-                drawn.setdefault(label, []).append((places[last][1], line, line.get_xydata()[last]))
-        chosen = sorted([(label, *sorted(ends, key=itemgetter(0))[len(ends) // 2]) for label, ends in drawn.items()],
-                        key=itemgetter(1))  # fmt: skip
+                drawn[label] = label, places[last][1], line, line.get_xydata()[last]
+        chosen = sorted(drawn.values(), key=itemgetter(1))
         steps = 11 * page.dpi / 72 / axes.bbox.height * np.arange(len(chosen))  # 11 points for each name
         heights = [(y - axes.bbox.y0) / axes.bbox.height for _, y, _, _ in chosen] - steps
         heights = (np.maximum.accumulate(heights) + np.minimum.accumulate(heights[::-1])[::-1]) / 2 + steps
@@ -206,15 +205,13 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
 
     Rows whose labels begin with one word have one colour.
     """
-    page, [axes] = panels(1, 6.4, 3.6)
-    plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
-    axes.set_title(title, fontsize=10)
-    axes.margins(0.12)
     points = points.astype({"x": float, "y": float})
     rows = points.groupby("row", sort=False)
     means = rows[["x", "y"]].mean()
-    if len(means) > MANY:
-        page.set_size_inches(10, 6.5)
+    page, [axes] = panels(1, *((6.4, 3.6) if len(means) <= MANY else (10, 6.5)))
+    plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set_title(title, fontsize=10)
+    axes.margins(0.12)
     kinds = list(dict.fromkeys(re.split("[ ,]", label)[0] for label in means.index))
     for label, seeds in rows:
         style = look(kinds.index(re.split("[ ,]", label)[0]))
