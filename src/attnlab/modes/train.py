@@ -13,7 +13,6 @@ from attnlab.config.batch import check_batch
 from attnlab.config.build import at
 from attnlab.errors import DataError
 from attnlab.pretrained.weights import check_identity, check_values, read_checkpoint
-from attnlab.report.figure import plot_curves
 from attnlab.run import record as records
 from attnlab.run.files import replacing_summed, verify
 from attnlab.run.record import first_process
@@ -50,8 +49,6 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     else:
         task.before_fit(record, directory, data, module)
     record["training"] = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
-    if first_process():
-        plot_curves(directory)
     task.score(record, directory, data, module)
 
 

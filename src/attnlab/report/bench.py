@@ -61,13 +61,14 @@ UNITS |= {"batch": "batch {}", "tokens": "{} tokens", "multiply_adds_percent": "
 UNITS |= {"rate": "rate {}", "ranks": "ranks {}", "tensors": "tensors {}"}
 LEAST_PEAK = 1.0  # MiB: below it the ratio of two peaks is noise
 LEAST = 4  # references from which on a record has tables by the length
+SHARE = "share_outside_products"
 MEASURES = {
     "seconds": "time by wall clock, over `{}`'s of the same round",
     "peak_memory": "peak memory, over `{}`'s",
     "cache": "cache, over `{}`'s",
+    SHARE: "share of the time outside of matrix products",
 }
 LENGTHS = {"training": "text", "model": "text", "decoding": "context", "generation": "context", "prefill": "text"}
-SHARE = "share_outside_products"
 NOISE = (
     "Products were timed in another run than the whole: these shares are off by ten percent or so either way; "
     "disturbed: other work slowed the products down"
@@ -299,13 +300,8 @@ def grids(saved: SavedRecord, place: str) -> list[Grid]:
         for measure, words in MEASURES.items():
             lines = [[f"`{name}`", *(_number(row, name, of, measure) for row in rows)] for name in names]
             if any(cell for line in lines[1:] for cell in line[1:] if not cell.startswith(NOT_RUN)):
-                tables.append(Grid(f"{title}: {words.format(of)}", headers, lines, [place]))
-        names = list(rows[0]["variants"])
-        lines = [[f"`{name}`", *(_share(row["variants"].get(name, {})) for row in rows)] for name in names]
-        if any(cell for line in lines for cell in line[1:]):
-            tables.append(
-                Grid(f"{title}: share of the time outside of matrix products", headers, lines, [NOISE, place])
-            )
+                notes = [NOISE] * (measure == SHARE) + [place]
+                tables.append(Grid(f"{title}: {words.format(of)}", headers, lines, notes))
     return tables
 
 
@@ -316,7 +312,9 @@ def _is_by_length(row: dict[str, Any]) -> bool:
 
 
 def _number(row: dict[str, Any], name: str, of: str, measure: str) -> str:
-    """The number of the mechanism `of`, or the ratio of another to it: median (least to most) of a time."""
+    """A share, the number of the mechanism `of`, or the ratio of another to it: median (least to most) of a time."""
+    if measure == SHARE:
+        return _share(row["variants"].get(name, {}))
     if name == of:
         return _absolute(row["variants"][of], measure)
     pair: dict[str, Any] = next((pair for pair in row["ratios"] if pair["against"] == name), {})

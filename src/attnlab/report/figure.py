@@ -1,4 +1,4 @@
-"""Figures drawn from tables of numbers that are saved beside them as CSV; curves of one run or of several."""
+"""Figures drawn from tables of numbers that are saved beside them as CSV, and the curves of runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ MARKERS = "osD^vP"  # the next one after all colours
 SPAN = 20  # values that span more get a logarithmic axis
 POINTS = ["row", "seed", "x", "y"]  # the columns of scatter
 MANY = 16  # labels above which a page is larger
-LOGGED = {"loss": ("loss", "val_loss", "ctc_loss"), "accuracy": ("val_accuracy",), "learning rate": ("lr-*",)}
 CURVES = ["panel", "run", "seed", "update", "value"]
 FEW = 10  # points below which each is marked: a single point has no line
 
@@ -91,10 +89,10 @@ def drawn_from(picture: Path) -> str | None:
         return None
 
 
-def png(figure: Figure, digest: str = "") -> bytes:
-    """A figure as PNG. It stores `digest`, the SHA-256 of its data, unless that is empty."""
+def png(figure: Figure, digest: str) -> bytes:
+    """A figure as PNG, which stores `digest`, the SHA-256 of its data."""
     file = io.BytesIO()
-    figure.savefig(file, dpi=150, format="png", metadata={KEY: digest} if digest else None)
+    figure.savefig(file, dpi=150, format="png", metadata={KEY: digest})
     return file.getvalue()
 
 
@@ -171,22 +169,21 @@ def lines(
 def name_ends(page: Figure) -> None:
     """Write the names of lines to the right of their panel, one above the other, joined to their last visible points.
 
-    Of several lines with one name, the one in the middle is joined.
+    Of several lines with one name, the last one is joined.
     """
     import numpy as np
 
     for axes in page.axes:
         axes.autoscale_view()
-        drawn: dict[str, list[tuple[float, Any, Any]]] = {}
+        drawn: dict[str, tuple[str, float, Any, Any]] = {}
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             line: Any = handle[0] if isinstance(handle, tuple) else handle
             places = line.get_transform().transform(line.get_xydata())
             visible = [i for i, place in enumerate(places) if axes.bbox.padded(1).contains(*place)]
             if visible:
                 last = max(visible, key=lambda i: places[i][0])
-                drawn.setdefault(label, []).append((places[last][1], line, line.get_xydata()[last]))
-        chosen = sorted([(label, *sorted(ends, key=itemgetter(0))[len(ends) // 2]) for label, ends in drawn.items()],
-                        key=itemgetter(1))  # fmt: skip
+                drawn[label] = label, places[last][1], line, line.get_xydata()[last]
+        chosen = sorted(drawn.values(), key=itemgetter(1))
         steps = 11 * page.dpi / 72 / axes.bbox.height * np.arange(len(chosen))  # 11 points for each name
         heights = [(y - axes.bbox.y0) / axes.bbox.height for _, y, _, _ in chosen] - steps
         heights = (np.maximum.accumulate(heights) + np.minimum.accumulate(heights[::-1])[::-1]) / 2 + steps
@@ -208,15 +205,13 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
 
     Rows whose labels begin with one word have one colour.
     """
-    page, [axes] = panels(1, 6.4, 3.6)
-    plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
-    axes.set_title(title, fontsize=10)
-    axes.margins(0.12)
     points = points.astype({"x": float, "y": float})
     rows = points.groupby("row", sort=False)
     means = rows[["x", "y"]].mean()
-    if len(means) > MANY:
-        page.set_size_inches(10, 6.5)
+    page, [axes] = panels(1, *((6.4, 3.6) if len(means) <= MANY else (10, 6.5)))
+    plain(axes, xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set_title(title, fontsize=10)
+    axes.margins(0.12)
     kinds = list(dict.fromkeys(re.split("[ ,]", label)[0] for label in means.index))
     for label, seeds in rows:
         style = look(kinds.index(re.split("[ ,]", label)[0]))
@@ -242,24 +237,6 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
                     if value and name not in ("step", "epoch"):
                         curves.setdefault(name, []).append((int(row["step"]), float(value)))
     return curves
-
-
-def plot_curves(directory: Path) -> Path | None:
-    """Write curves.png into a run directory; None if nothing was logged."""
-    import pandas as pd
-
-    rows = [
-        (title, name, 0, *point)
-        for title, patterns in LOGGED.items()
-        for name, curve in read_curves(directory).items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-        for point in curve
-    ]
-    if not rows:
-        return None
-    path = directory / "curves.png"
-    write_bytes(path, png(draw_together(pd.DataFrame(rows, columns=CURVES))))
-    return path
 
 
 def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.DataFrame:

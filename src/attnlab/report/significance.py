@@ -1,11 +1,9 @@
 """Significance of differences: paired bootstrap over the predictions of two records, standard errors of accuracies.
 
-Both systems are scored on the same test sets, drawn with replacement from the sentences (Koehn 2004). p is two-sided:
-the share of the drawn test sets whose difference lies at least as far from the mean difference as the measured one lies
-from zero (Efron and Tibshirani 1993, section 16.4). The interval holds the differences that this test does not reject
-at 5 %: it excludes zero if and only if p < 0.05. Each sentence has its own statistics: n-gram counts for BLEU, word
-errors and words for WER, F for ROUGE, right or wrong for accuracies. For perplexity, windows of the test text are
-drawn, each with its nats and tokens.
+Both systems are scored on the same test sets, drawn with replacement from the sentences (Koehn 2004); :func:`bootstrap`
+has p and the interval. Each sentence has its own statistics: n-gram counts for BLEU, word errors and words for WER, F
+for ROUGE, right or wrong for accuracies. For perplexity, windows of the test text are drawn, each with its nats and
+tokens.
 
 For BLEU the p of sacrebleu is shown too. Like Moses, it subtracts the mean from the sizes of the differences, not from
 the differences. Its p is smaller: it calls 10 % to 15 % of pairs of equal systems different at 5 %.
@@ -191,7 +189,8 @@ def bootstrap(
 
         p = (#{|d_b - m| >= |d|} + 1) / (B + 1)
 
-    The interval is d -+ q, with the largest q of the |d_b - m| that is not rejected at 5 %: p < 0.05 where q < |d|.
+    (Efron and Tibshirani 1993, section 16.4). The interval is d -+ q, with the largest q of the |d_b - m| that is not
+    rejected at 5 %: it excludes zero if and only if p < 0.05.
     sacrebleu counts #{|d_b| - mean |d_b| > |d|} instead; the draws are those of its `PairedTest(test_type="bs")`.
 
     `first` and `second` are (items, statistics) of two systems; at least 20 resamples are needed.

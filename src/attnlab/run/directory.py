@@ -42,7 +42,7 @@ WRITTEN = (
     "checkpoints/last.ckpt",
     "checkpoints/averaged.safetensors",
     "checkpoints/SHA256SUMS",
-    "curves.png",
+    "curves.png",  # of older runs
     *(f"{curves}/{name}" for curves in CURVES for name in ("metrics.csv", "hparams.yaml")),
     *(f"compressed/{name}" for name in ("weights-*.safetensors", *SETTINGS)),
     *(f"{EXPORTED}/{name}" for name in ("README.md", "*.py", "*.safetensors", *SETTINGS)),
