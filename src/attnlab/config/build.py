@@ -13,7 +13,6 @@ Resolvers for the files in conf/:
 Imports Hydra and OmegaConf only: the command line is checked with it before anything heavy is imported.
 """
 
-import copy
 import ctypes
 import functools
 import pkgutil
@@ -100,10 +99,9 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
     Adds `choices`, the option of each group, and sets the root's `stride` and `rank` to the values in use. null: the
     mechanism has no such knob.
     """
-    cfg = copy.deepcopy(cfg)
+    cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])  # Hydra's node is large
     knobs = {knob: knob_paths(cfg, knob) for knob in KNOBS}
     with open_dict(cfg):
-        cfg.pop("hydra", None)
         cfg.choices = {group: choices.get(group) for group in GROUPS}
     _make_absolute(cfg)  # before others refer to them
     resolve(cfg)
@@ -115,8 +113,7 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
 def closed(cfg: DictConfig) -> DictConfig:
     """Make a configuration without references read-only, with absolute paths and the precision of this machine."""
     _make_absolute(cfg)
-    if cfg.hardware.precision == "auto" or not cfg.hardware.tf32:
-        settle(cfg)
+    _settle(cfg.hardware)
     OmegaConf.set_struct(cfg, True)
     OmegaConf.set_readonly(cfg, True)
     return cfg
@@ -129,13 +126,14 @@ def _make_absolute(cfg: DictConfig) -> None:
                 cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
 
 
-def settle(cfg: DictConfig) -> None:
+def _settle(hardware: DictConfig) -> None:
     """Replace `auto` by the precision of this machine: bf16-mixed on CUDA devices with bfloat16, else 32-true.
 
     A GPU that is asked for and missing, as on a login node, counts as one with bfloat16. Without bfloat16
     `hardware.tf32` has its default.
     """
-    hardware = cfg.hardware
+    if hardware.precision != "auto" and hardware.tf32:
+        return
     asked = hardware.accelerator == "cuda" or (hardware.accelerator == "gpu" and sys.platform != "darwin")
     versions = capabilities(hardware.devices) if hardware.accelerator in ("auto", "gpu", "cuda") else []
     ampere = min(versions) >= BFLOAT16 if versions else asked

@@ -25,7 +25,7 @@ from attnlab.config import build as config
 from attnlab.config.batch import check_batch
 from attnlab.config.compose import Composer, implied_options, one_line
 from attnlab.config.nodes import canonical, check_nodes, targets
-from attnlab.config.rules import TIMM, check_composed, check_relations, check_trainer, check_weights
+from attnlab.config.rules import TIMM, check_composed, check_relations, check_weights
 from attnlab.config.schema import ancestors, constant, definition
 from attnlab.errors import ConfigError, DataError, nearest
 
@@ -280,7 +280,6 @@ def _fix(cfg: DictConfig, composer: Composer) -> DictConfig:
 
 def check_fixed(cfg: DictConfig) -> None:
     """Check every node of a resolved configuration against its signature, and the keys that depend on each other."""
-    check_trainer(cfg)
     check_nodes(config.written(cfg))
     check_relations(cfg)
     check_batch(cfg)

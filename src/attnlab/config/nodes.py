@@ -162,9 +162,7 @@ def check_target(target: Any, path: str) -> None:
     if not names and target.startswith("attnlab."):
         raise ConfigError(f"{key}: no such class{nearest(target, siblings(target))}")
     if not names & set(map(canonical, bases)):
-        raise ConfigError(
-            f"{key}: expected a class derived from {' or '.join(bases)}; it is of another kind, or missing"
-        )
+        raise ConfigError(f"{key}: expected a class derived from {' or '.join(bases)}, one that exists")
 
 
 @lru_cache
@@ -179,20 +177,17 @@ def check_nodes(node: Any, path: str = "") -> None:
     for place, target in targets(node, path):
         check_target(target, place)
     for place, inner in mappings(node, path):
-        if target := owner(inner, place):
-            _check_keys(inner, place, target)
-
-
-def _check_keys(node: dict[str, Any], path: str, target: str) -> None:
-    schema = signature(target)
-    for key, value in node.items():
-        here = f"{path}.{key}" if path else str(key)
-        if key == "_partial_":
-            require(here, bool, value)
-        elif key != "_target_":
-            if key not in schema.parameters and not schema.open:
+        if not (target := owner(inner, place)):
+            continue
+        schema = signature(target)
+        for key, value in inner.items():
+            here = f"{place}.{key}" if place else str(key)
+            if key == "_partial_":
+                require(here, bool, value)
+            elif key in schema.parameters or schema.open:
+                _check_value(declared(inner, place, str(key)), here, value)
+            elif key != "_target_":
                 raise ConfigError(f"{here}: {target} has no parameter {key!r}{nearest(str(key), schema.parameters)}")
-            _check_value(declared(node, path, str(key)), here, value)
 
 
 def _check_value(annotations: list[Any], key: str, value: Any) -> None:
@@ -267,7 +262,7 @@ def _fits(annotation: Any, value: Any) -> bool:
         right = isinstance(value, Sequence) and not isinstance(value, str) and _elements_fit(inner, value)
     else:
         right = True
-    return right and _holds(bounds, value)
+    return right and all(_BOUNDS[kind][1](value, bound) for kind, bound in _bounds(bounds))
 
 
 def _elements_fit(annotation: Any, values: Sequence[Any]) -> bool:
@@ -282,10 +277,6 @@ def _bounds(marks: Iterable[Any]) -> Iterator[tuple[type, Any]]:
     for mark in marks:
         if type(mark) in _BOUNDS:
             yield type(mark), getattr(mark, _BOUNDS[type(mark)][0])
-
-
-def _holds(marks: Iterable[Any], value: Any) -> bool:
-    return all(_BOUNDS[kind][1](value, bound) for kind, bound in _bounds(marks))
 
 
 def _words(annotation: Any) -> str:

@@ -168,15 +168,11 @@ def _refuse_knob(cfg: DictConfig, knob: str, composer: Composer) -> NoReturn:
 # --- a fixed configuration ---------------------------------------------------------------------------------------
 
 
-def check_trainer(cfg: DictConfig) -> None:
-    """Refuse the arguments of Lightning's Trainer that other keys set."""
+def check_relations(cfg: DictConfig) -> None:
+    """Check the keys of a resolved configuration that depend on each other, and that `trainer` sets no other's key."""
     for how, names in TRAINER.items():
         if wrong := set(names) & set(cfg.trainer):
             raise ConfigError(f"trainer.{min(wrong)}: attnlab sets it {how}")
-
-
-def check_relations(cfg: DictConfig) -> None:
-    """Check the keys of a resolved configuration that depend on each other."""
     if cfg.callbacks:
         _check_callbacks(cfg)
     _check_names(cfg)

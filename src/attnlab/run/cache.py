@@ -71,13 +71,14 @@ def opened(folder: Path, read: Callable[[Path], Content]) -> Content:
 
 def stored_files(folder: Path, write: Callable[[Path], None]) -> Path:
     """:func:`stored` for plain files, whose sizes and contents are checked against a manifest."""
-    return stored(folder, _check_manifest, lambda partial: _fill(partial, write))
 
+    def fill(folder: Path) -> None:
+        write(folder)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        states = {path.relative_to(folder).as_posix(): _state(path) for path in files}
+        (folder / MANIFEST).write_text(json.dumps(states))
 
-def _fill(folder: Path, write: Callable[[Path], None]) -> None:
-    write(folder)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    (folder / MANIFEST).write_text(json.dumps({path.relative_to(folder).as_posix(): _state(path) for path in files}))
+    return stored(folder, _check_manifest, fill)
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
