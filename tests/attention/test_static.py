@@ -81,7 +81,8 @@ class One:
 
     def __init__(self, attention: Attention) -> None:
         weight = next(attention.parameters())
-        self.attention, self.table = attention, torch.randn(7, 32, device=weight.device, dtype=weight.dtype)
+        self.attention = attention
+        self.table = torch.randn(7, attention.d_model, device=weight.device, dtype=weight.dtype)
 
     @torch.no_grad()
     def step(self, tokens: torch.Tensor, caches: list[Cache]) -> torch.Tensor:

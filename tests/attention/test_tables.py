@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from attnlab.attention import MHA, MTLA, Attention
-from attnlab.attention.ops.tables import memoized
 
 WIDTHS = iter(range(24, 4000, 8))  # each test takes widths whose tables nothing else has needed
 
@@ -33,7 +31,11 @@ def inference(attention: Attention, x: Tensor) -> None:
         attention(x)
 
 
-@pytest.mark.parametrize("mode", [export, fake, compiled, inference], ids=lambda f: f.__name__)
+def transformed(attention: Attention, x: Tensor) -> None:
+    torch.func.vmap(torch.func.grad(lambda x: attention(x).sum()))(x[None])
+
+
+@pytest.mark.parametrize("mode", [export, fake, compiled, inference, transformed], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", [MHA, MTLA])
 def test_a_mode_leaves_no_tensors_behind(kind: Callable[..., Attention], mode: Callable[..., None]) -> None:
     width = next(WIDTHS)
@@ -46,23 +48,3 @@ def test_a_mode_leaves_no_tensors_behind(kind: Callable[..., Attention], mode: C
     assert type(y) is Tensor and y.isfinite().all()
     cache = attention.new_cache(1, 6)
     assert (attention.extend(x, cache) - y).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, make_fx], ids=lambda f: f.__name__)
-def test_transforms_get_tables_of_their_own(transform: Callable[..., Callable[[Tensor], object]]) -> None:
-    made = []
-
-    @memoized
-    def table(size: int) -> Tensor:
-        made.append(size)
-        return torch.arange(float(size))
-
-    def function(x: Tensor) -> Tensor:
-        return (x * table(3)).sum()
-
-    transform(function)(torch.ones(3) if transform is not torch.func.vmap else torch.ones(2, 3))
-    plain = table(3)
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(plain) and type(plain) is Tensor
-    assert table(3) is plain and made == [3, 3]
-    transform(function)(torch.ones(3) if transform is not torch.func.vmap else torch.ones(2, 3))
-    assert table(3) is plain

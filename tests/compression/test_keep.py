@@ -1,5 +1,6 @@
 """Ranks from a budget: on hand-made ladders, and the same key for every method."""
 
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -158,6 +159,13 @@ def test_budgets_that_cannot_be(make: Any, message: str) -> None:
 # --- section 3.4: a share of each layer's multiply-adds -----------------------------------------------------------
 
 
+@cache
+def deit_small() -> nn.Module:
+    with torch.device("meta"):
+        model: nn.Module = timm.create_model("deit_small_patch16_224")
+    return model
+
+
 @pytest.mark.parametrize(
     ("method", "keep", "rank"),
     [
@@ -175,8 +183,7 @@ def test_budgets_that_cannot_be(make: Any, message: str) -> None:
 )
 def test_the_rates_of_table_1_give_its_ranks(method: type[Method], keep: float, rank: int) -> None:
     """DeiT-Small, VO rank 32: the column of MHSA, rounded up."""
-    with torch.device("meta"):
-        model = timm.create_model("deit_small_patch16_224")
+    model = deit_small()
     ranks = method(keep=keep, keep_of="multiply_adds").rated(model, family_of(model).layers(model))  # type: ignore[call-arg]
     assert ranks == {f"blocks.{i}.attn": [rank, 32] for i in range(12)}
 

@@ -11,7 +11,7 @@ from attnlab.run.identity import recipe
 from tests.config.test_command_line import RECIPES
 
 
-@pytest.mark.parametrize("devices", [1, 4, 8])
+@pytest.mark.parametrize("devices", [4, 8])
 def test_t6_small_is_one_recipe_on_any_number_of_devices(devices: int) -> None:
     published = ["task=fineweb_edu", "scale=paper_small", "attention=tpa"]
     one = compose(*published)

@@ -18,22 +18,12 @@ from attnlab.models import T6, PrefixDecoder
 from attnlab.training.compiled import Compiled
 from tests.attention.mechanisms import EVERY, Mechanism, error
 from tests.attention.test_compiled import quick
+from tests.attention.test_static import One
 
 REAL = torch.compile
 LONG = 200  # steps
 MOST = 3  # graphs: for prefixes of different lengths, for others, and for one prefix
 Shape = tuple[int, int, bool, int]  # prefixes, their longest length, whether their lengths differ, steps
-
-
-class Model:
-    """An attention as a model: its inputs are looked up by tokens."""
-
-    def __init__(self, attention: Attention) -> None:
-        self.attention, self.table = attention, torch.randn(7, attention.d_model, dtype=torch.float64)
-
-    @torch.no_grad()
-    def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
-        return self.attention.extend(self.table[tokens], caches[0])
 
 
 @pytest.fixture
@@ -50,7 +40,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return compiled
 
 
-def decode(model: Model, compiled: Compiled, shape: Shape, beam: int = 3) -> float:
+def decode(model: One, compiled: Compiled, shape: Shape, beam: int = 3) -> float:
     """Beams that are reordered, of which some sentences end -> the largest error of compiled steps."""
     count, size, ragged, steps = shape
     attention, rows, worst = model.attention, count * beam, 0.0
@@ -86,7 +76,7 @@ def decode(model: Model, compiled: Compiled, shape: Shape, beam: int = 3) -> flo
 @torch.inference_mode()
 def test_few_graphs_for_all_lengths_and_batches(mechanism: Mechanism, graphs: list[int]) -> None:
     torch.manual_seed(0)
-    model, compiled = Model(mechanism.build()), Compiled(True)
+    model, compiled = One(mechanism.build()), Compiled(True)
     assert decode(model, compiled, (4, 7, True, LONG)) < 1e-12
     assert len(graphs) == 1, "one for all lengths"
     assert decode(model, compiled, (5, 6, True, READS + 3)) < 1e-12
@@ -102,7 +92,7 @@ def test_few_graphs_for_all_lengths_and_batches(mechanism: Mechanism, graphs: li
 def test_inductor(mechanism: Mechanism) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model, compiled = Model(mechanism.build()), Compiled(True)
+    model, compiled = One(mechanism.build()), Compiled(True)
     assert decode(model, compiled, (4, 7, True, 2 * READS + 5)) < 1e-12
     assert decode(model, compiled, (5, 6, True, READS + 3)) < 1e-12
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -11,14 +10,12 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.report import bench, command, figure
 from attnlab.report.command import main
-from attnlab.report.match import is_recipe
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.run.identity import recipe, run
 from attnlab.run.record import problems
 from attnlab.run.store import SavedRecord, collect
 
-EXPERIMENT = re.compile("experiment=").match
 ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
 SPECS = command.specifications(EXPERIMENTS)
@@ -28,23 +25,6 @@ EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tu
 FOLDERS = command.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
 SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"
-
-# The old name of an overlay, in commands of old records -> what stands in its place.
-OVERLAYS = {
-    "asr_digits": "task=mustc attention=mtla task.target=transcript",
-    "mtla_bench_beam": "experiment=mtla/bench_beam",
-    "mtla_bench_decoding": "experiment=mtla/bench_decoding",
-    "multilinear_bench": "experiment=tensorized/bench_absolute",
-    "multilinear_bench_relative": "experiment=tensorized/bench_relative",
-    "slu_picovoice": "experiment=corpora/picovoice",
-    "tpa_bench_decoding": "experiment=t6/bench_decoding",
-    "wikitext2_gqa": "task=wikitext2 scale=comparison attention=gqa",
-    "wikitext2_mha": "task=wikitext2 scale=comparison attention=mha",
-    "wikitext2_mla": "task=wikitext2 scale=comparison attention=mla",
-    "wikitext2_mtla": "task=wikitext2 scale=comparison attention=mtla stride=2",
-    "wikitext2_multilinear": "task=wikitext2 scale=comparison attention=multilinear rank=48 attention.window=25",
-    "wikitext2_tpa": "task=wikitext2 scale=comparison attention=tpa",
-}
 
 
 def name(path: Path) -> str:
@@ -148,24 +128,6 @@ def test_every_record_is_whole_and_has_its_identity(records: list[SavedRecord]) 
         assert saved.record["task"] == saved.record["config"]["task"]["name"], saved.name
     runs = [saved.record["identity"]["run"] for saved in records]
     assert len(set(runs)) == len(runs)
-
-
-def test_the_overlay_in_each_command_is_there_or_was_renamed(records: list[SavedRecord]) -> None:
-    names = {
-        word.partition("=")[2] for saved in records for word in shlex.split(saved.record["command"]) if EXPERIMENT(word)
-    }
-    there = {p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in CONF.glob("experiment/**/*.yaml")}
-    assert names - there == set(OVERLAYS)
-
-
-@pytest.mark.slow
-def test_what_a_renamed_overlay_became_gives_the_recipe_of_its_training(records: list[SavedRecord]) -> None:
-    for saved in [saved for saved in records if saved.record["mode"] == "train"]:
-        words = shlex.split(saved.record["command"])[3:]
-        for old in [word.partition("=")[2] for word in words if EXPERIMENT(word)]:
-            if old in OVERLAYS:
-                others = [word for word in words if not EXPERIMENT(word)]
-                assert is_recipe(saved, [*OVERLAYS[old].split(), *others]), saved.name
 
 
 def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[SavedRecord]) -> None:

@@ -182,30 +182,3 @@ def test_the_equations_20_and_21(table: str, eq21: list[float]) -> None:
         assert row.computed["counted"] == round(4 * d * d / sum(p.numel() for p in layer.parameters()), 4)
     assert [row.computed["eq21"] for row in rows] == eq21
     assert table == "table3" or (row.computed["eq20"], row.published) == (7.9585, {"eq20": "8"})
-
-
-QUOTED = {i: SPECS[ROOT / "experiments" / "tensorllm" / f"table{i}.yaml"] for i in (2, 3, 4)}  # of TensorLLM
-
-
-def test_5_of_12_hybrids_are_worse_than_tensorllm_alone() -> None:
-    worse = []
-    for row in QUOTED[3].rows:
-        place, _, case = row.label.rpartition(", ")
-        if case.startswith("case 3"):
-            alone = by_label(QUOTED[2], f"{place}, TensorLLM")
-            if float(row.published["accuracy"]) < float(alone.published["accuracy"]):
-                worse.append(row.label)
-    assert worse == [row.label for row in QUOTED[3].rows if row.note == "worse"] and len(worse) == 5
-
-
-def test_the_ablation_quotes_table_2() -> None:
-    for row in QUOTED[4].rows:
-        place, _, what = row.label.rpartition(", ")
-        if what == "all four":
-            twin = by_label(QUOTED[2], f"{place}, TensorLLM")
-            assert row.published.items() <= twin.published.items() and row.computed == twin.computed
-
-
-def by_label(spec: Spec, label: str) -> Row:
-    (row,) = [row for row in spec.rows if row.label == label]
-    return row

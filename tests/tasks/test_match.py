@@ -16,8 +16,9 @@ def parameters(*overrides: str) -> int:
         return count_parameters(task_of(compose(*overrides), Trains).build())["total"]
 
 
-@pytest.mark.parametrize("task", ["task=wikitext2 scale=comparison", "task=mustc"])
-@pytest.mark.parametrize("attention", ["attention=mtla", "attention=mqa"])
+@pytest.mark.parametrize(
+    ("task", "attention"), [("task=wikitext2 scale=comparison", "attention=mtla"), ("task=mustc", "attention=mqa")]
+)
 def test_parameters_are_those_of_mha(task: str, attention: str) -> None:
     words = [*task.split(), attention]
     wanted = parameters(*task.split(), "attention=mha")

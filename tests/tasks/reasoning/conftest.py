@@ -6,12 +6,12 @@ from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
-import huggingface_hub.constants
 import pytest
 
 from attnlab.data.samples.world import write_world
 from attnlab.pretrained import huggingface
 from attnlab.tasks.reasoning.model import IDS, VOCABULARY, sample_tokenizer
+from tests.pretrained.conftest import cache as _no_network  # noqa: F401
 from tests.pretrained.tiny import OPTIONS, fill
 
 Folder = Callable[[str], Path]
@@ -42,14 +42,3 @@ def folder(tiny_cache: Path) -> Folder:
         return place
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty cache of the hub, and a hub that cannot be reached."""
-
-    def unreachable(*arguments: Any, **options: Any) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
