@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from attnlab.attention import MHA, MTLA, Attention
-from attnlab.attention.ops.tables import memoized
+from attnlab.attention.ops.backends import memoized
 
 WIDTHS = iter(range(24, 4000, 8))  # each test takes widths whose tables nothing else has needed
 

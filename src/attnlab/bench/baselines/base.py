@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention.base import Attention, Cache, rows_of
-from attnlab.attention.ops.tables import memoized
+from attnlab.attention.ops.backends import memoized
 
 
 class PublishedCache(Cache):
