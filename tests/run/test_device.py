@@ -71,7 +71,7 @@ def test_products_in_tf32_count_where_they_are(cuda: list[tuple[int, int]]) -> N
         (("hardware=auto", "hardware.precision=16-mixed"), [], "float16 needs a CUDA device"),
         (("hardware=gpu", "hardware.precision=bf16-mixed"), [OLD], "capability 7.5 has no bfloat16 .*or 16-mixed"),
         (("hardware=gpu", "hardware.devices=2"), [NEW], "hardware.devices=2: this machine has 1 GPU"),
-        (("hardware=gpu",), [], "torch finds no GPU here"),
+        (("hardware=gpu",), [], "torch finds no such device here"),
         (("hardware=gpu", "hardware.precision=8-true"), [NEW], "hardware.precision=8-true: expected"),
     ],
 )

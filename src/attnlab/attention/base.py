@@ -19,10 +19,9 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .documentation import arguments, complete
-from .ops.tables import transformed
+from .ops.backends import captured
 
 
 class Cache(ABC):
@@ -348,7 +347,7 @@ class Attention(nn.Module, ABC):
         if lengths.shape != (rows,):
             raise ValueError(f"{of}: expected shape ({rows},), one length per row, not {tuple(lengths.shape)}")
         # Reading a device tensor would synchronise; tensors that are traced, transformed or fake have no values.
-        eager = not (torch.compiler.is_compiling() or transformed() or _get_current_dispatch_mode() is not None)
+        eager = not captured()
         if rows and eager and lengths.device.type == "cpu":
             least, most = lengths.min().item(), lengths.max().item()
             if least < 0 or most > size:

@@ -9,9 +9,8 @@ from torch.nn import functional as F
 from .base import Cache, blank, length_mask
 from .bounds import Ge, Le, Size
 from .mla import MLA, LatentCache, LatentOptions, LatentStep
-from .ops.backends import Backend, choose
+from .ops.backends import Backend, choose, memoized
 from .ops.partial_softmax import Past, expanded_attention
-from .ops.tables import memoized
 from .positional import Angles
 
 Stride = Annotated[int, Ge(1), Le(1024)]  # the cost of a step grows with it; the papers' texts are shorter

@@ -11,7 +11,7 @@ from .base import Cache, length_mask
 from .bounds import Size, SizeOrZero
 from .mla import LatentOptions
 from .mtla import MTLA, MTLACache, Stride, take
-from .ops.tables import memoized
+from .ops.backends import memoized
 
 BLOCK = 256  # queries per kernel call
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
+from .ops.backends import transformed
 from .ops.rope import Llama3Scaling, Turn, rotary_table, table_of
-from .ops.tables import transformed
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
 Layout = dict[str, tuple[int | None, ...]]  # shape of a row in each buffer; None: the axis of slots

@@ -166,6 +166,12 @@ def has_driver() -> bool:
     return True
 
 
+def require_device(wanted: str, cuda: bool, apple: bool) -> None:
+    """Refuse an accelerator that is not here (ConfigError). `cuda`, `apple`: whether there may be such a GPU."""
+    if not {"cuda": cuda, "mps": apple, "gpu": cuda or apple}.get(wanted, True):
+        raise ConfigError(f"hardware.accelerator={wanted}: torch finds no such device here; take hardware=cpu or auto")
+
+
 def resolve(cfg: DictConfig) -> None:
     """Resolve every reference in place. ConfigError names the key whose reference fails, and the reference."""
     try:

@@ -258,7 +258,12 @@ def _of_groups(line: CommandLine) -> list[Override]:
 
 
 def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) -> DictConfig:
-    """Complete a composed configuration by the function that CONFIGURE names beside the class `task.kind`."""
+    """Complete a composed configuration by the function that CONFIGURE names beside the class `task.kind`.
+
+    It is imported only for `task.match`, `model=` and `convert=`, which it reads.
+    """
+    if cfg.task.get("match") is None and cfg.model is None and cfg.hydra.runtime.choices.convert in (None, "none"):
+        return cfg
     defined = definition(str(OmegaConf.select(cfg, "task.kind._target_")))
     function = constant(f"{defined[0]}.CONFIGURE") if defined else None
     if not isinstance(function, str):
@@ -330,7 +335,7 @@ def _check_folder(job: DictConfig) -> None:
 def check_present(cfg: DictConfig) -> None:
     """Refuse a job whose device, corpus or files are missing on this machine; ConfigError names the key or the path."""
     if cfg.mode not in ("describe", "export"):
-        _check_device(str(cfg.hardware.accelerator))
+        config.require_device(str(cfg.hardware.accelerator), config.has_driver(), sys.platform == "darwin")
     if constant(f"attnlab.modes.{cfg.mode}.READS_CORPUS") is not True:
         return
     if cfg.checkpoint is None:  # a run has what it was made of in its directory
@@ -346,14 +351,6 @@ def check_present(cfg: DictConfig) -> None:
         _check_corpus(cfg)
     if OmegaConf.select(cfg, "task.model._target_") == TIMM:
         _check_timm(cfg)
-
-
-def _check_device(wanted: str) -> None:
-    """Refuse an accelerator that this machine cannot have; :mod:`attnlab.run.device` asks torch for more."""
-    apple = sys.platform == "darwin"
-    cuda = wanted in ("gpu", "cuda") and config.has_driver()
-    if (wanted == "mps" and not apple) or (wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and apple)):
-        raise ConfigError(f"hardware.accelerator={wanted}: no such device here; take hardware=cpu or hardware=auto")
 
 
 def _check_corpus(cfg: DictConfig) -> None:

@@ -10,7 +10,7 @@ import psutil
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from attnlab.config.build import BFLOAT16, capabilities
+from attnlab.config.build import BFLOAT16, capabilities, require_device
 from attnlab.errors import ConfigError
 from attnlab.run.record import BUSY, first_process
 
@@ -32,10 +32,7 @@ def check_devices(cfg: DictConfig) -> None:
     """Refuse a number of devices or a precision that this machine does not have (ConfigError)."""
     wanted, devices, precision = cfg.hardware.accelerator, cfg.hardware.devices, cfg.hardware.precision
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted in ("gpu", "cuda") and not cuda and not (wanted == "gpu" and torch.backends.mps.is_available()):
-        raise ConfigError(f"hardware.accelerator={wanted}: torch finds no GPU here; take hardware=cpu or hardware=auto")
-    if wanted == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("hardware.accelerator=mps: torch finds no Apple GPU here; take hardware=cpu or hardware=auto")
+    require_device(wanted, cuda > 0, torch.backends.mps.is_available())
     if cuda and wanted in ("auto", "gpu", "cuda"):
         _check_cuda(devices, precision, cuda)
     elif precision == "16-mixed":

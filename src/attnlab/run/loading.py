@@ -248,7 +248,7 @@ class _Loading:
         for limit, name in (("max_steps", "steps"), ("max_epochs", "epochs")):
             done, most = record.get("training", {}).get(name), cfg.task.train[limit]
             if isinstance(done, int | float) and isinstance(most, int) and 0 < most <= done:
-                raise ConfigError(f"task.train.{limit}={most}: the run has trained {done} {name} already; give more")
+                raise ConfigError(f"task.train.{limit}={most}: the run of resume= has trained {done} {name} already")
 
     def _is_free(self, key: str) -> bool:
         more = LIMITS if self.key == "resume" else WITH_CHECKPOINT

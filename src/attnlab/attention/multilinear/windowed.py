@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ..bounds import Size
-from ..ops.tables import transformed
+from ..ops.backends import transformed
 from .base import Core, StateCache, WithPrefixReadout
 
 

@@ -38,7 +38,8 @@ if it has one, backward. Tests and benchmarks select one with `prefer`; `used` l
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any, Literal, TypeVar
+from functools import lru_cache, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,10 +50,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from .flex import refusal as flex_refusal
 from .flex import window_saves
 from .kernels import DTYPES, usable
-from .tables import transformed
 
 Operation = Literal["dense", "window", "merged", "step"]
 Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+Tables = TypeVar("Tables", bound=Tensor | tuple[Tensor, ...])
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -279,7 +281,7 @@ def dense_attention(
     width, missing = value.shape[-1], key.shape[-1] - value.shape[-1]
     if q.device.type == "cpu" and q.shape[2] > 1 and not dropout and 0 < missing <= width:
         value = F.pad(value, (0, missing))  # the fused CPU kernel needs values as wide as keys
-    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None or transformed():
+    if captured():
         _note("dense", "SDPA")  # traced tensors do not determine a kernel
     else:
         kernel = torch._fused_sdp_choice(q, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
@@ -297,3 +299,38 @@ def stock(device: torch.device, dtype: torch.dtype, width: int, value_dim: int, 
 
 def _example(device: torch.device, dtype: torch.dtype, width: int, value_dim: int) -> list[torch.Tensor]:
     return [torch.empty(1, 1, ROWS, n, device=device, dtype=dtype, requires_grad=True) for n in (width, value_dim)]
+
+
+# --- what computes, and constant tables ---------------------------------------------------------------------------
+
+
+def memoized(make: Callable[P, Tables], size: int = 64) -> Callable[P, Tables]:
+    """`functools.lru_cache` for a function that returns tensors.
+
+    Tables are computed outside autograd and inference mode, so that any later caller can use them. They are computed
+    anew while a program is captured (torch.compile, torch.export) or a mode replaces tensors (FakeTensorMode, make_fx,
+    torch.func), because tensors created there belong to that mode.
+    """
+
+    @lru_cache(size)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> Tables:
+        with torch.inference_mode(False), torch.no_grad():
+            return make(*args, **kwargs)
+
+    @wraps(make)
+    def table(*args: P.args, **kwargs: P.kwargs) -> Tables:
+        if captured():
+            return make(*args, **kwargs)
+        return cached(*args, **kwargs)  # type: ignore[arg-type]  # a TypeVar may be unhashable
+
+    return table
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func (grad, vmap, ...) is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def captured() -> bool:
+    """Whether operations are captured, transformed or replaced: their tensors may have no values."""
+    return torch.compiler.is_compiling() or transformed() or _get_current_dispatch_mode() is not None

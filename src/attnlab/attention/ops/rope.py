@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .tables import memoized
+from .backends import memoized
 
 
 @dataclass(frozen=True)
