@@ -8,9 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlab.attention import TPA, Attention, MLAQueryLatent, TPAKVOnly
-from tests.attention.mechanisms import EVERY, NAMES, Mechanism, gates_of_other_steps
+from tests.attention.mechanisms import EVERY, NAMES, Mechanism, configured, gates_of_other_steps
 
-PAPER = ("scale=paper", "task.attention_dropout=0.0")
+PAPER = ("task.model.d_model=512", "task.attention_heads=8", "task.attention_dropout=0.0")
 
 
 class Form(NamedTuple):
@@ -116,6 +116,8 @@ every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORM
 
 def test_every_mechanism_has_a_closed_form() -> None:
     assert set(NAMES) == set(FORMS) == set(PUBLISHED), "add the mechanism to FORMS and PUBLISHED, from its paper"
+    paper = configured("mtla", "scale=paper").task
+    assert (paper.model.d_model, paper.attention_heads) == (512, 8)  # as PAPER has them
 
 
 @every

@@ -13,6 +13,7 @@ from attnlab.report import needle
 from attnlab.report.command import main
 from attnlab.run.store import collect
 
+pytestmark = pytest.mark.usefixtures("unrendered")
 CONVERTED = CONF.parent / "experiments" / "convert" / "needle" / "mla_keep50_xeon.json"
 
 

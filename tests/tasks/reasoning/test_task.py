@@ -31,12 +31,7 @@ RANKS = ["compress=tensorllm", "compress.ranks=[16,4]", "compress.sweeps=2"]
 Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def models(cache: Path) -> dict[str, Path]:
     """Folders of untrained sample models."""
     words = sample_tokenizer(write_world(cache / "samples", 1))
