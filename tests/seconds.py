@@ -23,6 +23,7 @@ LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
     "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
 }  # fmt: skip
+CONVERTED = ("model=llama", "convert=mla", "convert.keep=0.5")
 ROWS: Sequence[tuple[str, str, float, tuple[str, ...]]] = (  # the row, when it is measured, the goal, the command
     ("First line of a run", "stderr", 0.8, (*SPEECH, "hydra.run.dir=first")),
     ("`data_root` that is missing", "end", 1.0, (*SPEECH, "data_root=missing")),
@@ -33,12 +34,7 @@ ROWS: Sequence[tuple[str, str, float, tuple[str, ...]]] = (  # the row, when it 
     ("Export it", "end", 5.0, ("mode=export", "checkpoint=text")),
     ("Generate with it", "end", 4.0, ("mode=generate", "checkpoint=text")),
     ("Describe it", "end", 3.0, ("mode=describe", *TEXT)),
-    (
-        "Describe a converted Llama",
-        "end",
-        3.0,
-        ("mode=describe", *TEXT, "model=llama", "convert=mla", "convert.keep=0.5"),
-    ),
+    ("Describe a converted Llama", "end", 3.0, ("mode=describe", *TEXT, *CONVERTED)),
     ("Sweep of 4 jobs of 20 updates", "end", 40.0, ("-m", *TEXT, "task.train.max_steps=20", "seed=1,2,3,4")),
 )
 

@@ -1,6 +1,5 @@
 """The command from outside, and the life of a run from inside."""
 
-import os
 import resource
 import subprocess
 import sys
@@ -11,19 +10,7 @@ import pytest
 from attnlab import cli as entry
 from attnlab.config.explain import explain
 from attnlab.errors import ConfigError
-
-ROOT = Path(__file__).parents[1]
-
-
-def shell(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a directory of its own."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "HYDRA_FULL_ERROR")}
-    environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"} | variables
-    command = [sys.executable, "-m", "attnlab", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
-
-
-# --- the command ------------------------------------------------------------------------------------------------
+from tests.command import ROOT, environment, run_command
 
 
 def test_a_typo_costs_seconds_and_leaves_nothing(tmp_path: Path) -> None:
@@ -32,12 +19,12 @@ def test_a_typo_costs_seconds_and_leaves_nothing(tmp_path: Path) -> None:
         return used.ru_utime + used.ru_stime
 
     began = seconds()
-    done = shell("attention=mtlla", "stride=2", cwd=tmp_path)
+    done = run_command("attention=mtlla", "stride=2", cwd=tmp_path)
     assert seconds() - began < 3
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: attention=mtlla: no such attention; nearest: mtla, mla\n"
     assert list(tmp_path.iterdir()) == []
-    traced = shell("attention=mtlla", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    traced = run_command("attention=mtlla", cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert "Traceback (most recent call last)" in traced.stderr and traced.stderr.endswith(done.stderr)
 
 
@@ -46,15 +33,15 @@ def test_a_checkout_runs_its_own_code(tmp_path: Path) -> None:
     (tmp_path / "attnlab").mkdir()
     (tmp_path / "attnlab" / "__init__.py").touch()
     script = "import src.run, attnlab, os; print(attnlab.__file__, os.environ['PYTHONPATH'].split(os.pathsep)[0])"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    started = [sys.executable, "-c", script]
+    variables = environment(PYTHONPATH=str(tmp_path))
+    done = subprocess.run(started, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.stdout.split() == [str(ROOT / "src" / "attnlab" / "__init__.py"), str(ROOT / "src")], done.stderr
 
 
 def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file in place of the folder")
-    done = shell("mode=bench", cwd=tmp_path)
+    done = run_command("mode=bench", cwd=tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "outputs" in done.stderr
 
@@ -93,9 +80,9 @@ def test_a_key_is_explained() -> None:
 @pytest.mark.slow
 def test_completion_in_bash(tmp_path: Path) -> None:
     line = "attnlab attention=mt"
-    done = shell("-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
+    done = run_command("-sc", "query=bash", cwd=tmp_path, COMP_LINE=line, COMP_POINT=str(len(line)))
     assert {"attention=mtla"} <= set(done.stdout.split())
-    assert "complete" in shell("-sc", "install=bash", cwd=tmp_path).stdout
+    assert "complete" in run_command("-sc", "install=bash", cwd=tmp_path).stdout
 
 
 def test_importing_the_package_is_light() -> None:
@@ -108,6 +95,5 @@ from attnlab.config.check import check
 check(["attention=mtla", "stride=2", "+task.optimizer.eps=1e-9"])
 print(sorted({"torch", "lightning", "numpy", "torchvision", "timm", "rich", "matplotlib"} & set(sys.modules)))
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
     assert done.stdout == "False False\n[]\n", done.stderr

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import math
-import os
 import re
 import shlex
 import shutil
@@ -25,8 +24,8 @@ from attnlab.config.schema import signature
 from attnlab.errors import DataError
 from attnlab.report import command as report
 from attnlab.run.loading import load
+from tests.command import ROOT, environment
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
@@ -126,9 +125,7 @@ def test_commands_on_sample_corpora_run(part: str, more: str, tmp_path: Path) ->
 def started(command: str, place: Path) -> subprocess.CompletedProcess[str]:
     """Run a command of a checkout: `src` is found in the checkout, and outputs/ is written in `place`."""
     words = [sys.executable, *shlex.split(command)[1:]]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(words, cwd=place, env=environment(), capture_output=True, text=True, timeout=600)
 
 
 def test_the_mechanism_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

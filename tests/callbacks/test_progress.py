@@ -4,8 +4,6 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 
 from attnlab.callbacks import progress

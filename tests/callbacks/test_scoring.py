@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 import torch
 from lightning import LightningModule, Trainer
@@ -18,7 +16,7 @@ from attnlab.callbacks.cost import CacheBytes, Memory, ScoringSpeed, TrainingSpe
 from attnlab.callbacks.scoring import PredictionsFile, Quality, Scored, Sections, contributions
 from attnlab.metrics.numbers import Perplexity
 from attnlab.metrics.text import WER
-from tests.callbacks.test_training import Constant
+from tests.callbacks.test_training import Constant, trainer
 
 TEXTS = ["one two", "ünï", "", "four five six", "seven\teight"]
 
@@ -54,12 +52,8 @@ def scored(directory: Path, processes: int) -> Sections:
     directory.mkdir()
     callbacks = [Memory(), ScoringSpeed("echo", beam=2), CacheBytes(), Quality({"": WER(5)}, {"sentences": 5})]
     files = [PredictionsFile(5, directory / "predictions.tsv"), Save(directory / "sections.json")]
-    trainer = Trainer(
-        accelerator="cpu", strategy="ddp_fork" if processes > 1 else "auto", devices=processes, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=directory,
-        callbacks=[*callbacks, *files],
-    )  # fmt: skip
-    trainer.test(Echo(), DataLoader(range(5), batch_size=1), verbose=False)  # type: ignore[arg-type]
+    test = trainer(directory, *callbacks, *files, strategy="ddp_fork" if processes > 1 else "auto", devices=processes)
+    test.test(Echo(), DataLoader(range(5), batch_size=1), verbose=False)  # type: ignore[arg-type]
     return json.loads((directory / "sections.json").read_text())
 
 
@@ -92,17 +86,14 @@ def test_training_and_scoring_are_measured_apart(tmp_path: Path, monkeypatch: py
     clock = iter((10.0, 14.0))
     monkeypatch.setattr(speed, "now", lambda device: next(clock))
     callbacks: list[Callback] = [Memory(), TrainingSpeed(), Quality({"": WER(5), "sliding_": Perplexity(5)})]
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, callbacks=callbacks,
-    )  # fmt: skip
+    both = trainer(tmp_path, *callbacks, max_epochs=1, enable_checkpointing=False)
     module, loader = Echo(), DataLoader[Any](range(5), batch_size=2)  # type: ignore[arg-type]
     assert contributions(callbacks) == {}
-    trainer.fit(module, loader)
+    both.fit(module, loader)
     sections = contributions(callbacks)
     assert set(sections) == {"training"} and sections["training"]["peak_memory_mib"] > 0
     assert (sections["training"]["seconds"], sections["training"]["tokens_per_second"]) == (4.0, 3.0)
-    trainer.test(module, [loader, loader], verbose=False)
+    both.test(module, [loader, loader], verbose=False)
     sections = contributions(callbacks)
     assert sections["inference"]["peak_memory_mib"] > 0
     assert sections["quality"]["sliding_perplexity"] == 2.7183 and sections["quality"]["words"] == 8

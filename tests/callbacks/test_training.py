@@ -5,8 +5,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 import torch
 from lightning import LightningModule, Trainer
@@ -34,27 +32,30 @@ class Constant(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(directory: Path, module: LightningModule, *callbacks: Any) -> None:
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=directory, callbacks=list(callbacks),
+def trainer(directory: Path, *callbacks: Any, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, default_root_dir=directory, callbacks=list(callbacks), **options,
     )  # fmt: skip
-    loader = DataLoader[Any](range(2), batch_size=1)  # type: ignore[arg-type]
-    trainer.fit(module, loader, loader)
+
+
+def fit(directory: Path, module: LightningModule, *callbacks: Any, **options: Any) -> None:
+    loader = DataLoader[Any](range(8), batch_size=1)  # type: ignore[arg-type]
+    trainer(directory, *callbacks, **options).fit(module, loader, loader)
 
 
 def test_a_validation_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="attnlab")
-    fit(tmp_path, Constant(), ValidationLog())
+    fit(tmp_path, Constant(), ValidationLog(), max_epochs=1, enable_checkpointing=False)
     assert [r.getMessage() for r in caplog.records if r.name.startswith("attnlab")] == [
-        "epoch 1, update 2: validation loss 1.500"
+        "epoch 1, update 8: validation loss 1.500"
     ]
 
 
 def test_a_failed_training_stops_the_meter(tmp_path: Path) -> None:
     before, memory = threading.active_count(), Memory()
     with pytest.raises(ValueError, match="training fails"):
-        fit(tmp_path, Constant(fails=True), memory)
+        fit(tmp_path, Constant(fails=True), memory, max_epochs=1, enable_checkpointing=False)
     assert memory.sections == {} and threading.active_count() == before
 
 
@@ -67,10 +68,5 @@ def test_the_meter_sees_what_is_allocated() -> None:
 
 def test_of_equal_checkpoints_the_newest_are_kept(tmp_path: Path) -> None:
     best = BestAndLast(tmp_path, filename="{step}", monitor="val_loss", mode="min", save_top_k=2)
-    trainer = Trainer(
-        accelerator="cpu", max_steps=8, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, default_root_dir=tmp_path, callbacks=[best], val_check_interval=2,
-    )  # fmt: skip
-    loader = DataLoader[Any](range(8), batch_size=1)  # type: ignore[arg-type]
-    trainer.fit(Constant(), loader, loader)
+    fit(tmp_path, Constant(), best, max_steps=8, val_check_interval=2)
     assert sorted(path.name for path in tmp_path.glob("step*.ckpt")) == ["step=6.ckpt", "step=8.ckpt"]

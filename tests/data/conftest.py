@@ -1,16 +1,22 @@
 """A corpus of two synthetic talks in MuST-C's layout."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning, in whichever test comes first)
 
 import numpy as np
 import pytest
 import soundfile
+import torch
+
+from attnlab.data.base import Data
 
 RATE = 8000
+Segments = Sequence[tuple[str, float, float, str, str]]  # recording, start and seconds, English, German
 # offsets 9.5 and 100.2 of one talk (as strings they sort the other way round), one segment under 0.2 s
 SEGMENTS = [
     ("ted_1.wav", 100.2, 1.5, "seven three", "sieben drei"),
@@ -21,25 +27,40 @@ SEGMENTS = [
 ]
 
 
+def write_split(folder: Path, recordings: Mapping[str, np.ndarray], segments: Segments, counts: str = "") -> None:
+    """A split in MuST-C's layout; its folder has its name."""
+    (folder / "txt").mkdir(parents=True)
+    (folder / "wav").mkdir()
+    for wav, samples in recordings.items():
+        soundfile.write(folder / "wav" / wav, samples, RATE, "PCM_16")
+    lines = [
+        f"- {{duration: {duration:.6f}, offset: {offset:.6f}, {counts}speaker_id: spk.7, wav: {wav}}}\n"
+        for wav, offset, duration, _, _ in segments
+    ]
+    (folder / "txt" / f"{folder.name}.yaml").write_text("".join(lines))
+    for column, language in ((3, "en"), (4, "de")):
+        (folder / "txt" / f"{folder.name}.{language}").write_text("".join(f"{s[column]}\n" for s in segments))
+
+
 def write_corpus(root: Path, splits: tuple[str, ...] = ("train", "dev", "tst-COMMON"), version: int = 1) -> Path:
     random = np.random.default_rng(1)
     for split in splits:
-        folder = root / "en-de" / "data" / split
-        (folder / "txt").mkdir(parents=True)
-        (folder / "wav").mkdir()
+        recordings = {}
         for wav, seconds in {"ted_1.wav": 102, "ted_2.wav": 4}.items():
             time = np.arange(seconds * RATE) / RATE
             tone = 0.3 * np.sin(2 * np.pi * (300 + 40 * time) * time) * (time % 0.5 < 0.4)
-            soundfile.write(folder / "wav" / wav, tone + random.normal(0, 0.01, len(time)), RATE, "PCM_16")
+            recordings[wav] = tone + random.normal(0, 0.01, len(time))
         counts = "rW: 9, uW: 0, " if version == 2 else ""
-        lines = [
-            f"- {{duration: {duration:.6f}, offset: {offset:.6f}, {counts}speaker_id: spk.7, wav: {wav}}}\n"
-            for wav, offset, duration, _, _ in SEGMENTS
-        ]
-        (folder / "txt" / f"{split}.yaml").write_text("".join(lines))
-        (folder / "txt" / f"{split}.en").write_text("".join(s[3] + "\n" for s in SEGMENTS))
-        (folder / "txt" / f"{split}.de").write_text("".join(s[4] + "\n" for s in SEGMENTS))
+        write_split(root / "en-de" / "data" / split, recordings, SEGMENTS, counts)
     return root
+
+
+def attach(data: Data, device: str = "cpu", **values: Any) -> None:
+    """As much of a trainer as the loaders look at."""
+    about = {"current_epoch": 0, "global_rank": 0, "world_size": 1, "testing": False} | values
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        strategy=SimpleNamespace(root_device=torch.device(device)), **about
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Files of a corpus or of the cache that are not what they should be: one line that names the file and its line."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,16 +103,6 @@ def test_a_parquet_file_that_is_none_or_has_no_text(tmp_path: Path) -> None:
     refused(lambda: list(parquet_texts(path)), r"a\.parquet: the column `text` holds int; expected str")
     parquet.write_table(pyarrow.table({"text": ["one", None]}), path)
     assert list(parquet_texts(path)) == ["one", ""]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "an empty file; expected a text"), (b"one\n\xff\xfe\n", "line 2: invalid start byte; expected UTF-8 text")],
-)
-def test_a_file_that_is_no_text(content: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(content)
-    refused(lambda: list(read_lines(path)), f"^{re.escape(str(path))}.*{message}")
 
 
 def test_a_directory_and_a_byte_order_mark(tmp_path: Path) -> None:

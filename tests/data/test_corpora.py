@@ -99,10 +99,6 @@ def test_fineweb_shards_are_read_without_their_headers(tmp_path: Path) -> None:
     assert ids == {"train": [[5, 6], [7]], "validation": [[1, 2]], "test": [[3, 4]]}
     with pytest.raises(ConfigError, match=r"task.data.vocabulary.file=<GPT-2's tokenizer.json>"):
         BytePairs().build(FineWebEdu(), tmp_path, tmp_path, 300)
-    for path in tmp_path.glob("*train*"):
-        path.unlink()
-    with pytest.raises(DataError, match=r"no files for train; expected .*fineweb_train_"):
-        FineWebEdu().files(tmp_path, "train")
 
 
 # --- vocabularies -----------------------------------------------------------------------------------------------
@@ -138,9 +134,8 @@ def test_words_left_out_become_unknown(wikitext: Path) -> None:
     words = wikitext / "words.txt"
     words.write_text("b 12\na 3\n")
     of_file = make(wikitext, file=str(words))
-    assert (
-        set(of_file.plain()["words"]) == {"b", "a", "<eos>", "<unk>"} and of_file.text(of_file.ids("b c")) == "b <unk>"
-    )
+    assert set(of_file.plain()["words"]) == {"b", "a", "<eos>", "<unk>"}
+    assert of_file.text(of_file.ids("b c")) == "b <unk>"
     words.write_text("b\nb\n")
     with pytest.raises(DataError, match=r"words.txt: 'b' occurs twice"):
         make(wikitext, file=str(words))
@@ -188,9 +183,7 @@ def test_a_tokenizer_file(wikitext: Path) -> None:
         return BytePairs(str(path)).build(WikiText(), wikitext, wikitext / "cache", size)
 
     assert build().fingerprint == learned.fingerprint
-    with pytest.raises(
-        DataError, match=r"tokenizer.json: .*the tokenizer has \d+ pieces, more than task.data.vocab_size=9"
-    ):
+    with pytest.raises(DataError, match=r"tokenizer.json: .* has \d+ pieces, more than task.data.vocab_size=9"):
         build(9)
     path.write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer.json: expected a tokenizer.json"):

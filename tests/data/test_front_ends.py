@@ -27,13 +27,8 @@ def slurp(tmp_path: Path) -> Path:
 
 
 def make(root: Path, tmp_path: Path, **settings: Any) -> SequenceToTextData:
-    defaults = {
-        "cache_dir": str(tmp_path / "cache"),
-        "vocab_size": 40,
-        "hard_vocab_limit": False,
-        "update_frames": 3000,
-    }
-    return SequenceToTextData(str(root), **{**defaults, **settings})
+    defaults = {"vocab_size": 40, "hard_vocab_limit": False, "update_frames": 3000}
+    return SequenceToTextData(str(root), str(tmp_path / "cache"), **{**defaults, **settings})
 
 
 def test_the_class_is_one_piece_before_the_text(slurp: Path, tmp_path: Path) -> None:

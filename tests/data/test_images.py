@@ -2,7 +2,6 @@
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,10 @@ from attnlab.config.batch import Share, share_equally
 from attnlab.data.images.folder import ImageData, ImageUpdates
 from attnlab.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, sample_images
 from attnlab.errors import ConfigError, DataError
+from tests.data.conftest import attach
 
-SETTINGS: dict[str, Any] = {
-    "image_size": 16,
-    "update_images": 2,
-    "eval_batch_size": 3,
-    "crop_pct": 1.0,
-    "auto_augment": None,
-    "random_erase": 0.0,
-}
+SETTINGS: dict[str, Any] = {"image_size": 16, "update_images": 2, "eval_batch_size": 3}
+SETTINGS |= {"crop_pct": 1.0, "auto_augment": None, "random_erase": 0.0}
 
 
 @pytest.fixture
@@ -132,14 +126,11 @@ def test_a_copy_of_an_image_is_augmented_anew(root: Path, tmp_path: Path) -> Non
     assert not torch.equal(images[1][0], images[1 + size][0])
 
 
-# --- the sample images ------------------------------------------------------------------------------------------
-
-
 def test_each_held_out_image_is_counted_once(root: Path, tmp_path: Path) -> None:
     dataset = data(root, tmp_path, eval_batch_size=4)
-    strategy, indices = SimpleNamespace(root_device=torch.device("cpu")), []
+    indices = []
     for rank in range(2):
-        dataset.trainer = SimpleNamespace(global_rank=rank, world_size=2, strategy=strategy)  # type: ignore[assignment]
+        attach(dataset, global_rank=rank, world_size=2)
         indices += [i for _, _, index in dataset.test_dataloader() for i in index.tolist()]
     assert sorted(indices) == list(range(6))
 

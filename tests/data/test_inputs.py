@@ -30,19 +30,14 @@ def test_texts(tmp_path: Path) -> None:
     assert values_of("Guten Tag, Welt.", TEXT) == ["Guten Tag, Welt."]
     assert values_of("see a.txt or b.jsonl", TEXT) == ["see a.txt or b.jsonl"]
     assert values_of("x" * 5000, TEXT) == ["x" * 5000]
-    (tmp_path / "lines.txt").write_text("\ufeffone\n two \nthree", encoding="utf-8")
-    assert (
-        values_of(str(tmp_path / "lines.txt"), TEXT)
-        == values_of(tmp_path / "lines.txt", TEXT)
-        == ["one", " two ", "three"]
-    )
+    file = tmp_path / "lines.txt"
+    file.write_text("\ufeffone\n two \nthree", encoding="utf-8")
+    assert values_of(str(file), TEXT) == values_of(file, TEXT) == ["one", " two ", "three"]
     rows = [{"id": 1, "source": "a\nb"}, {"text": "c", "source": "d"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
     inputs = Inputs(tmp_path / "rows.jsonl", TEXT)
-    assert inputs.form == "objects" and [(item.value, item.fields) for item in inputs] == [
-        ("a\nb", rows[0]),
-        ("c", rows[1]),
-    ]
+    assert inputs.form == "objects"
+    assert [(item.value, item.fields) for item in inputs] == [("a\nb", rows[0]), ("c", rows[1])]
 
 
 def test_files(tmp_path: Path) -> None:

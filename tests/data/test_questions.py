@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
@@ -11,17 +10,12 @@ from pyarrow import parquet
 from attnlab.data.questions import Questions, question_set
 from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
+from tests.data.layouts import write
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_world(tmp_path_factory.mktemp("cache"), 1)
-
-
-def lines(path: Path, *values: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(value)}\n" for value in values))
-    return path
 
 
 @pytest.mark.slow
@@ -50,26 +44,21 @@ def test_as_many_training_rows_as_validation_rows_come_first(tmp_path: Path) -> 
 
 
 def test_claims_with_both_labels_are_left_out_and_repeated_ones_count_once(tmp_path: Path) -> None:
-    lines(
-        tmp_path / "paper_dev.jsonl",
-        {"claim": "A.", "label": 1},
-        {"claim": "A.", "label": "SUPPORTS"},
-        {"claim": "B.", "label": "SUPPORTS"},
-        {"claim": "B.", "label": "REFUTES"},
-        {"claim": "C", "label": 0},
-        {"claim": "D.", "label": "NOT ENOUGH INFO"},
-    )
+    claims = [
+        ("A.", 1), ("A.", "SUPPORTS"), ("B.", "SUPPORTS"), ("B.", "REFUTES"), ("C", 0), ("D.", "NOT ENOUGH INFO"),
+    ]  # fmt: skip
+    write(tmp_path / "paper_dev.jsonl", *(json.dumps({"claim": text, "label": label}) for text, label in claims))
     questions = question_set("fever").read(tmp_path)
     assert [(question.text, question.answers) for question in questions] == [("A.", ("true",)), ("C", ("false",))]
     assert "claim: C. Is this" in questions[1].prompt
-    lines(tmp_path / "paper_dev.json", {"claim": "A.", "label": 1})
+    write(tmp_path / "paper_dev.json", '{"claim": "A.", "label": 1}')
     with pytest.raises(DataError, match="files of the same split; keep one"):
         question_set("fever").read(tmp_path)
 
 
 def test_biographies_of_eight_professions_by_number_or_name(tmp_path: Path) -> None:
     rows = [("One", 20), ("Two.", "poet"), ("Three.", 0), ("Four.", "software_engineer")]
-    lines(tmp_path / "dev.jsonl", *({"hard_text": text, "profession": number} for text, number in rows))
+    write(tmp_path / "dev.jsonl", *(json.dumps({"hard_text": text, "profession": number}) for text, number in rows))
     questions = question_set("bios").read(tmp_path)
     assert [question.answers[0] for question in questions] == ["poet", "poet"]
     assert questions[0].prompt.startswith("Consider the following text: One. What is the profession")
@@ -79,8 +68,7 @@ def test_biographies_of_eight_professions_by_number_or_name(tmp_path: Path) -> N
 
 def test_bigbench_rows_with_one_target(tmp_path: Path) -> None:
     examples = [{"input": "A lies in ", "target": "B"}, {"input": "C", "target": ["D", "E"]}]
-    (tmp_path / "qa_wikidata").mkdir()
-    (tmp_path / "qa_wikidata" / "task.json").write_text(json.dumps({"examples": examples}))
+    write(tmp_path / "qa_wikidata" / "task.json", json.dumps({"examples": examples}))
     questions = question_set("wikidata").read(tmp_path)
     assert [(question.prompt, question.answers) for question in questions] == [("A lies in", ("B",))]
 
@@ -92,7 +80,6 @@ def test_bigbench_rows_with_one_target(tmp_path: Path) -> None:
         ("fever", "paper_dev.jsonl", '{"claim": "A.", "label": 7}\n', "line 1: 'label' is 7; expected one of SUPPORTS"),
         ("hotpotqa", "validation.json", '[{"question": "q?"}]', "item 1: 'answer' is missing"),
         ("hotpotqa", "validation.json", '[{"question": "q?", "answer": " "}]', "item 1: an empty question, or"),
-        ("hotpotqa", "validation.parquet", "PAR", "validation.parquet: expected a Parquet file"),
         ("bios", "dev.jsonl", '{"hard_text": "x", "profession": 99}', "'profession' is 99; expected 0 to 27"),
         ("bios", "other.txt", "", "no files of Bios Profession; expected dev-"),
     ],
@@ -100,9 +87,7 @@ def test_bigbench_rows_with_one_target(tmp_path: Path) -> None:
 def test_broken_input_is_one_line_with_its_place(
     name: str, file: str, text: str, expected: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
+    (tmp_path / file).write_text(text)
     with pytest.raises(DataError) as caught:
         question_set(name).read(tmp_path)
     assert expected in str(caught.value) and "\n" not in str(caught.value)

@@ -1,7 +1,6 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from attnlab.data import FilterBank, MustC, SpecAugment
 from attnlab.data.batch import Batch
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError
+from tests.data.conftest import attach
 
 BANK = FilterBank(sample_rate=8000, num_mels=20)
 Edit = Callable[[str, str, str], Path]
@@ -28,14 +28,6 @@ def make(corpus: Path, tmp_path: Path) -> Callable[..., SequenceToTextData]:
         return SequenceToTextData(**{"update_frames": 3000, **defaults, **settings})
 
     return build
-
-
-def attach(data: SequenceToTextData, epoch: int = 0, rank: int = 0, world_size: int = 1, testing: bool = False) -> None:
-    """As much of a trainer as the loaders look at."""
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        current_epoch=epoch, global_rank=rank, world_size=world_size, testing=testing, strategy=strategy
-    )
 
 
 def ids_of(batch: Batch) -> list[str]:
@@ -110,7 +102,7 @@ def test_masks_are_a_function_of_seed_epoch_and_utterance(make: Callable[..., Se
 
     def features(epoch: int = 0, **settings: Any) -> dict[str, Tensor]:
         data = make(augment=SpecAugment(freq_mask=8, time_mask=60), **settings)
-        attach(data, epoch=epoch)
+        attach(data, current_epoch=epoch)
         loader = data.train_dataloader()
         return {id: x[:n] for b in loader for id, x, n in zip(ids_of(b), b.features, b.feature_lengths, strict=True)}
 
@@ -131,7 +123,7 @@ def test_ranks_share_training_but_scoring_outside_a_trainer_sees_everything(
 ) -> None:
     def loaders(rank: int, testing: bool) -> tuple[list[str], list[str], list[str]]:
         data = make(max_sentences=1, update_frames=6000, bucket_frames=3000)
-        attach(data, rank=rank, world_size=2, testing=testing)
+        attach(data, global_rank=rank, world_size=2, testing=testing)
         return ids(data.train_dataloader()), ids(data.val_dataloader()), ids(data.test_dataloader())
 
     (train_0, dev_0, test_0), (train_1, dev_1, _) = loaders(0, False), loaders(1, False)

@@ -3,29 +3,26 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import soundfile
 
 from attnlab.config.check import check_present, compose
 from attnlab.data import Table, TextFiles
 from attnlab.data.corpus import Segment
 from attnlab.errors import ConfigError, DataError
+from tests.data.layouts import RATE, audio, write
 
 
-def write(path: Path, examples: list[dict[str, str]]) -> None:
+def write_table(path: Path, examples: list[dict[str, str]]) -> None:
     if path.suffix == ".jsonl":
-        path.write_text("\n".join(json.dumps(example) for example in examples) + "\n")
+        write(path, *map(json.dumps, examples))
         return
     sign = "\t" if path.suffix == ".tsv" else ","
-    lines = [sign.join(f'"{value}"' for value in example.values()) for example in examples]
-    path.write_text("\n".join([sign.join(examples[0]), *lines]) + "\n")
+    write(path, sign.join(examples[0]), *(sign.join(f'"{x}"' for x in example.values()) for example in examples))
 
 
 def pairs(count: int, first: int = 0) -> list[dict[str, str]]:
-    return [
-        {"article": f"text  {i}, long", "headline": f"title {i}", "key": f"k{i}"} for i in range(first, first + count)
-    ]
+    numbers = range(first, first + count)
+    return [{"article": f"text  {i}, long", "headline": f"title {i}", "key": f"k{i}"} for i in numbers]
 
 
 def split(reader: Table, root: Path, name: str) -> list[str]:
@@ -36,7 +33,7 @@ def split(reader: Table, root: Path, name: str) -> list[str]:
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
 def test_three_files_with_named_columns(suffix: str, tmp_path: Path) -> None:
     for i, name in enumerate(("train", "valid", "test")):
-        write(tmp_path / f"{name}.{suffix}", pairs(3, 10 * i))
+        write_table(tmp_path / f"{name}.{suffix}", pairs(3, 10 * i))
     reader = Table("article", "headline", id="key")
     assert split(reader, tmp_path, "train") == ["title 0", "title 1", "title 2"]
     assert split(reader, tmp_path, "dev") == ["title 10", "title 11", "title 12"]
@@ -46,7 +43,7 @@ def test_three_files_with_named_columns(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_column_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
-    write(tmp_path / "train.csv", pairs(3))
+    write_table(tmp_path / "train.csv", pairs(3))
     words = ("experiment=own/translation", f"data_root='{tmp_path}'", "task.data.reader.source=article")
     with pytest.raises(ConfigError, match=r"train.csv: the column 'title' is missing .*task.data.reader.target"):
         check_present(compose(*words, "task.data.reader.target=title"))
@@ -55,22 +52,16 @@ def test_a_wrong_column_is_refused_before_torch_is_imported(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["data", "train", "my own"])
 def test_one_file_is_divided(name: str, tmp_path: Path) -> None:
-    write(tmp_path / f"{name}.jsonl", pairs(12))
+    write_table(tmp_path / f"{name}.jsonl", pairs(12))
     reader = Table("article", "headline", hold_out=5)
     targets = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
-    assert targets["test"] == ["title 0", "title 5", "title 10"] and targets["dev"] == [
-        "title 1",
-        "title 6",
-        "title 11",
-    ]
+    assert targets["test"] == ["title 0", "title 5", "title 10"]
+    assert targets["dev"] == ["title 1", "title 6", "title 11"]
     assert sorted(sum(targets.values(), [])) == sorted(f"title {i}" for i in range(12))
 
 
-def speak(path: Path, text: str | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(path, np.zeros(1600, np.float32), 16000)
-    if text is not None:
-        path.with_suffix(".txt").write_text(f"{text}\n")
+def speak(path: Path, text: str) -> None:
+    write(audio(path, 0.5).with_suffix(".txt"), text)
 
 
 @pytest.mark.parametrize("divided", [False, True])
@@ -82,22 +73,22 @@ def test_recordings_with_texts_beside_them(divided: bool, tmp_path: Path) -> Non
     targets = {part: split(reader, tmp_path, part) for part in ("train", "dev", "test")}
     assert targets["dev"] == [f"word {i}" for i in ((1, 4, 7, 10) if divided else (1, 5, 9))]
     example = reader.read(tmp_path, "test", "audio", False)[0]
-    assert isinstance(example, Segment) and (example.rate, example.num_samples) == (16000, 1600)
+    assert isinstance(example, Segment) and (example.rate, example.num_samples) == (RATE, RATE // 2)
 
 
 def test_a_manifest_and_a_long_document(tmp_path: Path) -> None:
-    speak(tmp_path / "wav" / "one.wav", None)
+    audio(tmp_path / "wav" / "one.wav")
     rows = [{"audio": "wav/one.wav", "text": "hello " * 30000, "de": "hallo"}] * 3
-    write(tmp_path / "data.csv", rows)
+    write_table(tmp_path / "data.csv", rows)
     (example,) = Table("text", "de", "audio", hold_out=3).read(tmp_path, "dev", "audio", False)
     assert (len(example.source), example.target) == (179999, "hallo")
 
 
 def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", pairs(3))
+    write_table(tmp_path / "train.jsonl", pairs(3))
     with pytest.raises(DataError, match="train.jsonl line 1: 'nope' is missing"):
         split(Table("article", "headline", id="nope"), tmp_path, "train")
-    speak(tmp_path / "spoken" / "a.wav", None)
+    audio(tmp_path / "spoken" / "a.wav")
     with pytest.raises(DataError, match=r"a.txt is missing: the text of a.wav"):
         split(Table("text", "text", "audio"), tmp_path / "spoken", "train")
     for part in ("train", "dev", "val", "test"):
@@ -109,8 +100,7 @@ def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["txt", "jsonl"])
 def test_text_for_a_language_model(suffix: str, tmp_path: Path) -> None:
     texts = [f"line {i}" for i in range(8)]
-    content = "\n".join(json.dumps({"body": text}) for text in texts) if suffix == "jsonl" else "\n".join(texts)
-    (tmp_path / f"train.{suffix}").write_text(content + "\n")
+    write(tmp_path / f"train.{suffix}", *(json.dumps({"body": x}) if suffix == "jsonl" else x for x in texts))
     corpus = TextFiles("body", hold_out=4)
     assert [*corpus.texts(tmp_path, "test")] == ["line 0", "line 4"]
     assert [*corpus.texts(tmp_path, "validation")] == ["line 1", "line 5"]

@@ -50,33 +50,22 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @torch.no_grad()
 @pytest.mark.usefixtures("modules")
-def test_two_folders_of_one_name_have_their_own_code(tmp_path: Path) -> None:
-    """In one process: transformers has one model class for each config class."""
+def test_a_folder_is_loaded_with_its_own_code(tmp_path: Path) -> None:
+    """Two of one name in one process, in which transformers has one model class for each config class."""
     import transformers
 
-    for attention in ("mla", "tpa"):
+    tokens: Any = ids(1, 9)
+    loaded: Any = None
+    for attention in ("mla", "hybrid"):
         model, folder = exported(tmp_path, attention)
         place = tmp_path / f"{attention}-run" / "exported"
         place.parent.mkdir()
         folder.rename(place)
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
-        assert torch.equal(loaded(ids(2, 9)).logits, model(ids(2, 9)))
-
-
-@torch.no_grad()
-@pytest.mark.usefixtures("modules")
-def test_the_folder_is_loaded_with_its_own_code(tmp_path: Path) -> None:
-    import transformers
-
-    model, folder = exported(tmp_path, "hybrid")
-    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    assert {type(module).__module__.partition(".")[0] for module in loaded.modules()} == {
-        "torch",
-        "transformers_modules",
-    }
-    tokens = ids(1, 9)
-    torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=0, atol=1e-5)
-    assert loaded.generate(tokens, max_new_tokens=8)[:, 9:].equal(Sampling(tokens=8, temperature=0)(model, tokens))
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
+        sources = {type(module).__module__.partition(".")[0] for module in loaded.modules()}
+        assert sources == {"torch", "transformers_modules"}
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=0, atol=1e-5)
+        assert loaded.generate(tokens, max_new_tokens=8)[:, 9:].equal(Sampling(tokens=8, temperature=0)(model, tokens))
     loaded.save_pretrained(tmp_path / "again")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True)
     assert again(tokens).logits.equal(loaded(tokens).logits)

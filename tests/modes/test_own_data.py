@@ -4,14 +4,13 @@ The folders are small parts of real corpora.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.command import run_command
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +58,6 @@ def photos(corpora: Path, root: Path) -> tuple[list[str], str]:
     return ["task=imagenet", *sizes], str(min((corpora / "img_fruits360" / "val" / kinds[0].name).glob("*.jpg")))
 
 
-def attnlab(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "DATA_ROOT"}
-    command = [sys.executable, "-m", "attnlab", *arguments, "hardware=cpu"]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
-
-
 @pytest.mark.parametrize("prepare", [recordings, letters, pairs, photos], ids=lambda prepare: prepare.__name__)
 def test_own_data_end_to_end(
     prepare: Callable[[Path, Path], tuple[list[str], str]], corpora: Path, tmp_path: Path
@@ -72,8 +65,8 @@ def test_own_data_end_to_end(
     root, run = tmp_path / f"my_{prepare.__name__}", tmp_path / "run"
     root.mkdir()
     arguments, value = prepare(corpora, root)
-    cache = f"cache_dir={tmp_path / 'cache'}"
-    trained = attnlab(*arguments, f"data_root={root}", "task.train.max_epochs=1", cache, f"hydra.run.dir={run}")
+    where = [f"data_root={root}", f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={run}", "hardware=cpu"]
+    trained = run_command(*arguments, "task.train.max_epochs=1", *where)
     assert trained.returncode == 0, trained.stderr
     record = json.loads((run / "record.json").read_text())
     assert record["status"] == "finished"
@@ -83,7 +76,7 @@ def test_own_data_end_to_end(
     assert f"{root.name} at" in trained.stdout, trained.stdout  # the table names it as well
     shutil.rmtree(root)  # the run alone is needed
     shutil.rmtree(tmp_path / "cache")
-    used = attnlab("mode=predict", f"checkpoint={run}", f"input={value}")
+    used = run_command("mode=predict", f"checkpoint={run}", f"input={value}", "hardware=cpu")
     assert used.returncode == 0, used.stderr
     assert used.stdout.endswith("\n") and "error" not in used.stderr, (used.stdout, used.stderr)
     assert "<unk>" not in used.stdout

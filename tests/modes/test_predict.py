@@ -53,7 +53,6 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
     [
         (Sampling(), {"tokens": "x"}, "task.x.tokens=x: expected int >= 1"),
         (Sampling(), {"seed": "a"}, "task.x.seed=a: expected int"),
-        (Sampling(), {"beam": 2}, "its settings are tokens, temperature"),
         (BeamSearch(), {"beam": None}, "task.x.beam=null: expected int >= 1"),
         (BeamSearch(), {"length_penalty": "a"}, "task.x.length_penalty=a: expected float"),
     ],

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from attnlab.attention import MTLA
@@ -20,14 +19,11 @@ from attnlab.run.job import FOREIGN
 from attnlab.run.record import write
 from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.sequence_to_text.module import SequenceToText
+from tests.command import weights
 from tests.tasks.conftest import Start, make
 
 Trained = tuple[Path, dict[str, Any]]
 ONCE = ("task.train.max_epochs=1", "task.decode.beam=1")
-
-
-def weights(directory: Path) -> dict[str, Tensor]:
-    return load_file(directory / "checkpoints" / "averaged.safetensors")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """Jobs on a cluster: the words that SLURM gives, and sweeps on a SLURM that is not one."""
 
 import json
-import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -16,11 +13,10 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
 from attnlab.run import processes
-from attnlab.run import record as records
 from attnlab.training.trainer import cluster_environment
 from tests.golden.runs import corpus
 from tests.run import fake_slurm
-from tests.run.test_kill import TINY
+from tests.run.test_kill import Sweep
 from tests.run.test_sweep import wait_for
 
 JOB = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-4]"}
@@ -84,18 +80,6 @@ def test_the_examples_are_right(page: str, mark: str, monkeypatch: pytest.Monkey
     assert len(jobs) == 3 and (jobs[0].hardware.num_nodes, jobs[0].hardware.devices) == (2, 4)
 
 
-def start(folder: Path, environment: dict[str, str], *words: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """A sweep of small jobs that last for a while."""
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
-    root, log = corpus("wmt16", folder / "corpus"), folder / "log.txt"
-    settings = [*TINY.split(), f"data_root='{root}'", f"cache_dir='{folder}/cache'", "task.train.max_epochs=25", *words]
-    inherited = {name: value for name, value in os.environ.items() if name not in ("ATTNLAB_STAMP", "DATA_ROOT")}
-    with log.open("wb") as file:
-        command = [sys.executable, "-m", "attnlab", "-m", *settings]
-        environment = inherited | environment | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=file, stderr=file), log
-
-
 def training(folder: Path) -> Path | None:
     """A run that has saved a checkpoint."""
     return next((path.parents[1] for path in folder.glob("outputs/**/last.ckpt")), None)
@@ -111,28 +95,28 @@ CASES = {  # nodes, seeds, the strategy, and whether SLURM signals all processes
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra launch is not installed")
     nodes, seeds, strategy, everything = CASES[case]
-    slurm = fake_slurm.install(tmp_path / "slurm")
-    process, log = start(
-        tmp_path, slurm, f"seed={seeds}", "hardware=slurm", "hardware.accelerator=cpu", "hardware.precision=32-true",
-        f"hardware.num_nodes={nodes}", *f"hardware.{strategy}".split(), "hydra.launcher.gpus_per_node=null",
-        "hydra.launcher.partition=tiny",
-    )  # fmt: skip
+    words = f"task.train.max_epochs=25 seed={seeds} hardware=slurm hardware.num_nodes={nodes} hardware.{strategy}"
+    words += " hardware.accelerator=cpu hardware.precision=32-true"
+    words += " hydra.launcher.gpus_per_node=null hydra.launcher.partition=tiny"
+    sweep = Sweep(tmp_path / "sweep", corpus("wmt16", tmp_path / "corpus"), words)
+    sweep.start(**fake_slurm.install(tmp_path / "slurm"))
     try:
-        run = wait_for(lambda: training(tmp_path), process, log.read_text)
+        run = wait_for(lambda: training(sweep.folder), sweep.process, sweep.log.read_text)
         job = fake_slurm.JOB + json.loads((run / "record.json").read_text())["seed"] - 1
         for path in sorted((tmp_path / "slurm" / "pids").glob(f"{job}.*"), reverse=True):
             task = psutil.Process(int(path.read_text()))
             for member in [*task.children(recursive=True), task] if everything else [task]:
                 member.send_signal(signal.SIGUSR2)
-        assert process.wait(1200) == 0, log.read_text()[-3000:]
+        assert sweep.process.wait(1200) == 0, sweep.log.read_text()[-3000:]
     finally:
-        process.kill()
+        sweep.process.kill()
     script = (tmp_path / "slurm" / "script").read_text()
     number = len(seeds.split(","))
     assert number == 1 or f"--array=0-{number - 1}%{number}" in script  # submitit makes no array of one
     assert f"--nodes={nodes}" in script and "--signal=USR2@300" in script and "--partition=tiny" in script
-    ended = [records.read(path.parent) for path in sorted(tmp_path.glob("outputs/**/record.json"))]
+    ended = [record for _, record in sweep.records()]
     assert [record["status"] for record in ended] == ["finished"] * number  # one directory each
     assert [record["training"]["resumed"] for record in ended].count(True) == 1
     assert (tmp_path / "slurm" / "requeued").read_text().split() == [
@@ -140,4 +124,4 @@ def test_a_job_at_its_time_limit_is_queued_again_and_continues(case: str, tmp_pa
     ]
     (line,) = [line for line in (run / "run.log").read_text().splitlines() if "interrupted by" in line]
     assert f"interrupted by SIGUSR2; resume={run}" in line
-    assert f"{number} of {number} jobs finished" in log.read_text()
+    assert f"{number} of {number} jobs finished" in sweep.log.read_text()

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 
 from attnlab.config.check import check

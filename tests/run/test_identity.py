@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 from lightning import Trainer
 from omegaconf import DictConfig, OmegaConf

@@ -2,17 +2,18 @@
 
 import json
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+
+from tests.run.test_sweep import wait_for
 
 LONGEST = 12.0  # seconds, on a machine that is busy; four on a free one
 
@@ -30,12 +31,9 @@ PHASES = {  # a phase: the command, the line after which the signal is sent, and
 }
 
 
-def started(*words: str) -> subprocess.Popen[str]:
-    """A process that Ctrl-C reaches even where the tests were started in the background."""
-    return subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+def started(*words: str, errors: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    command = [sys.executable, *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, text=True, start_new_session=True)
 
 
 @pytest.mark.slow
@@ -43,34 +41,17 @@ def started(*words: str) -> subprocess.Popen[str]:
 def test_one_interrupt_ends_a_phase(phase: str, tmp_path: Path) -> None:
     arguments, pattern, seconds = PHASES[phase]
     where = f"hydra.{'sweep' if '-m' in arguments else 'run'}.dir={tmp_path / 'run'}"
-    process = started("-m", "attnlab", *arguments, where, f"cache_dir={tmp_path / 'cache'}")
-    lines: queue.Queue[str] = queue.Queue()
-    assert process.stderr is not None
-    errors = process.stderr
-
-    def read() -> None:
-        for line in errors:
-            lines.put(line)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    seen = ""
-    while pattern and not re.search(pattern, seen):
-        assert process.poll() is None or not lines.empty(), seen
-        try:
-            seen += lines.get(timeout=1)
-        except queue.Empty:
-            continue
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        process = started("-m", "attnlab", *arguments, where, f"cache_dir={tmp_path / 'cache'}", errors=errors)
+    wait_for(lambda: re.search(pattern, log.read_text()), process, log.read_text)
     time.sleep(seconds)
-    assert process.poll() is None, seen
+    assert process.poll() is None, log.read_text()
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGINT)
     began = time.monotonic()
     code = process.wait(timeout=120)
-    took = time.monotonic() - began
-    reader.join(5)
-    while not lines.empty():
-        seen += lines.get()
+    took, seen = time.monotonic() - began, log.read_text()
     assert code == 130, seen
     assert took < LONGEST, f"{took:.1f} s\n{seen}"
     assert seen.count("error: interrupted by SIGINT") == 1 and "Traceback" not in seen, seen

@@ -28,7 +28,7 @@ from tests.run.test_removal import begun
 
 COMMAND = "python -m attnlab mode=describe"
 Mode = Callable[[DictConfig, dict[str, Any], Path], None]
-Run = Callable[[Mode], int]
+Run = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,12 @@ def cfg() -> DictConfig:
 
 @pytest.fixture
 def run(cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run a function as the mode; the run directory is tmp_path."""
+    """Run a function as the mode; the run directory is tmp_path or none."""
 
-    def with_mode(mode: Mode) -> int:
-        monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode, show=describe.show))
-        return jobs.run(cfg, COMMAND, tmp_path)
+    def with_mode(mode: Mode, directory: Path | None = tmp_path, name: str = "describe") -> int:
+        stub = SimpleNamespace(run=mode, show=describe.show)
+        monkeypatch.setitem(sys.modules, f"attnlab.modes.{name}", stub)
+        return jobs.run(changed(cfg, mode=name), COMMAND, directory)
 
     return with_mode
 
@@ -73,11 +74,7 @@ class Unlucky(Exception):
     [
         (DataError("wav/a.wav: no such\nfile"), 1, "error: wav/a.wav: no such file"),
         (ConfigError("task.model: wrong"), 2, "error: task.model: wrong"),
-        (
-            Unlucky("first\nsecond"),
-            1,
-            "error: Unlucky: first second (traceback: {}/run.log, or set HYDRA_FULL_ERROR=1)",
-        ),
+        (Unlucky("a\nb"), 1, "error: Unlucky: a b (traceback: {}/run.log, or set HYDRA_FULL_ERROR=1)"),
         (SystemExit(3), 3, "error: the mode ended the process with exit code 3"),
         (OSError(errno.ENOSPC, "No space left on device", "x.ckpt"), 1, "error: disk full: [Errno 28] No space left"),
         (RuntimeError("can't allocate memory: you tried to allocate 4294967296 bytes."), 1, "error: out of memory: a"),
@@ -143,14 +140,13 @@ def test_an_interrupted_run(
 
 
 def test_a_training_that_is_interrupted_before_its_first_checkpoint_says_so(
-    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def mode(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
+    def mode(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
 
-    monkeypatch.setitem(sys.modules, "attnlab.modes.train", SimpleNamespace(run=mode))
-    assert jobs.run(changed(cfg, mode="train"), COMMAND, tmp_path) == 130
+    assert run(mode, name="train") == 130
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: interrupted by SIGINT; no checkpoint yet: the same command starts again")
 
@@ -252,12 +248,9 @@ def test_a_run_that_cannot_continue_here_stays_as_it_is(cfg: DictConfig, tmp_pat
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
-def test_a_reader_that_has_gone(
-    cfg: DictConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def mode(*arguments: Any) -> None:
+def test_a_reader_that_has_gone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def mode(*_: Any) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setitem(sys.modules, "attnlab.modes.describe", SimpleNamespace(run=mode, show=describe.show))
-    assert jobs.run(cfg, COMMAND, None) == 128 + signal.SIGPIPE
+    assert run(mode, None) == 128 + signal.SIGPIPE
     assert capsys.readouterr().err == "error: standard output was closed before everything was written\n"

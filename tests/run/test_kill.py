@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from attnlab.run.directory import holder_of
+from tests.command import environment
 from tests.golden.runs import TEXT, corpus
 
 KILLS, SEED, JOBS = (
@@ -50,11 +51,10 @@ class Sweep:
         self.seen: dict[int, psutil.Process] = {}
         self.process: subprocess.Popen[bytes]
 
-    def start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name not in ("ATTNLAB_STAMP", "DATA_ROOT")}
+    def start(self, **variables: str) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command, cwd=self.folder, stdout=log, stderr=log, env=environment | {"OMP_NUM_THREADS": "1"}
+                self.command, cwd=self.folder, stdout=log, stderr=log, env=environment(**variables)
             )
 
     def running(self) -> bool:

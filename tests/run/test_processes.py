@@ -1,18 +1,17 @@
 """Runs of several processes, as a user types them, at a tiny size: what they give, and how they end."""
 
-import json
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 from torch import Tensor
 
+from attnlab.run.record import read
+from tests.command import run_command, weights
 from tests.conversion.test_runs import SIZES, written
 from tests.conversion.test_runs import TINY as TINY_CONVERTED
 from tests.data.conftest import write_corpus
@@ -53,17 +52,8 @@ def speech(root: Path, directory: Path, *overrides: str) -> list[str]:
 
 
 def run(*words: str) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "attnlab", *words], env=environment, text=True, capture_output=True)
+    done = run_command(*words)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def record(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / "record.json").read_text())
-
-
-def weights(directory: Path) -> dict[str, Tensor]:
-    return load_file(directory / "checkpoints" / "averaged.safetensors")
 
 
 def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
@@ -75,14 +65,14 @@ def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 def test_two_processes_train_and_give_one_record_that_one_process_scores_alike(root: Path, tmp_path: Path) -> None:
     words = ("hardware.accelerator=cpu", "task.train.max_epochs=2")
     run(*speech(root, tmp_path / "run", "hardware=ddp", *words))
-    result = record(tmp_path / "run")
+    result = read(tmp_path / "run")
     assert (result["status"], result["quality"]["sentences"], result["training"]["epochs"]) == ("finished", 5, 2)
     assert len(list(tmp_path.rglob("record.json"))) == len(list(tmp_path.rglob("predictions.tsv"))) == 1
     assert "shared by 2 processes" in result["inference"]["protocol"]
     again = ("hardware=cpu", "mode=test", f"checkpoint='{tmp_path / 'run'}'")
     run(*speech(root, tmp_path / "alone", *words, *again))
     assert (tmp_path / "alone/predictions.tsv").read_bytes() == (tmp_path / "run/predictions.tsv").read_bytes()
-    assert record(tmp_path / "alone")["quality"] == result["quality"]
+    assert read(tmp_path / "alone")["quality"] == result["quality"]
 
 
 def write_texts(root: Path) -> Path:
@@ -100,8 +90,8 @@ def test_sharded_training_is_distributed_training(root: Path, tmp_path: Path) ->
     for hardware in ("ddp", "fsdp"):
         run(*speech(root, tmp_path / hardware, f"hardware={hardware}", *words))
     assert_close(weights(tmp_path / "ddp"), weights(tmp_path / "fsdp"))
-    assert record(tmp_path / "fsdp")["quality"] == record(tmp_path / "ddp")["quality"]
-    assert "on rank zero alone" in record(tmp_path / "fsdp")["inference"]["protocol"]
+    assert read(tmp_path / "fsdp")["quality"] == read(tmp_path / "ddp")["quality"]
+    assert "on rank zero alone" in read(tmp_path / "fsdp")["inference"]["protocol"]
 
 
 @pytest.mark.slow
@@ -111,9 +101,9 @@ def test_a_sharded_language_model_continues(tmp_path: Path) -> None:
     words += ["hardware=fsdp", "hardware.accelerator=cpu", "task.train.max_steps=8"]
     run(*words, f"hydra.run.dir='{directory}'")
     run(f"resume='{directory}'", "task.train.max_steps=12", f"hydra.run.dir='{tmp_path / 'more'}'")
-    result = record(tmp_path / "more")
+    result = read(tmp_path / "more")
     assert (result["training"]["steps"], result["training"]["resumed"]) == (12, True)
-    assert result["parent"] == {"path": str(directory), "run": record(directory)["identity"]["run"]}
+    assert result["parent"] == {"path": str(directory), "run": read(directory)["identity"]["run"]}
     assert result["quality"]["perplexity"] < 12  # of nine words
     assert result["quality"]["signature"].endswith(", on rank zero alone")
 
@@ -129,7 +119,7 @@ def test_sharded_healing_is_that_of_one_process(tmp_path: Path) -> None:
     sharded = ["hardware=fsdp", "hardware.accelerator=cpu", "hardware.devices=2"]
     run(*words, *sharded, f"hydra.run.dir='{tmp_path / 'fsdp'}'")
     assert_close(weights(tmp_path / "alone"), weights(tmp_path / "fsdp"))
-    single, other = (record(tmp_path / place)["conversion"] for place in ("alone", "fsdp"))
+    single, other = (read(tmp_path / place)["conversion"] for place in ("alone", "fsdp"))
     assert single["layers"] == other["layers"]
     for point in ("original", "converted", "healed"):
         assert single["points"][point]["perplexity"] == pytest.approx(other["points"][point]["perplexity"], rel=1e-5)

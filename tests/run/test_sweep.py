@@ -25,6 +25,7 @@ from attnlab.run.directory import is_run, locked
 from attnlab.run.files import write_text
 from attnlab.run.identity import NOTHING_READ
 from attnlab.run.sweep import begun, best, decide, free_directory, listed, resume_settings, run_job, summarize
+from tests.command import environment
 from tests.run.test_identity import changed
 
 SWEEP = Path("outputs/multirun/new")
@@ -236,8 +237,7 @@ def test_the_exit_code_of_a_sweep(here: Path) -> None:
 
 def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "attnlab", "-m", "mode=describe", "hydra.sweep.dir=sweep", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "DATA_ROOT"} | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=cwd, env=environment(), stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(condition: Callable[[], Any], process: subprocess.Popen[Any], printed: Callable[[], str]) -> Any:

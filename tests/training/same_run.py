@@ -15,10 +15,9 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import lightning as L
 import numpy as np
-import soundfile
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from attnlab.config.check import compose
 from attnlab.data.samples import markov
@@ -27,8 +26,11 @@ from attnlab.run.record import new
 from attnlab.tasks.base import Trains, task_of
 from attnlab.training.module import Module
 from attnlab.training.trainer import fit, process_count
+from tests.command import weights
+from tests.data.conftest import RATE, write_split
 
 UPDATES = 20
+ENGLISH, GERMAN = ("one", "two", "three"), ("eins", "zwei", "drei")
 SMALL = ["task.model.d_model=16", "task.attention_heads=2", "task.schedule.warmup_steps=2"]
 SENTENCES = [
     "task.model.encoder.num_layers=1", "task.model.encoder.ffn_dim=16",
@@ -78,20 +80,15 @@ def write_corpora(folder: Path) -> None:
             (folder / "text" / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines))
     tones = np.random.default_rng(1)
     for split, count in {"train": 44, "dev": 4, "tst-COMMON": 4}.items():
-        place = folder / "speech" / "en-de" / "data" / split
-        (place / "txt").mkdir(parents=True)
-        (place / "wav").mkdir()
         seconds = tones.uniform(0.4, 1.6, count).round(2)
-        soundfile.write(place / "wav" / "ted_1.wav", tones.normal(0, 0.1, 8000 * (int(seconds.sum()) + 1)), 8000)
-        starts = np.concatenate([[0], np.cumsum(seconds)[:-1]])
-        entries = [
-            f"- {{duration: {length:.2f}, offset: {start:.2f}, speaker_id: spk.1, wav: ted_1.wav}}\n"
-            for start, length in zip(starts, seconds, strict=True)
+        talk = tones.normal(0, 0.1, RATE * (int(seconds.sum()) + 1))
+        texts = [
+            [" ".join(words.choices(spoken, k=words.randint(1, 3))) for spoken in (ENGLISH, GERMAN)]
+            for _ in range(count)
         ]
-        (place / "txt" / f"{split}.yaml").write_text("".join(entries))
-        for language, spoken in {"en": ["one", "two", "three"], "de": ["eins", "zwei", "drei"]}.items():
-            texts = [" ".join(words.choices(spoken, k=words.randint(1, 3))) for _ in range(count)]
-            (place / "txt" / f"{split}.{language}").write_text("".join(f"{text}\n" for text in texts))
+        starts = (np.cumsum(seconds) - seconds).round(2)
+        segments = [("ted_1.wav", *times, *both) for *times, both in zip(starts, seconds, texts, strict=True)]
+        write_split(folder / "speech" / "en-de" / "data" / split, {"ted_1.wav": talk}, segments)
     torch.manual_seed(1)
     model = VisionTransformer("vit_tiny_patch16_224", None, 32, 16, 24, 2, 3).create(12)
     save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "start.safetensors")
@@ -128,8 +125,7 @@ def train(name: str, corpora: Path, directory: Path, processes: int) -> dict[str
         results["wer"] = [float(row["val_wer"]) for row in rows if row.get("val_wer")]
         results["chosen"] = sorted(path.name for path in (directory / "checkpoints").glob("step*.ckpt"))
         results["final_loss"] = training["final_loss"]
-        weights = load_file(directory / "checkpoints" / "averaged.safetensors")
-        results["weights"] = {key: float(value.double().abs().sum()) for key, value in weights.items()}
+        results["weights"] = {key: float(value.double().abs().sum()) for key, value in weights(directory).items()}
         results["batches"] = data.batches_per_update(processes)
     return results
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from attnlab.modes import train
+from tests.command import weights
 from tests.tasks.conftest import Start
 
 
@@ -17,10 +17,6 @@ def run(start: Start, directory: Path, *overrides: str) -> dict[str, Any]:
     directory.mkdir(exist_ok=True)
     train.run(cfg, record, directory)
     return record
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "checkpoints" / "averaged.safetensors")
 
 
 def test_arguments_of_the_trainer_and_a_callback_that_watches_the_task_s_metric(start: Start, tmp_path: Path) -> None:

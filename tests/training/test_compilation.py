@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 import torch
 from torch import Tensor

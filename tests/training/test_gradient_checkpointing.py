@@ -2,8 +2,6 @@
 
 import copy
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 import torch
 from omegaconf import OmegaConf

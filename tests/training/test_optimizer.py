@@ -5,8 +5,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
-
 import pytest
 import torch
 from timm.optim import create_optimizer_v2

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
-
 import pytest
 import torch
 from lightning import LightningDataModule, LightningModule, Trainer
@@ -127,12 +125,8 @@ def test_the_run_continues_exactly(
 @pytest.mark.parametrize("max_steps", [-1, 1000])
 def test_a_run_of_two_limits_continues_for_all_epochs(max_steps: int, tmp_path: Path) -> None:
     """The last.ckpt of a killed process is that of an epoch's end."""
-    limits: dict[str, Any] = {
-        "max_steps": max_steps,
-        "max_epochs": 3,
-        "check_val_every_n_epoch": 1,
-        "val_check_interval": 1.0,
-    }
+    limits: dict[str, Any] = {"max_steps": max_steps, "max_epochs": 3}
+    limits |= {"check_val_every_n_epoch": 1, "val_check_interval": 1.0}
     expected, _, _ = train(tmp_path / "alone", Walk(), **limits)
 
     class Killed(Walk):
