@@ -298,22 +298,24 @@ class Attention(nn.Module, ABC):
     def check_steps(self, positions: int = 4) -> None:
         """Compare `extend`, one position at a time, with `forward` on random inputs, without dropout.
 
+        Parameters that are zero, as an output projection at its start, are random in this comparison.
+
         ValueError: they differ, or `extend` fails.
         """
-        like, training = next(self.parameters()), self.training
+        tried = copy.deepcopy(self).eval()
         with torch.random.fork_rng(devices=[]):
-            x = torch.randn(2, positions, self.d_model).to(like)
-        self.eval()
+            for parameter in tried.parameters():
+                if not parameter.any():
+                    parameter.normal_(std=self.d_model**-0.5)
+            x = torch.randn(2, positions, self.d_model).to(next(self.parameters()))
         try:
-            parallel, cache = self(x), self.new_cache(2, positions)
-            steps = torch.cat([self.extend(one, cache) for one in x.split(1, dim=1)], 1)
+            parallel, cache = tried(x), tried.new_cache(2, positions)
+            steps = torch.cat([tried.extend(one, cache) for one in x.split(1, dim=1)], 1)
             if not (gap := float((steps - parallel).abs().max() / parallel.abs().max())) < 0.01:  # also NaN
                 raise ValueError(f"it differs by {100 * gap:.1f} % of the largest output")
         except Exception as error:  # of a mechanism that anyone wrote
             message = f"{type(self).__name__}: extend, one position at a time, should give what forward gives"
             raise ValueError(f"{message}: {error}") from error
-        finally:
-            self.train(training)
 
     def visible(self, position: int) -> range:
         """Text positions that text position `position` sees; by default, itself and all earlier ones.

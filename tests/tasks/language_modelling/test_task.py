@@ -402,7 +402,7 @@ def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, An
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
         with pytest.raises(
-            DataError, match=f"{name}: damaged: its content is not what SHA256SUMS beside it says; copy"
+            DataError, match=f"{name}: damaged: it is not what SHA256SUMS beside it says; copy"
         ):
             attnlab.load(path)
     assert not (tmp_path / "empty").exists()

@@ -191,7 +191,7 @@ def test_an_interrupted_run_continues_to_the_bit(trained: Path, tmp_path: Path) 
     ("words_given", "message"),
     [
         ("task.data.problem=copying", "task.data.problem=copying: expected mqar or selective_copying or needle"),
-        ("data_root=.", "task=recall generates its data"),
+        ("data_root=.", "task=recall reads no corpus"),
         ("task.train.batch.sequences=3 hardware.devices=2", "task.train.batch.sequences=3 cannot be shared equally"),
         ("compress=irratt", "compress=irratt: task=recall has no pretrained model"),
         ("convert=mla", "convert=mla: task=recall has no pretrained decoder"),
