@@ -300,7 +300,7 @@ class Attention(nn.Module, ABC):
 
         Parameters that are zero, as an output projection at its start, are random in this comparison.
 
-        ValueError: they differ, or `extend` fails.
+        ValueError: they differ, `extend` fails, or the cache has another size than `cache_elements` says.
         """
         tried = copy.deepcopy(self).eval()
         with torch.random.fork_rng(devices=[]):
@@ -311,11 +311,19 @@ class Attention(nn.Module, ABC):
         try:
             parallel, cache = tried(x), tried.new_cache(2, positions)
             steps = torch.cat([tried.extend(one, cache) for one in x.split(1, dim=1)], 1)
-            if not (gap := float((steps - parallel).abs().max() / parallel.abs().max())) < 0.01:  # also NaN
-                raise ValueError(f"it differs by {100 * gap:.1f} % of the largest output")
+            gap = float((steps - parallel).abs().max() / parallel.abs().max())
+            bytes_of = cache.nbytes, tried.cache_bytes(2, positions, dtype=x.dtype)
         except Exception as error:  # of a mechanism that anyone wrote
-            message = f"{type(self).__name__}: extend, one position at a time, should give what forward gives"
-            raise ValueError(f"{message}: {error}") from error
+            raise ValueError(f"{type(self).__name__}: extend fails: {type(error).__name__}: {error}") from error
+        if not gap < 0.01:  # also NaN
+            expected = "extend, one position at a time, should give what forward gives"
+            raise ValueError(
+                f"{type(self).__name__}: {expected}; it differs by {100 * gap:.1f} % of the largest output"
+            )
+        if bytes_of[0] != bytes_of[1]:
+            raise ValueError(
+                "{}: its cache has {} bytes, cache_elements gives {}".format(type(self).__name__, *bytes_of)
+            )
 
     def visible(self, position: int) -> range:
         """Text positions that text position `position` sees; by default, itself and all earlier ones.

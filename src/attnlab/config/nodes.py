@@ -158,11 +158,14 @@ def check_target(target: Any, path: str) -> None:
         raise ConfigError(f"{key}: expected the dotted name of a class, package.module.Name")
     if not bases:
         raise ConfigError(f"{key}: nothing is built here")
-    names = set() if target.partition(".")[0] in sys.stdlib_module_names else ancestors(target)
-    if not names and target.startswith("attnlab."):
+    package = target.partition(".")[0]
+    names = set() if package in sys.stdlib_module_names else ancestors(target)
+    if not names and package == "attnlab":
         raise ConfigError(f"{key}: no such class{nearest(target, siblings(target))}")
+    if not names and package not in sys.stdlib_module_names:
+        raise ConfigError(f"{key}: no such class; {package} must be installed, or its folder be in PYTHONPATH")
     if not names & set(map(canonical, bases)):
-        raise ConfigError(f"{key}: expected a class derived from {' or '.join(bases)}, one that exists")
+        raise ConfigError(f"{key}: expected a class derived from {' or '.join(bases)}")
 
 
 @lru_cache

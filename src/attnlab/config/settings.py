@@ -115,7 +115,7 @@ class Train:
     `max_steps=-1`: `max_epochs` or `max_minutes` ends training.
     """
 
-    max_steps: Annotated[int, Ge(1)] | Literal[-1]
+    max_steps: Annotated[int, Ge(1)] | Literal[-1]  # updates; -1: no limit
     max_epochs: Annotated[int, Ge(1)] | None
     max_minutes: Annotated[float, Gt(0)] | None
     batch: dict[str, Any]

@@ -21,7 +21,7 @@ from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 MEAN = "mean ± sd"
-TEST = "from the first job with the same seed, with p of a paired bootstrap over the test set"
+TEST = "from the first job with the same seed. p is of a paired bootstrap over the test set, so it knows one seed alone"
 UNEQUAL = 1.03  # ratio of parameters above which a comparison of mechanisms mentions it
 HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings without a column
 NUMBERS = {  # column: its key in the record, and its format
@@ -111,7 +111,16 @@ def table(jobs: pd.DataFrame) -> Grid:
         grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *changes, *numbers])
     for group, same in jobs.dropna(subset="Score").groupby(["Mechanism", *varied], sort=False):
         if len(same) > 1:
-            cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f"), *[""] * len(tested)]
+            changes = [score - first[seed].number(f"quality.{metric(first[seed])}") for seed, score in
+                       zip(same["Seed"], same["Score"], strict=True)]  # fmt: skip
+            ends = f"{min(changes):+.2f} to {max(changes):+.2f}" * any(changes)
+            cells = [
+                MEAN,
+                *group,
+                ", ".join(same["Seed"]),
+                spread(same["Score"].tolist(), ".2f"),
+                *[ends] * len(tested),
+            ]
             grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present)])
     if corpora := sorted({str(saved.record["corpus"]) for saved in jobs["saved"]}):
         grid.notes.append(f"Corpus: {'; '.join(corpora)}.")

@@ -1,5 +1,6 @@
 """Checkpoints: written at once or not at all, read without running code, averaged, and saved before a job is ended."""
 
+import logging
 import os
 import signal
 import threading
@@ -18,6 +19,8 @@ from torch import Tensor, distributed
 
 from attnlab.data.base import Data
 from attnlab.run.files import remove_checksum, replacing_summed, writing
+
+log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -111,6 +114,7 @@ class Resume(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.begun = int(checkpoint.get("global_step", 0))
+        log.info("continues after update %d", self.begun)
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         now = trainer.accumulate_grad_batches
         before = checkpoint.get("batches_per_update", now)  # an older one lacks it
