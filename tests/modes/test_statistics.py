@@ -18,8 +18,8 @@ def test_the_reader_counts(start: Start, tmp_path: Path, capsys: pytest.CaptureF
     spoken = [x for x in SEGMENTS if x[4]]
     counted = record["statistics"]
     assert list(counted) == ["train", "dev", "tst-COMMON"] and counted["train"] == counted["dev"]
-    columns = {"source_words": 3, "target_words": 4}
-    words = {key: sum(len(x[column].split()) for x in spoken) for key, column in columns.items()}
+    texts = {"source": [x[3] for x in spoken], "target": [x[4] for x in spoken]}
+    words = {f"{side}_words": len(" ".join(lines).split()) for side, lines in texts.items()}
     assert counted["dev"] == {
         "utterances": len(spoken),
         "hours": pytest.approx(sum(x[2] for x in spoken) / 3600, abs=1e-4),
