@@ -97,10 +97,8 @@ def test_nothing_is_cut_on_a_narrow_terminal(
     out = capsys.readouterr().out
     letters = re.sub(r"[\s│]", "", out)
     assert signature in letters and "…" not in out
-    hypothesis = [line for line in out.splitlines() if "some words" in line]
-    assert len(hypothesis) > 1 and all(
-        line.startswith("hyp " if i == 0 else "    ") for i, line in enumerate(hypothesis)
-    )
+    first, *rest = [line for line in out.splitlines() if "some words" in line]
+    assert first.startswith("hyp ") and rest and all(line.startswith("    ") for line in rest)
 
 
 def test_a_source_is_shown_where_it_says_more_than_the_reference(

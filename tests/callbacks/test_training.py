@@ -1,8 +1,9 @@
-"""Callbacks of training: the line in the log, the meter of memory, and the checkpoints that are saved."""
+"""Callbacks of training: the lines in the log, the meter of memory, and the checkpoints that are saved."""
 
 import logging
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from lightning import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
+from attnlab.callbacks import progress
 from attnlab.callbacks.cost import Memory, MemoryMeter
-from attnlab.callbacks.progress import ValidationLog
 from attnlab.training.checkpoints import BestAndLast
 
 
@@ -46,10 +47,28 @@ def fit(directory: Path, module: LightningModule, *callbacks: Any, **options: An
 
 def test_a_validation_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="attnlab")
-    fit(tmp_path, Constant(), ValidationLog(), max_epochs=1, enable_checkpointing=False)
+    fit(tmp_path, Constant(), progress.ValidationLog(), max_epochs=1, enable_checkpointing=False)
     assert [r.getMessage() for r in caplog.records if r.name.startswith("attnlab")] == [
         "epoch 1, update 8: validation loss 1.500"
     ]
+
+
+def test_without_a_terminal_a_line_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Of updates of two batches each, the first of which takes ten times as long."""
+    caplog.set_level(logging.INFO)
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    stub: Any = SimpleNamespace(
+        global_step=7, accumulate_grad_batches=2, is_global_zero=True, current_epoch=1, estimated_stepping_batches=107
+    )
+    callback, module = progress.TrainingLines(), SimpleNamespace(mean_loss=2.5)
+    callback.on_train_start(stub, module)  # type: ignore[arg-type]
+    for batch in range(80):
+        clock.now += 10 if batch < 2 else 1
+        stub.global_step += batch % 2
+        callback.on_train_batch_end(stub, module, None, None, batch)  # type: ignore[arg-type]
+    assert caplog.messages[0] == "epoch 2, update 13 of 107, training loss 2.500, about 3 min left"
+    assert len(caplog.messages) == 3  # 98 seconds of updates, the first of 20
 
 
 def test_a_failed_training_stops_the_meter(tmp_path: Path) -> None:

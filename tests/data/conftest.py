@@ -13,9 +13,12 @@ import pytest
 import soundfile
 import torch
 
+from attnlab.data import FilterBank
 from attnlab.data.base import Data
 
 RATE = 8000
+BANK = FilterBank(sample_rate=RATE, num_mels=20)
+Edit = Callable[[str, str, str], Path]
 Segments = Sequence[tuple[str, float, float, str, str]]  # recording, start and seconds, English, German
 # offsets 9.5 and 100.2 of one talk (as strings they sort the other way round), one segment under 0.2 s
 SEGMENTS = [
@@ -75,7 +78,7 @@ def corpus(template: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def edit(corpus: Path) -> Callable[[str, str, str], Path]:
+def edit(corpus: Path) -> Edit:
     """edit("train.yaml", old, new) changes the file and returns its path."""
 
     def change(name: str, old: str, new: str) -> Path:

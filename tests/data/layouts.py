@@ -11,9 +11,7 @@ import soundfile
 from attnlab.data import AMI, AN4, SLURP, Kaldi, MustC, Parallel, Picovoice, Table, XSum
 from attnlab.data.corpus import Kind, Reader, Utterance
 from attnlab.data.text.pairs import SPLIT_FILE
-from tests.data.conftest import write_corpus
-
-RATE = 8000
+from tests.data.conftest import RATE, write_corpus
 
 
 def write(path: Path, *lines: str) -> Path:

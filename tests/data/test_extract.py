@@ -93,9 +93,8 @@ def test_the_command_needs_no_import_before_it(tmp_path: Path) -> None:
     tiny(tmp_path / "model")
     root, out = corpus(tmp_path / "in", "a"), tmp_path / "out"
     words = ["--root", root, "--output", out, "--reader", "Kaldi", "--model", tmp_path / "model", "--layer", "all"]
-    done = subprocess.run(
-        [sys.executable, "-m", "attnlab.data.speech.extract", *map(str, words)], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "attnlab.data.speech.extract", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode, done.stderr
     assert np.load(out / "train" / "feats" / "a.npy").shape[1:] == (3, 16)
 

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.data import AMI, SLURP, FilterBank, Parallel, SourceText, SpecAugment, StoredFeatures, XSum
+from attnlab.data import AMI, SLURP, Parallel, SourceText, SpecAugment, StoredFeatures, XSum
 from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.errors import ConfigError, DataError
+from tests.data.conftest import BANK
 from tests.data.layouts import audio, prompt, write
-
-BANK = FilterBank(sample_rate=8000, num_mels=20)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Readers of speech, summaries and parallel text in their published layouts, and errors."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from attnlab.data import AMI, AN4, SLURP, Kaldi, MustC, Parallel, Picovoice, Sci
 from attnlab.data.corpus import Kind, Reader, Segment, Stored
 from attnlab.data.speech.ami import DEV, EVAL, MAX_WORDS
 from attnlab.errors import DataError
-from tests.data.conftest import RATE as TALK_RATE
-from tests.data.conftest import SEGMENTS, write_corpus
+from tests.data.conftest import SEGMENTS, Edit, write_corpus
 from tests.data.layouts import LAYOUTS, RATE, an4, prompt, read, texts, word, write
 
 
@@ -26,9 +24,6 @@ def test_a_wrong_root_is_an_error_with_the_expected_layout(reader: Reader, tmp_p
     if reader.name in ("Kaldi directories", "AN4"):
         with pytest.raises(DataError, match="no sample corpus in the layout of .*: set data_root"):
             reader.sample(tmp_path)
-
-
-Edit = Callable[[str, str, str], Path]
 
 
 @pytest.fixture
@@ -259,10 +254,8 @@ def test_reads_both_published_forms(tmp_path: Path, version: int) -> None:
     assert [s.id for s in segments] == ids
     assert [(s.source, s.target) for s in segments] == [s[3:] for s in SEGMENTS]
     assert [s.audio.name for s in segments] == [s[0] for s in SEGMENTS]
-    assert [(s.start, s.num_samples) for s in segments] == [
-        (int(s[1] * TALK_RATE), int(s[2] * TALK_RATE)) for s in SEGMENTS
-    ]
-    assert {s.rate for s in segments} == {TALK_RATE}
+    assert [(s.start, s.num_samples) for s in segments] == [(int(s[1] * RATE), int(s[2] * RATE)) for s in SEGMENTS]
+    assert {s.rate for s in segments} == {RATE}
 
 
 def test_rounded_offsets_and_unusual_line_ends(corpus: Path, edit: Edit) -> None:
@@ -270,7 +263,7 @@ def test_rounded_offsets_and_unusual_line_ends(corpus: Path, edit: Edit) -> None
     path = edit("train.de", "sieben drei\n", "sieben\u2028drei\x85\r\n")
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     segment = read(MustC(), corpus, "train", "audio")[0]
-    assert (segment.start + segment.num_samples, segment.target) == (102 * TALK_RATE, "sieben\u2028drei")
+    assert (segment.start + segment.num_samples, segment.target) == (102 * RATE, "sieben\u2028drei")
 
 
 def test_the_target_s_texts_alone_must_not_be_empty(corpus: Path, edit: Edit) -> None:

@@ -14,8 +14,7 @@ from attnlab.data.speech import features
 from attnlab.data.speech.features import FeatureStore, FilterBank, read_waveform
 from attnlab.data.speech.mustc import MustC
 from attnlab.errors import DataError
-
-BANK = FilterBank(sample_rate=8000, num_mels=20)
+from tests.data.conftest import BANK
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_a_file_without_features(name: str, content: bytes | np.ndarray | None, 
     assert "\n" not in str(error.value)
 
 
-def test_slopes_are_the_regression(tmp_path: Path) -> None:
+def test_slopes_are_the_regression() -> None:
     line = np.stack([3.0 * np.arange(9), np.arange(9.0) ** 2], 1).astype(np.float32)
     slope = slopes(line)
     np.testing.assert_allclose(slope[2:-2, 0], 3.0)
@@ -86,7 +86,7 @@ def test_real_stored_features(corpora: Path) -> None:
     assert store[0].shape == (store.lengths[0], 39)
 
 
-def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:
+def test_long_texts_are_cut_and_counted() -> None:
     tokenizer = Tokenizer.train(["a b c d e f g"] * 3, 12, "char")
     inputs = SourceText(max_tokens=6).texts(["a b c d e", "a b"], tokenizer)
     assert inputs.lengths.tolist() == [6, 5] and inputs.truncated == 1  # "▁a▁b▁" and </s>

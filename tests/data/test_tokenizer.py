@@ -12,7 +12,7 @@ LINES = [" ".join(words) for words in itertools.permutations(WORDS, 3)]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("unigram", 32), ("bpe", 60), ("char", 23)])
-def test_text_comes_back(tmp_path: Path, kind: Kind, size: int) -> None:
+def test_text_comes_back(kind: Kind, size: int) -> None:
     tokenizer = Tokenizer.train(LINES, size, kind)
     assert tokenizer.size == size
     ids = tokenizer.encode_all(["sieben fünf null"])[0]
@@ -29,7 +29,7 @@ def test_training_is_deterministic_and_load_gives_the_same(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
-def test_too_large_names_the_largest_that_works(tmp_path: Path, kind: Kind, capfd: pytest.CaptureFixture[str]) -> None:
+def test_too_large_names_the_largest_that_works(kind: Kind, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as error:
         Tokenizer.train(LINES, 8000, kind)
     message = str(error.value)

@@ -63,8 +63,7 @@ def test_each_token_but_the_first_is_predicted_once(count: int, stride: int) -> 
     length = 8
     windows = EvaluationWindows(tokens(count, 100), length, stride)
     predicted = []
-    for number in range(len(windows)):
-        inputs, targets = windows[number]
+    for number, (inputs, targets) in enumerate(windows[i] for i in range(len(windows))):
         real = targets != IGNORE
         assert torch.equal(targets[real], inputs[real] + 1)
         predicted += targets[real].tolist()

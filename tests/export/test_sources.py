@@ -30,14 +30,6 @@ def test_a_mechanism_and_all_that_it_needs(cls: type) -> None:
     assert not others & set(files)  # of other mechanisms nothing
 
 
-def test_the_code_stays_as_it_is_written() -> None:
-    text = flatten([MTLA.__module__])["attention_mtla.py"]
-    original = Path(str(sys.modules[MTLA.__module__].__file__)).read_text()
-    copied, written = ([line for line in code.splitlines() if "import" not in line] for code in (text, original))
-    assert copied == written
-    assert "from .attention_ops_partial_softmax import Past, expanded_attention" in text
-
-
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "users").mkdir()

@@ -24,6 +24,7 @@ from attnlab.run.record import new, write
 from attnlab.tasks.image_classification.task import ImageClassificationTask
 from tests.export.alone import run_card
 from tests.export.trained import ids
+from tests.golden.runs import TEXT
 from tests.modes.conftest import TrainedRun
 from tests.tasks.image_classification.test_task import TINY as IMAGES_TRAINED
 
@@ -36,10 +37,7 @@ IMAGES = (
     "task=imagenet", "task.model.embed_dim=24", "task.model.depth=1", "task.model.num_heads=3",
     "task.model.patch_size=16", "task.data.image_size=32", "compress=none", "task.pretrain.epochs=1",
 )  # fmt: skip
-TRANSLATION = (
-    "task=wmt16", "task.model.d_model=16", "task.attention_heads=2", "task.model.encoder.num_layers=1",
-    "task.model.encoder.ffn_dim=16", "task.model.decoder.num_layers=1", "task.model.decoder.ffn_dim=16",
-)  # fmt: skip
+TRANSLATION = ("task=wmt16", *TEXT.split())
 
 
 def configured(run: Path, *settings: str) -> DictConfig:
@@ -88,9 +86,8 @@ def test_a_language_model_for_transformers(attention: str, code: bool, trained_r
 def test_plain_weights(settings: tuple[str, ...], beside: list[str], trained_run: TrainedRun) -> None:
     run, module = trained_run(*settings)
     folder = exported(run, "format=safetensors")
-    assert sorted(path.name for path in folder.iterdir()) == sorted(
-        ["README.md", "config.json", "model.safetensors", *beside]
-    )
+    names = {"README.md", "config.json", "model.safetensors", *beside}
+    assert {path.name for path in folder.iterdir()} == names
     weights = run_card(folder)["weights"]
     expected = module.model.state_dict()
     assert weights.keys() == expected.keys() and all(weights[name].equal(expected[name]) for name in weights)
@@ -167,9 +164,8 @@ def test_a_run_that_was_compressed_and_tuned(tmp_path: Path) -> None:
         picture = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             torch.testing.assert_close(loaded(picture), load_compressed(run / "compressed")(picture), rtol=0, atol=1e-5)
-        assert json.loads((place / "config.json").read_text())["label_names"] == json.loads(
-            (run / "classes.json").read_text()
-        )
+        labels = json.loads((place / "config.json").read_text())["label_names"]
+        assert labels == json.loads((run / "classes.json").read_text())
         text = front_matter(place)[1]
         assert f"| top1 | {record['quality']['top1']:g}" in text and "factors are multiplied out" in text
 

@@ -247,10 +247,7 @@ def test_weights_that_give_no_numbers_are_no_result(start: Start, tmp_path: Path
     ("overrides", "message"),
     [
         (["task.train.monitor=val_bleu"], "monitor=val_bleu: expected val_loss or val_accuracy; "),
-        (
-            ["task.train.monitor=val_wer", "task.train.validate_decode=2"],
-            "expected val_loss or val_accuracy or val_bleu",
-        ),
+        (["task.train.monitor=val_wer", "task.train.validate_decode=2"], "expected val_loss or val_accuracy or val_b"),
         (["task.train.validate_score=intent"], "task.train.validate_score=intent: only with task.score=intent"),
         (["attention=multilinear", *CROSS], "task.attention_prefix=true: with task.model.decoder"),
         (["task.train.validate_decode=2", "hardware=fsdp"], "task.train.validate_decode=2: with hardware=fsdp"),

@@ -1,6 +1,7 @@
 """Refusals in one line: folders, names, tokenizers, projections, options."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,17 +17,8 @@ from torch import nn
 from attnlab.compression import compress
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import family_of, huggingface
+from attnlab.pretrained import huggingface
 from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny, words
-
-
-def remove(name: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).unlink()
-
-
-def damage(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
 
 
 def infinite(folder: Path) -> None:
@@ -58,9 +50,8 @@ def pickled_integers(folder: Path) -> None:
         (lambda x: edit(x, num_hidden_layers=3), DataError, r"lack model.layers.2.\S+; they are of another arch"),
         (lambda x: (x / "config.json").write_text("{"), DataError, r"config.json: cannot be read as JSON"),
         (lambda x: (x / "config.json").write_text("[]"), DataError, r"config.json: expected an object, got list"),
-        (remove("config.json"), DataError, r"config.json is missing"),
-        (remove("model.safetensors"), DataError, r"no weights in .*; expected model.safetensors or pytorch_model.bin"),
-        (damage, DataError, r"model.safetensors is damaged or not complete \(.*\); copy or download it again"),
+        (lambda x: (x / "config.json").unlink(), DataError, r"config.json is missing"),
+        (lambda x: os.truncate(x / "model.safetensors", 9000), DataError, r"model.safetensors is damaged or not comp"),
         (infinite, DataError, r"model.layers.1.mlp.up_proj.weight has values that are NaN or infinite"),
         (integers, DataError, r"model.safetensors: model.layers.0.self_attn.q_proj.weight is not floating point"),
         (pickled_integers, DataError, r"pytorch_model.bin: \S+ is not floating point"),
@@ -152,11 +143,8 @@ def test_code_beside_a_model_is_not_run(tmp_path: Path) -> None:
     edit(tmp_path, auto_map={"AutoConfig": "config.Config", "AutoModelForCausalLM": "model.Model"})
     assert torch.equal(logits(huggingface.load(str(tmp_path)), ids()), logits(expected, ids()))
     file = tmp_path / "tokenizer_config.json"
-    about = json.loads(file.read_text()) | {
-        "tokenizer_class": "Words",
-        "auto_map": {"AutoTokenizer": ["words.Words", None]},
-    }
-    file.write_text(json.dumps(about))
+    named = {"tokenizer_class": "Words", "auto_map": {"AutoTokenizer": ["words.Words", None]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | named))
     with pytest.raises(DataError, match="no tokenizer can be read from"):
         huggingface.tokenizer(str(tmp_path))
     assert not (tmp_path / "ran").exists()
@@ -166,18 +154,10 @@ class Linear4bit(nn.Linear):
     """Stands for bitsandbytes' class: of another library, on top of nn.Linear."""
 
 
-def test_quantised_and_shared_projections() -> None:
-    def refusal(model: nn.Module) -> str:
-        return family_of(model).layers(model)[0].refusals["attention"]
-
-    model: Any = tiny("llama")
-    block = model.model.layers[0]
-    block.self_attn.v_proj.weight = block.self_attn.k_proj.weight
-    assert "k_proj.weight is shared with model.layers.0.self_attn.v_proj.weight" in refusal(model)
-    model = tiny("gpt2")
+def test_quantised_projections() -> None:
+    model: Any = tiny("gpt2")
     model.transformer.h[0].attn.c_proj = Linear4bit(24, 24)
-    assert refusal(model).startswith("transformer.h.0.attn.c_proj is a ")
-    with pytest.raises(ConfigError, match="Linear4bit: its weights are quantised or have adapters"):
+    with pytest.raises(ConfigError, match="h.0.attn.c_proj is a .*Linear4bit: its weights are quantised or have adap"):
         compress(model, TensorLLM(ranks=[10, 5]))
 
 

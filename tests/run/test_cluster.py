@@ -12,41 +12,21 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
-from attnlab.run import processes
 from attnlab.training.trainer import cluster_environment
 from tests.golden.runs import corpus
 from tests.run import fake_slurm
 from tests.run.test_kill import Sweep
 from tests.run.test_sweep import wait_for
 
-JOB = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "gpu[3-4]"}
-SECOND = JOB | {"SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_PROCID": "1"}
 LINES = ("task=wmt16", "attention=mha")
-
-
-def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
-    monkeypatch.delenv("MASTER_PORT", raising=False)  # Lightning leaves it behind in this process
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_how_the_nodes_of_a_job_find_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert processes.rendezvous() == {} and processes.first_node() and not processes.in_submitit()
-    enter(monkeypatch, JOB | {"SLURM_JOB_NUM_NODES": "1"})
-    assert processes.rendezvous() == {} and processes.first_node() and processes.in_submitit()
-    enter(monkeypatch, SECOND | fake_slurm.install(tmp_path / "slurm"))
-    assert processes.rendezvous() == {"MASTER_ADDR": "localhost", "MASTER_PORT": "18456", "NODE_RANK": "1"}
-    assert not processes.first_node()
-    before = processes.start_number()
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert processes.start_number() != before
 
 
 def test_nothing_but_submitit_queues_a_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SUBMITIT_EXECUTOR", "SLURM_NTASKS", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID", "RANK", "GROUP_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert cluster_environment() == []
-    enter(monkeypatch, {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "custom"})
+    for name, value in {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NAME": "custom"}.items():
+        monkeypatch.setenv(name, value)
     (environment,) = cluster_environment()
     assert isinstance(environment, SLURMEnvironment) and environment.auto_requeue is False
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")

@@ -132,12 +132,6 @@ def test_on_a_terminal_lines_of_the_log_are_not_glued_to_the_bar(monkeypatch: py
     assert shown.count("\x1b[?25l") == 1  # the cursor is hidden once: one bar, not two
 
 
-def test_what_is_waited_for_gives_its_result_or_its_error() -> None:
-    assert waited("adding", lambda: 1 + 1) == 2
-    with pytest.raises(RuntimeError, match="no"):
-        waited("failing", lambda: (_ for _ in ()).throw(RuntimeError("no")))
-
-
 def test_ctrl_c_does_not_wait_for_a_library() -> None:
     """The function returns only long after; so does SentencePiece, which looks for no signals."""
     release = threading.Event()

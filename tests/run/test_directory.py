@@ -68,6 +68,5 @@ def test_a_conversion(mode: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     model = f"model='{written(tmp_path / 'model', SIZES)}'"
     corpus = f"data_root='{write_texts(tmp_path)}'"
-    assert (
-        ran(tmp_path / "run", *DECODER, *QUICK, model, corpus, "convert=mla", f"mode={mode}") / "conversion.json"
-    ).is_file()
+    run = ran(tmp_path / "run", *DECODER, *QUICK, model, corpus, "convert=mla", f"mode={mode}")
+    assert (run / "conversion.json").is_file()

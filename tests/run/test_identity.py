@@ -185,9 +185,8 @@ def test_no_two_classes_of_configurations_have_one_name() -> None:
     frozen = (Path(__file__).parents[1] / "golden" / "configurations.txt").read_text()
     targets = set(re.findall(r'_target_: "([\w.]+)"', frozen))
     ours = [target for target in targets if target.startswith("attnlab.")]
-    assert ours and all(
-        len(schema.modules_of_names()[identity.stable_name(name).partition(".")[0]]) == 1 for name in ours
-    )
+    modules = schema.modules_of_names()
+    assert ours and all(len(modules[identity.stable_name(name).partition(".")[0]]) == 1 for name in ours)
     for foreign in ("custom.one.Same", "torch.optim.Adam"):
         assert identity.stable_name(foreign) == foreign
 

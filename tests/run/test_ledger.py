@@ -32,24 +32,6 @@ def runs(root: Path) -> dict[str, LedgerEntry]:
     return {run.directory.relative_to(root).as_posix(): run for run in store.entries(root)}
 
 
-def test_an_entry_has_what_the_record_has(tmp_path: Path) -> None:
-    write(tmp_path / "mustc" / "mtla" / "one", environment={"git": "abc"})
-    (run,) = store.entries(tmp_path)
-    assert run.directory == tmp_path / "mustc" / "mtla" / "one"
-    assert (run.status, run.mechanism, run.score, run.error) == ("finished", "mtla s=2", ("bleu", 20.5), "")
-    values = {"mode": "train", "tags": ["a", "b"], "commit": "abc", "recipe": NOT_RUN, "experiment": None}
-    assert {key: run.value(key) for key in values} == values
-    assert store.entries(tmp_path / "nowhere") == []
-
-
-def test_runs_are_listed_by_time(tmp_path: Path) -> None:
-    write(tmp_path / "a", status="failed", error="disk full")
-    write(tmp_path / "b", started="2025", mode="test")
-    write(tmp_path / "sweep" / "c")
-    statuses = [("b", "finished"), ("a", "failed"), ("sweep/c", "finished")]
-    assert [(name, run.status) for name, run in runs(tmp_path).items()] == statuses
-
-
 def test_strange_records(tmp_path: Path) -> None:
     write(tmp_path / "text", task="a\udcff")  # of a file's name that is not UTF-8
     write(tmp_path / "numbers", seed=2**70, quality={"ppl": 10**400, "bleu": 2.0})

@@ -129,7 +129,7 @@ def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) ->
     record = {"status": "finished", "training": {"steps": 20, "epochs": 3}}
     (run / "record.json").write_text(json.dumps(record))
     for limit, done in (("max_steps=19", "20 steps"), ("max_steps=40 task.train.max_epochs=3", "3 epochs")):
-        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already"):
+        with pytest.raises(ConfigError, match=f"the run has trained {done} already"):
             resume(run, *f"task.train.{limit}".split())
     assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
 
@@ -140,9 +140,8 @@ def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConf
     with_another = OmegaConf.merge(started, {"choices": {"attention": "mha"}})
     OmegaConf.save(with_another, other / "config.yaml")
     several = plan("-m", "mode=test", f"checkpoint='{run}','{other}'")
-    assert [job.choices.attention for job in several.jobs] == ["mtla", "mha"] and [
-        setting.key_or_group for setting in several.line.swept
-    ] == ["checkpoint"]
+    assert [job.choices.attention for job in several.jobs] == ["mtla", "mha"]
+    assert [setting.key_or_group for setting in several.line.swept] == ["checkpoint"]
     assert "hydra.sweep.subdir=${hydra.job.num}" in several.for_hydra
 
 
@@ -176,7 +175,6 @@ def test_a_key_that_was_added_since_has_its_default(run: Path) -> None:
     ("key", "value", "message"),
     [
         ("task.optimizer._target_", "os.system", "os.system is no class of attnlab"),
-        ("task.model._target_", "attnlab.run.files.write_bytes", "expected a class derived from torch.nn.Module"),
         ("task.model._target_", "attnlab.run.record.subprocess.run", "expected a class derived from torch.nn.Module"),
         ("task.model.num_layers", 10**8, "config.yaml: task.model.num_layers=100000000: expected int >= 1 and <= 1024"),
         ("task.model.layers", [{"_target_": "subprocess.run"}], "task.model.layers.0._target_=subprocess.run"),
@@ -247,10 +245,7 @@ def test_directories_that_are_no_run(tmp_path: Path) -> None:
 def test_only_the_command_line_names_a_folder_of_tasks(run: Path, tmp_path: Path) -> None:
     """Its files bring code: `!function`, and templates that reach all of Python."""
     change(run, "task.evaluation.folder", str(tmp_path))
-    message = (
-        f"task.evaluation.folder={tmp_path}: a file of the configuration names this folder, and tasks can bring code"
-    )
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"task.evaluation.folder={tmp_path}: .*, and tasks can bring code"):
         use(run, "mode=evaluate")
     assert use(run).mode == "test"  # which reads no tasks
     folder = f"task.evaluation.folder='{tmp_path}'"

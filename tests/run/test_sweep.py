@@ -46,9 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ran(
-    cfg: DictConfig, directory: Path | str, status: str = "finished", checkpoint: bool = False, **more: Any
-) -> Path:
+def ran(cfg: DictConfig, directory: str, status: str = "finished", checkpoint: bool = False, **more: Any) -> Path:
     """A run directory in outputs/."""
     record = records.new(cfg, "command")
     record["environment"] |= {"device": "cpu", "threads": 1, "git": "new" * 10}

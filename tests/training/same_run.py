@@ -28,38 +28,30 @@ from attnlab.training.module import Module
 from attnlab.training.trainer import fit, process_count
 from tests.command import weights
 from tests.data.conftest import RATE, write_split
+from tests.golden.runs import TEXT
 
 UPDATES = 20
 ENGLISH, GERMAN = ("one", "two", "three"), ("eins", "zwei", "drei")
-SMALL = ["task.model.d_model=16", "task.attention_heads=2", "task.schedule.warmup_steps=2"]
-SENTENCES = [
-    "task.model.encoder.num_layers=1", "task.model.encoder.ffn_dim=16",
-    "task.model.encoder.dropout=0", "task.model.decoder.num_layers=1", "task.model.decoder.ffn_dim=16",
-    "task.model.decoder.dropout=0", "task.train.keep_best=1",
-]  # fmt: skip
+SENTENCES = [*TEXT.split(), "task.train.keep_best=1", "task.model.encoder.dropout=0", "task.model.decoder.dropout=0"]
 SPEECH = [
-    "task.model.encoder.num_heads=2", "task.model.encoder.conv_channels=16", "task.model.encoder.conv_kernels=[5]",
-    "task.model.decoder.projector_dim=8",
-    "task.train.batch.frames=1600", "task.train.batch.bucket=400",
+    "task=mustc", "attention=mtla", *SENTENCES, "task.model.encoder.num_heads=2", "task.model.encoder.conv_channels=16",
+    "task.model.encoder.conv_kernels=[5]", "task.model.decoder.projector_dim=8", "task.train.batch.bucket=400",
+    "task.train.batch.split=false",
 ]  # fmt: skip
 LINES: dict[str, list[str]] = {
     "language model": [
-        "task=wikitext2", "attention=mha", *SMALL, "task.model.num_layers=1", "task.model.max_length=48",
-        "task.data.window=16", "task.train.batch.tokens=128", "task.data.batch_size=4", "task.score.sliding_stride=8",
+        "task=wikitext2", "attention=mha", "task.model.d_model=16", "task.attention_heads=2",
+        "task.schedule.warmup_steps=2", "task.model.num_layers=1", "task.model.max_length=48", "task.data.window=16",
+        "task.train.batch.tokens=128", "task.data.batch_size=4", "task.score.sliding_stride=8",
     ],
     "translation": [
-        "task=wmt16", "attention=mha", *SMALL, *SENTENCES, "task.model.decoder.num_heads=2", "task.data.vocab_size=40",
+        "task=wmt16", "attention=mha", *SENTENCES, "task.model.decoder.num_heads=2", "task.data.vocab_size=40",
         "task.train.batch.frames=180", "task.train.batch.bucket=60", "task.train.validate_decode=5",
         "task.train.validate_score=wer", "task.train.validate_search.beam=1", "task.train.validate_search.max_len_b=6",
         "task.train.monitor=val_wer",
     ],
-    "conformer": [
-        "task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH, "task.train.batch.split=false",
-    ],
-    "one bucket": [
-        "task=mustc", "attention=mtla", *SMALL, *SENTENCES, *SPEECH, "task.train.batch.split=false",
-        "task.train.batch.frames=400",
-    ],
+    "conformer": [*SPEECH, "task.train.batch.frames=1600"],
+    "one bucket": [*SPEECH, "task.train.batch.frames=400"],
     "images": [
         "task=imagenet", "task.model.embed_dim=24", "task.model.depth=2", "task.model.num_heads=3",
         "task.model.patch_size=16", "task.data.sample_train=4", "task.data.sample_val=1", "task.data.no_aug=false",

@@ -1,7 +1,6 @@
 """Several processes train as one: the same updates, the same loss curve, the same weights."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.command import environment
 from tests.training.same_run import LINES, UPDATES, write_corpora
 
 
@@ -17,17 +17,17 @@ def start(corpora: Path, directory: Path, processes: int) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "TORCHELASTIC_RUN_ID": "test"}
+    common = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test", GROUP_RANK="0")
+    common |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     directory.mkdir()
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.training.same_run", str(corpora), str(directory)],
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )
+            env=common | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+        )  # fmt: skip
         for rank in range(processes)
     ]
     ended = [(process, process.communicate(timeout=400)[0]) for process in started]

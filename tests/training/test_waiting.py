@@ -96,11 +96,9 @@ def test_a_nan_is_named_before_the_next_checkpoint(
     cfg, record = start(f"task.train.log_every={log_every}")
     with pytest.raises(TrainingError) as error:
         train.run(cfg, record, tmp_path)
-    first = names[(epoch, batch)]
     update = epoch * (1 + max(b for e, b in names if e == 0)) + batch + 1
-    assert f"the loss became nan at update {update}, epoch {epoch + 1}, batch {batch + 1} (first: {first})" in str(
-        error.value
-    )
+    where = f"update {update}, epoch {epoch + 1}, batch {batch + 1} (first: {names[epoch, batch]})"
+    assert f"the loss became nan at {where}" in str(error.value)
     assert max(names) <= (epoch, batch + log_every - 1)
     checkpoints = list((tmp_path / "checkpoints").glob("*.ckpt"))
     assert bool(checkpoints) == (epoch > 0)
