@@ -127,7 +127,8 @@ def test_learns_and_decodes(
         optimizer.step()
         losses.append(float(loss.detach() / count))
     assert losses[-1] < 0.6 * losses[0], losses  # between 0.28 and 0.52 when it learns the batch
-    assert all(p.grad is not None for p in module.parameters()), "something learns nothing"
+    for weight, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), f"{weight} learns nothing"
     callbacks = chosen.scoring(tmp_path, data, module)
     assert trainer.test(cfg, data, module, callbacks)
     results = contributions(callbacks)
