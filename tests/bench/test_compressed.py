@@ -12,7 +12,7 @@ from attnlab.compression.modules.tensorllm import HeadFactors
 from attnlab.config.build import instantiate
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from tests.bench.small import CPU, QUICK, rows
+from tests.bench.small import CPU, QUICK, rows, spoil
 
 
 def config(*overrides: str) -> DictConfig:
@@ -30,11 +30,7 @@ def test_projections_and_the_whole_model_beside_the_dense_ones() -> None:
 
 
 def test_wrong_factors_give_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: HeadFactors, name: str, x: torch.Tensor) -> torch.Tensor:
-        return project(self, name, x) * 1.01
-
-    project = HeadFactors.project
-    monkeypatch.setattr(HeadFactors, "project", wrong)
+    spoil(monkeypatch, HeadFactors, "project")
     words = "bench.what=[projections,whole]", "compress=tensorllm", "compress.layers=[0]", "rank=4"
     _, (_, whole) = rows(config(*words))
     assert "not found equal to its reference: output off by 0.0" in whole["ratios"][0]["not run"]

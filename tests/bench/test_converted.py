@@ -14,18 +14,14 @@ from attnlab.config.check import check
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load
 from attnlab.run.record import NOT_RUN
-from tests.bench.small import CPU, rows, variants
+from tests.bench.small import CPU, rows, spoil, variants
+from tests.conversion.models import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("short_checks")
-LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1,
-         "eos_token_id": 2}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32,
-        "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 QUICK = ("bench.rounds=1", "bench.warmup=0", "bench.memory=false", "bench.text=9", "bench.steps=3", "hardware=cpu")
 
 
-def config(folder: Path, *words: str, sizes: dict[str, Any] = LLAMA) -> DictConfig:
+def config(folder: Path, *words: str, sizes: dict[str, Any] = FAMILIES["llama"]) -> DictConfig:
     (folder / "config.json").write_text(json.dumps(sizes))
     return check(["experiment=convert/bench", f"model='{folder}'", *QUICK, *words], load).jobs[0]
 
@@ -63,11 +59,7 @@ def test_decoding_and_reading_beside_the_original(
 
 
 def test_a_wrong_step_gives_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: LatentStep, *args: Any, **options: Any) -> torch.Tensor:
-        return read(self, *args, **options) * 1.01
-
-    read = LatentStep.read
-    monkeypatch.setattr(LatentStep, "read", wrong)
+    spoil(monkeypatch, LatentStep, "read")
     _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=5"))
     assert "mla was not found equal to its reference: steps off by 0.0" in row["ratios"][0]["not run"]
 
@@ -82,8 +74,8 @@ def test_the_mechanism_is_the_planned_one(tmp_path: Path) -> None:
 
 
 def test_positions_that_were_never_learned_are_not_measured(tmp_path: Path) -> None:
-    _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=40", sizes=GPT2))
-    assert all("has learned 32 positions, not 44" in result[NOT_RUN] for result in row["variants"].values())
+    _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=70", sizes=FAMILIES["gpt2"]))
+    assert all("has learned 64 positions, not 74" in result[NOT_RUN] for result in row["variants"].values())
 
 
 def test_a_cache_that_would_not_shrink_is_refused(tmp_path: Path) -> None:

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnlab.attention.ops.kernels import usable
 from attnlab.bench.compare import failures
 from attnlab.bench.workloads.kernels import Kernels, Reading
 from attnlab.config.build import instantiate
 from attnlab.run.record import NOT_RUN
-from tests.bench.small import CPU, config, measured
+from tests.bench.small import CPU, config, measured, spoil
 
 SMALL = ("bench.what=kernels", "bench.context=[20]")
 interpreted = pytest.mark.skipif(not usable(CPU), reason="needs TRITON_INTERPRET=1")
@@ -47,13 +46,7 @@ def test_the_check_finds_a_wrong_kernel(attention: str, name: str, monkeypatch: 
         assert not failures(Kernels.check(variant, settings, torch.float32, CPU), "kernels")
     with pytest.raises(LookupError, match="no kernel reads the cache of TPASharedB in a step"):
         Kernels.check(unserved, settings, torch.float32, CPU)
-    right = getattr(module, f"{name}_decode")
-
-    def wrong(*args: Any, **kwargs: Any) -> Tensor:
-        result: Tensor = right(*args, **kwargs) * 1.01
-        return result
-
-    monkeypatch.setattr(module, f"{name}_decode", wrong)
+    spoil(monkeypatch, module, f"{name}_decode")
     assert failures(Kernels.check(kernel, settings, torch.float32, CPU), "kernels")
 
 

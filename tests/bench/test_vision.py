@@ -9,7 +9,7 @@ import torch
 from attnlab.bench.workloads.vision import LayerVariant, PerHead
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
-from tests.bench.small import CPU, QUICK, measured, rows
+from tests.bench.small import CPU, QUICK, measured, rows, spoil
 
 FORMS: tuple[Literal["loop"], Literal["compressed"]] = ("loop", "compressed")
 SMALL = ["task=imagenet", *QUICK, "task.model.embed_dim=24", "task.model.num_heads=3", "task.model.depth=1"]
@@ -41,11 +41,7 @@ def test_the_loop_is_the_layer(name: str) -> None:
 
 
 def test_a_loop_that_is_wrong_gives_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: PerHead, x: torch.Tensor) -> torch.Tensor:
-        return forward(self, x) * 1.01
-
-    forward = PerHead.forward
-    monkeypatch.setattr(PerHead, "forward", wrong)
+    spoil(monkeypatch, PerHead, "forward")
     _, (row,) = rows(compose(*SMALL, "bench.what=forward", "compress=irratt"))
     dense, loop = row["ratios"]
     assert "seconds" in dense

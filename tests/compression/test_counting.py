@@ -20,7 +20,7 @@ from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.methods.truncatt import GlobalSVD, TruncAtt
 from tests.compression.llama import llama
-from tests.compression.models import images, vit
+from tests.compression.models import compressed, images, vit
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,7 @@ def test_the_papers_formulas() -> None:
 
 def test_against_torchs_counter() -> None:
     """Without padding: torch's counter counts products of matrices, without norms."""
-    model = vit()
-    compress(model, TruncAtt(4, 4, 9))
+    model = compressed(TruncAtt(4, 4, 9))
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # it does not know the CPU's fused kernel
         model(images(1))

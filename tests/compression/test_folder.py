@@ -17,7 +17,7 @@ from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.methods.truncatt import TruncAtt
 from attnlab.errors import ConfigError, DataError, WriteError
-from tests.compression.models import NAMES, OPTIONS, images, vit
+from tests.compression.models import NAMES, OPTIONS, compressed, images, vit
 
 METHODS = {
     "truncatt": TruncAtt(4, 4, 12),
@@ -155,21 +155,18 @@ def test_damage_and_absence_are_one_line(truncated: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["truncatt", "values"])
 def test_a_dense_state_dict_computes_the_same(name: str) -> None:
-    model = vit().double()
-    compress(model, METHODS[name])
+    model = compressed(METHODS[name]).double()
     dense = timm.create_model(NAMES[0], **OPTIONS).double().eval()
     assert densify(model, dense) is dense
     torch.testing.assert_close(dense(images().double()), model(images().double()), rtol=0, atol=1e-11)
 
 
 def test_a_model_that_no_dense_head_can_compute_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    model, slim = vit(), vit()
-    compress(model, CPSlimAtt(20, 8, sweeps=3))
+    model, slim = compressed(CPSlimAtt(20, 8, sweeps=3)), compressed(CPSlimAtt(8, 4, sweeps=3))
     dense = timm.create_model(NAMES[0], **OPTIONS).eval()
     with pytest.raises(ConfigError, match="mix to a higher rank than a dense head"):
         densify(model, dense)
     densify(model, dense, exact=False)
     assert "not exact, relative error" in caplog.text
-    compress(slim, CPSlimAtt(8, 4, sweeps=3))  # rank 8: every head's matrix fits
-    densify(slim, dense)
+    densify(slim, dense)  # rank 8: every head's matrix fits
     torch.testing.assert_close(dense(images()), slim(images()), rtol=0, atol=1e-3)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.compression import compress, densify, load, outline, save
-from attnlab.compression.counting import multiply_adds
+from attnlab.compression.counting import multiply_adds, parameters
 from attnlab.compression.methods.tensorllm import Sizes, Stack, TensorLLM
 from attnlab.compression.modules.tensorllm import HeadFactors, HeadProjection
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import ATTENTION, Layer, Projection, family_of, huggingface
+from attnlab.pretrained import ATTENTION, Projection, huggingface
 from tests.compression.llama import SIZES, llama, words
-from tests.compression.models import NAMES, OPTIONS, images, vit
+from tests.compression.models import NAMES, OPTIONS, compressed, images, layers, vit
 from tests.pretrained.tiny import ids, logits, tiny
 
 RATES = {  # of table II: model width, heads, head width, ranks, the printed rate
@@ -70,10 +70,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def layers(model: nn.Module) -> list[Layer]:
-    return family_of(model).layers(model)
-
-
 def inputs(case: Case, model: nn.Module) -> Tensor:
     x = case.inputs()
     return x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
@@ -116,14 +112,10 @@ def test_the_factors_compute_what_their_matrices_do(name: str, method: str) -> N
     outline(outlined := case.make(), TensorLLM(**METHODS[method]))
     assert outlined.state_dict().keys() == model.state_dict().keys()
     fewer = sum(report["parameters_dense"] - report["parameters"] for report in reports)
-    assert _parameters(dense) - _parameters(model) == fewer
+    assert parameters(dense)["total"] - parameters(model)["total"] == fewer
     changed = {n for n, value in rebuilt.state_dict().items() if not torch.equal(value, dense.state_dict()[n])}
     expected = {f"{by_path[r['path']].projections[m].path}.weight" for r in reports for m in r["errors"]}
     assert changed == expected
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -220,8 +212,7 @@ def test_multiply_adds_are_those_of_the_spec() -> None:
     proxies = [m for m in shared.layers[0].modules() if isinstance(m, HeadProjection)]  # type: ignore[index, union-attr]
     products = 2 * 48 * 6 + 2 * 6 * 6 * 2 + 3 * 6 * 2 + 4 * 6 * 2 * 8
     assert sum(proxy.multiply_adds(5) for proxy in proxies) == 5 * products
-    merged = vit()
-    compress(merged, TensorLLM(ranks=[10, 8]))
+    merged = compressed(TensorLLM(ranks=[10, 8]))
     counts = [multiply_adds(other, (3, 32, 32))["attention"] for other in (vit(), merged)]
     outlined = vit().to("meta")
     with torch.device("meta"):

@@ -17,9 +17,8 @@ from attnlab.compression.methods.query_key import Heads
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.compression.methods.truncatt import GlobalSVD, TruncAtt
 from attnlab.errors import ConfigError
-from attnlab.pretrained import family_of
 from tests.compression.llama import llama
-from tests.compression.models import NAMES, images, vit
+from tests.compression.models import NAMES, compressed, images, layers, vit
 
 FULL: dict[str, Method] = {
     "truncatt": TruncAtt(8, 8, 24),
@@ -58,7 +57,7 @@ def test_full_rank_is_exact(name: str, method: str) -> None:
 def test_biases_matter_and_are_kept() -> None:
     model = vit().double()
     attn: Any = model.blocks[0].attn  # type: ignore[index, union-attr]
-    heads = Heads.of(model, family_of(model).layers(model)[0])
+    heads = Heads.of(model, layers(model)[0])
     x = torch.randn(2, 5, 24, dtype=torch.float64)
     ones = torch.cat([x, torch.ones(2, 5, 1, dtype=torch.float64)], -1)
     y = heads.bias
@@ -114,11 +113,6 @@ def gated() -> nn.Module:
     return model
 
 
-def compressed(method: Method) -> nn.Module:
-    compress(model := vit(), method)
-    return model
-
-
 def swin() -> nn.Module:
     sizes: dict[str, Any] = {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 1, 2, 2)}
     return timm.create_model("swin_tiny_patch4_window7_224", **sizes)
@@ -167,8 +161,7 @@ def test_a_slim_model_whose_heads_share_no_column_becomes_an_irregular_one_exact
 def test_an_interrupted_compression_continues_from_finished_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = vit()
-    compress(expected, SMALL["irratt"])
+    expected = compressed(SMALL["irratt"])
     fitted: list[int] = []
     real = IrrAtt.fit
 

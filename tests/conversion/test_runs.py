@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from safetensors.torch import load_file
 from torch import nn
 
@@ -34,6 +34,7 @@ from attnlab.run.record import new, write
 from attnlab.tasks.language_modelling.module import Healed
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 from tests.conversion.models import FAMILIES, decoder_of, reference
+from tests.tasks.conftest import Start, recorded
 
 SIZES = FAMILIES["llama"] | {"vocab_size": 257, "max_position_embeddings": 96, "bos_token_id": 256, "eos_token_id": 256}
 DATA = ["task.data.window=16", "task.data.eval_batch_size=64", "task.data.eval_windows=8"]
@@ -41,7 +42,6 @@ SCORE = ["task.score.sliding_stride=8", "task.score.prompt_tokens=8", "task.scor
 TINY = ["hardware=cpu", "task=wikitext2", *DATA, *SCORE, "task.sampling.tokens=8"]
 CALIBRATION = ["convert.calibration.tokens=256", "convert.calibration.window=32"]
 QUICK = [*CALIBRATION, "convert.healing.steps=4", "convert.healing.tokens=64"]
-Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,21 +89,11 @@ def used(run: Path, mode: str, *words: str) -> tuple[DictConfig, dict[str, Any]]
     return cfg, new(cfg, "test")
 
 
-def converted(start: Start, run: Path, *words: str) -> dict[str, Any]:
-    """The record of a run of mode=convert, which is written to `run`."""
-    cfg, record = start(*words, "mode=convert")
-    run.mkdir()
-    OmegaConf.save(cfg, run / "config.yaml")
-    convert.run(cfg, record, run)
-    return record
-
-
 def exported(run: Path, *words: str, **options: Any) -> Any:
     """A run as transformers loads it after mode=export."""
     from transformers import AutoModelForCausalLM
 
-    cfg, record = used(run, "export", *words)
-    export.run(cfg, record, None)
+    record = recorded(export, used(run, "export", *words), None)
     return AutoModelForCausalLM.from_pretrained(record["exported"], **options)
 
 
@@ -111,9 +101,7 @@ def exported(run: Path, *words: str, **options: Any) -> Any:
 def healed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     directory = tmp_path_factory.mktemp("healed")
     needle = ("task.score.needle.lengths=[72,96]", "task.score.needle.trials=2", "task.score.needle.depths=[0.5]")
-    cfg, record = start("convert=mla", "convert.keep=0.5", *needle)
-    OmegaConf.save(cfg, directory / "config.yaml")
-    train.run(cfg, record, directory)
+    record = recorded(train, start("convert=mla", "convert.keep=0.5", *needle), directory)
     record["status"] = "finished"
     write(record, directory)
     return directory, record
@@ -146,14 +134,11 @@ def test_the_run_is_used_as_any_other(
     directory, record = healed
     weights = directory / "checkpoints" / "averaged.safetensors"
     for path in (directory, weights):
-        cfg, again = used(path, "test")
-        test.run(cfg, again, tmp_path)
-        assert again["quality"] == record["quality"]
+        assert recorded(test, used(path, "test"), tmp_path)["quality"] == record["quality"]
     after, before = load_file(weights), load_file(model / "model.safetensors")  # attention alone was trained
     assert torch.equal(after["layers.0.up.weight"], before["model.layers.0.mlp.up_proj.weight"])
     assert torch.equal(after["embedding.weight"], before["model.embed_tokens.weight"])
-    cfg, generated = used(directory, "generate", "prompt=src", "task.sampling.tokens=4")
-    generate.run(cfg, generated, tmp_path)
+    recorded(generate, used(directory, "generate", "prompt=src", "task.sampling.tokens=4"), tmp_path)
     assert capsys.readouterr().out
     assert len(attnlab.load(directory).predict(["mefo damo"])) == 1
 
@@ -161,13 +146,11 @@ def test_the_run_is_used_as_any_other(
 def test_a_model_is_used_without_a_run(
     start: Start, healed: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cfg, record = start("mode=test")
-    test.run(cfg, record, tmp_path)
+    record = recorded(test, start("mode=test"), tmp_path)
     assert record["attention"] == "gqa"
     assert record["quality"]["perplexity"] == healed[1]["conversion"]["points"]["original"]["perplexity"]
-    cfg, record = start("mode=generate", "prompt=src", "task.sampling.temperature=0")
     capsys.readouterr()
-    generate.run(cfg, record, tmp_path)
+    record = recorded(generate, start("mode=generate", "prompt=src", "task.sampling.temperature=0"), tmp_path)
     assert capsys.readouterr().out.startswith("src") and record["generation"]["tokens"] == 8
 
 
@@ -175,8 +158,8 @@ def test_describe_knows_the_cache_without_weights(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "sizes.json"
-    cfg, record = start("convert=mtla", "convert.keep=0.5", "stride=4", "mode=describe", f"output='{file}'")
-    describe.run(cfg, record, None)
+    settings = ("convert=mtla", "convert.keep=0.5", "stride=4", "mode=describe", f"output='{file}'")
+    record = recorded(describe, start(*settings), None)
     describe.show(record)  # no terminal: the file alone
     assert capsys.readouterr().out == "" and json.loads(file.read_text())["kv_cache"] == record["kv_cache"]
     with monkeypatch.context() as patch:
@@ -197,8 +180,7 @@ def test_describe_knows_the_cache_without_weights(
 def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the layers that were converted before it stopped, and the same teacher."""
     settings = ("convert=mla", "convert.keep=0.5", "task.train.validate_every=2")
-    cfg, record = start(*settings)
-    train.run(cfg, record, tmp_path / "whole")
+    recorded(train, start(*settings), tmp_path / "whole")
     step = Healed.training_step
 
     def stopped(self: Healed, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -208,17 +190,14 @@ def test_a_healing_that_stops_continues(start: Start, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Healed, "training_step", stopped)
     cfg, record = start(*settings)
-    (tmp_path / "parts").mkdir()
-    OmegaConf.save(cfg, tmp_path / "parts" / "config.yaml")
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        train.run(cfg, record, tmp_path / "parts")
+        recorded(train, (cfg, record), tmp_path / "parts")
     assert len(list((Path(cfg.cache_dir) / STORED).glob("*/layer-*"))) == 2
     points = record["conversion"]["points"]
     monkeypatch.undo()
     monkeypatch.setattr(markov, "LINES", {"train": 200, "validation": 20, "test": 20})
     cfg = check([f"resume='{tmp_path / 'parts'}'"], load).jobs[0]
-    record = new(cfg, "test")
-    train.run(cfg, record, tmp_path / "parts")
+    record = recorded(train, (cfg, new(cfg, "test")), tmp_path / "parts")
     assert record["training"]["resumed"] and record["training"]["steps"] == 4
     assert record["conversion"]["points"] == points | {"healed": record["conversion"]["points"]["healed"]}
     assert record["conversion"]["points"]["healed"]["perplexity"] == record["quality"]["perplexity"]
@@ -231,7 +210,8 @@ def test_mode_convert_trains_nothing_and_exports(
 ) -> None:
     """A folder with code that transformers loads, and DeepseekV3 without code."""
     run = tmp_path / "run"
-    record = converted(start, run, "convert=mla", "convert.keep=0.5", "convert.layers=same")
+    settings = ("convert=mla", "convert.keep=0.5", "convert.layers=same")
+    record = recorded(convert, start(*settings, "mode=convert"), run)
     assert record["conversion"]["points"]["healed"] == "not run" and record["training"]["steps"] == "not run"
     module: Any = attnlab.load(run)
     model: Decoder = module.module.model
@@ -250,7 +230,8 @@ def test_sliding_windows_are_kept_up_to_generate_of_transformers(start: Start, t
     """Qwen2 without a window in the first layer; the second layer's cache does not grow with the text."""
     windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     folder, run = written(tmp_path / "qwen2", {**SIZES, "model_type": "qwen2", **windows}), tmp_path / "run"
-    record = converted(start, run, f"model='{folder}'", "convert=mla", "convert.keep=0.5")
+    settings = (f"model='{folder}'", "convert=mla", "convert.keep=0.5")
+    record = recorded(convert, start(*settings, "mode=convert"), run)
     points = record["conversion"]["points"]
     for point in (points["original"], points["converted"]):
         assert point["cache_bytes_measured"] == point["cache_bytes_predicted"] and point["perplexity"] > 1
@@ -276,11 +257,8 @@ def test_sliding_windows_are_kept_up_to_generate_of_transformers(start: Start, t
 
 
 def test_a_model_that_keeps_its_attention_is_written_back(start: Start, model: Path, tmp_path: Path) -> None:
-    cfg, record = start("task.train.max_steps=1", "task.train.batch.tokens=64", "task.optimizer.lr=0.0")
-    run = tmp_path / "run"
-    run.mkdir()
-    OmegaConf.save(cfg, run / "config.yaml")
-    train.run(cfg, record, run)
+    settings, run = ("task.train.max_steps=1", "task.train.batch.tokens=64", "task.optimizer.lr=0.0"), tmp_path / "run"
+    recorded(train, start(*settings), run)
     loaded, dense = exported(run), huggingface.load(str(model))
     assert type(loaded) is type(dense)
     ids = torch.randint(257, (2, 20), generator=torch.Generator().manual_seed(0))

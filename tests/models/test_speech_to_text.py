@@ -21,9 +21,9 @@ FRAMES = torch.tensor([23, 9, 16])
 SOME = ("mha", "mla", "mtla_window", "tpa", "multilinear")
 
 
-def build(name: str, ctc: int | None = None) -> SpeechToText:
+def build(name: str) -> SpeechToText:
     short = ["attention.recent=2", "attention.first=1"] if name == "mtla_window" else []  # shorter than the texts
-    return build_model(composed(name, *SMALL, *short), vocab_size=13, ctc_vocab_size=ctc).double()
+    return build_model(composed(name, *SMALL, *short), vocab_size=13).double()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,16 +38,6 @@ def test_a_padded_row_gets_what_it_gets_alone(name: str) -> None:
         alone, alone_encoded, size = model(features[b : b + 1, :frames], FRAMES[b : b + 1], tokens[b : b + 1, : b + 5])
         assert error(logits[b : b + 1, : b + 5], alone) < 1e-11
         assert error(encoded[b : b + 1, : lengths[b]], alone_encoded) < 1e-11 and size == lengths[b]
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_every_weight_learns(name: str) -> None:
-    model = build(name, ctc=9).train()
-    logits, encoded, lengths = model(torch.randn(3, 23, 6, dtype=torch.float64), FRAMES, torch.randint(13, (3, 7)))
-    assert model.ctc is not None
-    (logits.square().sum() + model.ctc(encoded).square().sum()).backward()
-    for weight, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, weight
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -88,6 +88,7 @@ def test_equals_the_formula(softmax: str) -> None:
     inputs = list(model.parameters())
     grads = [torch.autograd.grad(f, inputs) for f in (nll.sum(), -got.gather(-1, targets[..., None]).sum())]
     assert max(error(a, b) for a, b in zip(*grads, strict=True)) < 1e-11
+    assert all(grad.any() for grad in grads[0])
 
 
 @every_softmax
@@ -99,13 +100,6 @@ def test_multiply_adds_of_a_step_are_as_counted(softmax: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model.step(torch.zeros(1, 1, dtype=torch.int64), caches)
     assert counter.get_total_flops() / 2 == model.multiply_adds(9)
-
-
-def test_every_weight_learns() -> None:
-    model = build(**SOFTMAXES["separate projections"]).train()
-    model.loss(torch.arange(VOCAB)[None], torch.arange(VOCAB).flip(0)[None]).sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, name
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -13,7 +13,7 @@ from attnlab.config.check import compose
 from attnlab.models import T6, Decoder, TensorizedTransformer
 from attnlab.models.language_model import LanguageModel
 from attnlab.models.sequence import SequenceModel
-from attnlab.models.token_loss import chunk_of, in_chunks, nats
+from attnlab.models.token_loss import in_chunks, nats
 from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.memory import LiveTensors
 
@@ -105,13 +105,9 @@ def test_the_logits_are_never_there_together() -> None:
     assert peaks[32] < 0.3 * logits
 
 
-def test_the_size_of_a_chunk() -> None:
-    assert chunk_of(None, 50257) is None and chunk_of(7, 50257) == 7
-    assert chunk_of("auto", 50257) == 5341 and chunk_of("auto", 2**30) == 1
-
-
 def test_a_task_sets_it() -> None:
     task: Any = task_of(compose(*SENTENCES["cross"], *SMALL), Trains)
     assert task.build().loss_chunk == 2**28 // V
-    task.cfg = OmegaConf.merge(task.cfg, {"hardware": {"loss_chunk": 9}})
-    assert task.build().loss_chunk == 9
+    for size in (9, None):
+        task.cfg = OmegaConf.merge(task.cfg, {"hardware": {"loss_chunk": size}})
+        assert task.build().loss_chunk == size

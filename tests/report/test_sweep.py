@@ -77,7 +77,17 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "mean ± sd", "mean ± sd"]
     assert [row["Job"] for row in table] == jobs  # by number, not by letter
     assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "", "1000", "640", "50.0", "300.0"]
-    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "+1.00 to +1.00", "1000", "144", "50.0 ± 0.0", "150.0 ± 70.7"]
+    mean = [
+        "mean ± sd",
+        "mtla s=2",
+        "1, 2",
+        "22.50 ± 2.12",
+        "+1.00 to +1.00",
+        "1000",
+        "144",
+        "50.0 ± 0.0",
+        "150.0 ± 70.7",
+    ]
     assert list(table[5].values()) == mean
     apart = [list(row.values()) for row in rows(tmp_path / "runs", "comparison_unfinished")]
     assert apart == [

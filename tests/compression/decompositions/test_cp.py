@@ -1,5 +1,3 @@
-from itertools import pairwise
-
 import numpy
 import pytest
 import tensorly
@@ -9,13 +7,9 @@ from tensorly.decomposition import parafac
 from attnlab.compression.decompositions.cp import CP, cost, cp_als, cp_epc, rescale
 from attnlab.compression.decompositions.slices import Slices
 from attnlab.compression.decompositions.svd import global_svd
-from tests.compression.decompositions.planted import RANKS, planted, products
+from tests.compression.decompositions.planted import RANKS, falls, planted, products
 
 TOTAL = sum(RANKS)
-
-
-def falls(history: list[float]) -> bool:
-    return all(after - before <= 1e-12 for before, after in pairwise(history))
 
 
 @pytest.mark.parametrize("sweeps", [1, 4])
@@ -24,13 +18,8 @@ def test_sweeps_are_those_of_tensorly(sweeps: int) -> None:
     start = tuple(torch.randn(size, 3, dtype=torch.float64) for size in tensor.sizes)
     result = cp_als(tensor, 3, start=start, sweeps=sweeps, tolerance=0)  # type: ignore[arg-type]
     with tensorly.backend_context("numpy"):
-        reference = parafac(
-            tensor.dense().numpy(),
-            3,
-            n_iter_max=sweeps,
-            init=(numpy.ones(3), [factor.numpy() for factor in start]),
-            tol=0,
-        )
+        init = (numpy.ones(3), [factor.numpy() for factor in start])
+        reference = parafac(tensor.dense().numpy(), 3, n_iter_max=sweeps, init=init, tol=0)
         want = torch.from_numpy(tensorly.cp_to_tensor(reference))
     result_factor = torch.einsum("ir,jr,hr->ijh", *result.factors)
     torch.testing.assert_close(result_factor, want, rtol=1e-8, atol=1e-10)

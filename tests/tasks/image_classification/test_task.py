@@ -1,7 +1,5 @@
 """The whole flow on a few tiny images: train, resume, test, describe, and what is refused."""
 
-import csv
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -10,7 +8,6 @@ import attnlab.torchvision_schemas
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
@@ -18,15 +15,15 @@ from torchvision.transforms.functional import pil_to_tensor
 import attnlab
 from attnlab.compression import load
 from attnlab.compression.modules.attention import SlimAttention
-from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import compress as compress_mode
 from attnlab.modes import describe, test, train
 from attnlab.pretrained.timm import VisionTransformer
 from attnlab.run.identity import architecture
-from attnlab.run.record import new, problems
+from attnlab.run.record import problems
 from attnlab.tasks.base import Trains, task_of
 from attnlab.tasks.image_classification.pretraining import pretrain
+from tests.tasks.conftest import Start, predictions, recorded, starter
 
 TINY = [
     "task=imagenet",
@@ -41,28 +38,17 @@ TINY = [
     "task.train.batch.images=12",
     "task.train.max_epochs=2",
 ]
-Start = Callable[..., tuple[DictConfig, dict[str, Any]]]
 
 
 @pytest.fixture
 def start(cache: Path) -> Start:
-    def make(*overrides: str) -> tuple[DictConfig, dict[str, Any]]:
-        cfg = compose(*TINY, f"cache_dir='{cache}'", *overrides)
-        return cfg, new(cfg, "test")
-
-    return make
-
-
-def folder(tmp_path: Path, name: str = "run") -> Path:
-    (tmp_path / name).mkdir()
-    return tmp_path / name
+    return starter(*TINY, f"cache_dir='{cache}'")
 
 
 @pytest.mark.parametrize("compress", [pytest.param("irratt", marks=pytest.mark.slow), "cp_slimatt"])
-def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_path: Path) -> None:
-    cfg, record = start(f"compress={compress}", "rank=9")
-    directory = folder(tmp_path)
-    train.run(cfg, record, directory)
+def test_load_score_compress_score_tune_score(compress: str, start: Start, cache: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    record = recorded(train, start(f"compress={compress}", "rank=9"), directory)
     assert problems(record | {"status": "finished"}) == []
     assert record["corpus"] == "embedded sample of ImageNet's layout" and record["attention"] == "none"
     about = record["compression"]
@@ -79,26 +65,24 @@ def test_load_score_compress_score_tune_score(compress: str, start: Start, tmp_p
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert_tested(start, tmp_path, directory, points["finetuned"], f"compress={compress}", "rank=9")
     if compress == "irratt":
-        OmegaConf.save(cfg, directory / "config.yaml")
-        assert_used_elsewhere(directory, tmp_path, Path(cfg.cache_dir) / "samples")
+        assert_used_elsewhere(directory, tmp_path, cache / "samples")
 
 
 def assert_tested(start: Start, tmp_path: Path, run: Path, quality: dict[str, Any], *settings: str) -> None:
     """mode=test gives the quality of a run, which its predictions have as well."""
-    cfg, record = start(*settings, "mode=test", f"checkpoint='{run}'")
-    test.run(cfg, record, folder(tmp_path, "test"))
+    record = recorded(test, start(*settings, "mode=test", f"checkpoint='{run}'"), tmp_path / "test")
     assert record["quality"] == quality
-    rows = [row.split("\t") for row in (run / "predictions.tsv").read_text().splitlines()[1:]]
+    rows = predictions(run)
     assert len(rows) == 12
-    assert quality["top1"] == pytest.approx(100 * sum(row[2] == row[3] for row in rows) / 12, abs=1e-3)
+    right = sum(row["reference"] == row["hypothesis"] for row in rows)
+    assert quality["top1"] == pytest.approx(100 * right / 12, abs=1e-3)
 
 
 def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None:
     """A copy of the run, without the training images and without a cache, names the classes that the run named."""
     (tmp_path / "elsewhere").mkdir()
     model: Any = attnlab.load(copytree(directory, tmp_path / "elsewhere" / "run"), f"cache_dir='{tmp_path / 'empty'}'")
-    with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
-        rows = {row["source"]: row["hypothesis"] for row in csv.DictReader(file, delimiter="\t")}
+    rows = {row["source"]: row["hypothesis"] for row in predictions(directory)}
     (places,) = images.rglob("val")
     results = model.predict(places)
     assert [result["prediction"] for result in results] == [rows[name] for name in sorted(rows)]
@@ -123,9 +107,8 @@ def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None
 
 def test_mode_compress(start: Start, tmp_path: Path) -> None:
     """Load, score, compress, score, save: the weights of mode=train before it trains, and no training."""
-    cfg, record = start("mode=compress", "compress=truncatt", "rank=3", "compress.mlp_rank=9")
-    directory = folder(tmp_path)
-    compress_mode.run(cfg, record, directory)
+    settings, directory = ["compress=truncatt", "rank=3", "compress.mlp_rank=9"], tmp_path / "run"
+    record = recorded(compress_mode, start("mode=compress", *settings), directory)
     assert problems(record | {"status": "finished"}) == []
     points = record["compression"]["quality"]
     assert points["finetuned"] == "not run" and record["training"]["steps"] == "not run"
@@ -135,49 +118,37 @@ def test_mode_compress(start: Start, tmp_path: Path) -> None:
         "blocks.0.attn", "blocks.1.attn", "blocks.0.mlp", "blocks.1.mlp",
     ]  # fmt: skip
     assert sorted(path.name for path in directory.iterdir() if path.name != "pretraining") == [
-        "classes.json", "compressed", "predictions.tsv",
+        "classes.json", "compressed", "config.yaml", "predictions.tsv",
     ]  # fmt: skip
     model = load(directory / "compressed")
     assert sum(p.numel() for p in model.parameters()) == record["parameters"]["total"]
-    same = ["compress=truncatt", "rank=3", "compress.mlp_rank=9", "mode=test", f"checkpoint='{directory}'"]
-    cfg, record = start(*same)
-    test.run(cfg, record, folder(tmp_path, "test"))
-    assert record["quality"] == points["compressed"]
-    cfg, record = start(*same, "rank=4")
+    settings += ["mode=test", f"checkpoint='{directory}'"]
+    assert recorded(test, start(*settings), tmp_path / "test")["quality"] == points["compressed"]
     with pytest.raises(DataError, match="compressed: the checkpoint is of another compression"):
-        test.run(cfg, record, folder(tmp_path, "other"))
+        test.run(*start(*settings, "rank=4"), tmp_path / "other")
 
 
 @pytest.mark.slow
 def test_mode_compress_with_calibration_images_and_a_budget(start: Start, tmp_path: Path) -> None:
     settings = ["mode=compress", "compress=tensorllm", "compress.keep=0.6", "compress.weighted=true"]
-    cfg, record = start(*settings)
-    compress_mode.run(cfg, record, folder(tmp_path))
+    record = recorded(compress_mode, start(*settings), tmp_path / "run")
     assert problems(record | {"status": "finished"}) == []
     layers = record["compression"]["layers"]
     assert all(0 < layer["output_error"] < 1 and len(layer["output_errors"]) == 4 for layer in layers)
     assert sum(layer["parameters"] for layer in layers) <= 0.6 * 2 * 4 * 24 * 24 and record["rank"] is None
     with pytest.raises(ConfigError, match=r"compress.calibration=a.txt: task=imagenet takes validation"):
-        describe.run(*start(*settings, "compress.calibration=a.txt"), folder(tmp_path, "other"))
+        describe.run(*start(*settings, "compress.calibration=a.txt"), tmp_path / "other")
 
 
 @pytest.mark.slow
 def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: Path) -> None:
     """With averaged weights and Mixup; stopped in the middle of an epoch."""
-    settings = [
-        "compress=irratt",
-        "rank=9",
-        "task.ema_decay=0.5",
-        "task.mixup.mixup_alpha=0.8",
-        "task.train.keep_best=1",
-    ]
-    cfg, unbroken = start(*settings)
-    train.run(cfg, unbroken, folder(tmp_path, "whole"))
-    cfg, _ = start(*settings, "task.train.max_epochs=1", "task.schedule.num_epochs=2")
-    broken = folder(tmp_path, "broken")
-    train.run(cfg, new(cfg, "test"), broken)
-    cfg, resumed = start(*settings, f"resume='{broken}'")
-    train.run(cfg, resumed, broken)
+    settings = ["compress=irratt", "rank=9", "task.ema_decay=0.5", "task.mixup.mixup_alpha=0.8"]
+    settings += ["task.train.keep_best=1"]
+    recorded(train, start(*settings), tmp_path / "whole")
+    broken = tmp_path / "broken"
+    recorded(train, start(*settings, "task.train.max_epochs=1", "task.schedule.num_epochs=2"), broken)
+    recorded(train, start(*settings, f"resume='{broken}'"), broken)
     ends = [
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("whole", "broken")
     ]
@@ -190,13 +161,13 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(start: Start, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fusion_penalty=0.5", "fusion=constrained"])
 def test_from_a_constrained_cp_run_to_irratt(way: str, start: Start, tmp_path: Path) -> None:
-    first_cfg, record = start("compress=cp_slimatt", "rank=9", f"compress.{way}", "task.train.max_epochs=1")
-    first = folder(tmp_path, "cp")
-    train.run(first_cfg, record, first)
+    cfg, record = start("compress=cp_slimatt", "rank=9", f"compress.{way}", "task.train.max_epochs=1")
+    first = tmp_path / "cp"
+    recorded(train, (cfg, record), first)
     assert any(isinstance(module, SlimAttention) for module in load(first / "compressed").modules())
-    cfg, record = start("compress=irratt", f"model='{first}'", "task.train.max_epochs=1")
-    train.run(cfg, record, folder(tmp_path, "irratt"))
-    assert record["compression"]["start"] == architecture(first_cfg)["compression"]
+    irregular = start("compress=irratt", f"model='{first}'", "task.train.max_epochs=1")
+    record = recorded(train, irregular, tmp_path / "irratt")
+    assert record["compression"]["start"] == architecture(cfg)["compression"]
     assert sum(record["compression"]["layers"][0]["ranks"]) == 9
     dropped = record["compression"]["layers"][0]["fusion_dropped"]
     assert dropped < 1e-6 if way == "fusion=constrained" else 0 < dropped < 1
@@ -207,11 +178,10 @@ def test_a_pretrained_model_is_scored_as_it_is(start: Start, tmp_path: Path) -> 
     model = VisionTransformer("vit_tiny_patch16_224", None, 32, 16, 24, 2, 3).create(12)
     weights = tmp_path / "weights.safetensors"
     save_file({name: value.clone() for name, value in model.state_dict().items()}, weights)
-    cfg, record = start("mode=test", f"model='{weights}'")
-    test.run(cfg, record, folder(tmp_path))
+    record = recorded(test, start("mode=test", f"model='{weights}'"), tmp_path / "run")
     assert problems(record | {"status": "finished"}) == [] and "compression" not in record
-    cfg, other = start("mode=compress", "compress=truncatt", "rank=8", f"model='{weights}'")
-    compress_mode.run(cfg, other, folder(tmp_path, "compressed"))
+    settings = ["mode=compress", "compress=truncatt", "rank=8", f"model='{weights}'"]
+    other = recorded(compress_mode, start(*settings), tmp_path / "compressed")
     assert record["quality"] == other["compression"]["quality"]["dense"]
     assert other["compression"]["start"] is None
 
@@ -280,7 +250,5 @@ def test_checkpoints_that_do_not_fit(start: Start, tmp_path: Path) -> None:
     for name, changed, message in cases:
         assert message in error(name, changed)
     torch.save({"state_dict": weights}, tmp_path / "good.pth")
-    cfg, record = start(f"model='{tmp_path / 'good.pth'}'", "task.train.max_epochs=1")
-    directory = folder(tmp_path, "good")
-    train.run(cfg, record, directory)
-    assert "pretraining" not in record and OmegaConf.is_config(cfg)
+    good = start(f"model='{tmp_path / 'good.pth'}'", "task.train.max_epochs=1")
+    assert "pretraining" not in recorded(train, good, tmp_path / "good")

@@ -3,15 +3,13 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import pytest
 
-from attnlab.config.check import compose
 from attnlab.modes import compress
-from attnlab.run.record import new
+from tests.tasks.conftest import recorded, starter
 from tests.tasks.reasoning.conftest import Folder
 
 COUNT, VALIDATION = 10, 2
@@ -36,20 +34,13 @@ def test_real_files_from_end_to_end(
     kind: str, questions: str, folder: Folder, tiny_cache: Path, corpora: Path, tmp_path: Path
 ) -> None:
     root = corpora / "qa_hotpot_fever"
-
-    def run(name: str, *overrides: str) -> dict[str, Any]:
-        settings = ["task=reasoning", "hardware=cpu", f"cache_dir='{tiny_cache}'", f"data_root='{root}'"]
-        settings += [f"task.questions={questions}", f"task.data.limit={COUNT}", "task.data.longest_answer=60"]
-        cfg = compose(*settings, *overrides)
-        record = new(cfg, "test")
-        record["environment"] = {"device": "cpu", "threads": 1}
-        (tmp_path / name).mkdir()
-        compress.run(cfg, record, tmp_path / name)
-        return record
-
-    record = run("compressed", f"model={folder(kind)}", "compress=tensorllm", "compress.ranks=[12,4]")
+    settings = ["task=reasoning", "hardware=cpu", f"cache_dir='{tiny_cache}'", f"data_root='{root}'"]
+    settings += [f"task.questions={questions}", f"task.data.limit={COUNT}", "task.data.longest_answer=60"]
+    cfg, record = starter(*settings)(f"model={folder(kind)}", "compress=tensorllm", "compress.ranks=[12,4]")
+    record["environment"] = {"device": "cpu", "threads": 1}
+    recorded(compress, (cfg, record), tmp_path)
     assert record["corpus"].endswith("2 validation and 8 test questions")
-    lines = (tmp_path / "compressed" / "predictions.tsv").read_text().splitlines()[1:]
+    lines = (tmp_path / "predictions.tsv").read_text().splitlines()[1:]
     cells = [line.split("\t") for line in lines]
     assert [(cell[0], cell[1]) for cell in cells] == published(questions, root)[VALIDATION:]
     about = record["compression"]

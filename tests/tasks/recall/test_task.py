@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from attnlab.config.check import check, compose
@@ -17,8 +16,9 @@ from attnlab.data.text.windows import IGNORE
 from attnlab.errors import ConfigError
 from attnlab.modes import describe, train
 from attnlab.modes import test as test_mode
-from attnlab.run.record import new, write
+from attnlab.run.record import write
 from attnlab.tasks.recall.task import RecallTask
+from tests.tasks.conftest import predictions, recorded, starter
 
 TINY = [
     "task=recall", "hardware=cpu", "task.model.d_model=16", "task.attention_heads=2", "task.train.max_steps=4",
@@ -44,11 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(directory: Path, *overrides: str) -> Path:
     """A run in this process, with what the command leaves in its directory."""
-    cfg = compose(*overrides)
-    record = new(cfg, "test")
-    OmegaConf.save(cfg, directory / "config.yaml")
-    train.run(cfg, record, directory)
-    write(record | {"status": "finished"}, directory)
+    write(recorded(train, starter()(*overrides), directory) | {"status": "finished"}, directory)
     return directory
 
 
@@ -59,11 +55,6 @@ def command(*arguments: str, cwd: Path) -> None:
 def read(directory: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((directory / "record.json").read_text())
     return record
-
-
-def rows(directory: Path) -> list[dict[str, str]]:
-    with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def test_a_command_gives_a_record_with_accuracy_and_cache_of_each_cell(trained: Path) -> None:
@@ -86,9 +77,9 @@ def test_a_command_gives_a_record_with_accuracy_and_cache_of_each_cell(trained: 
 
 
 def test_predictions_are_sequences_that_people_can_read(trained: Path) -> None:
-    predictions = rows(trained)
-    assert [row["id"] for row in predictions] == ["16x4-0", "16x4-1", "32x8-0", "32x8-1"]
-    for row in predictions:
+    rows = predictions(trained)
+    assert [row["id"] for row in rows] == ["16x4-0", "16x4-1", "32x8-0", "32x8-1"]
+    for row in rows:
         pairs, questions = row["source"].split(" ; ")
         known = dict(pair.split("=") for pair in pairs.split())
         asked = [question.rstrip("?") for question in questions.split()]
@@ -97,10 +88,9 @@ def test_predictions_are_sequences_that_people_can_read(trained: Path) -> None:
 
 
 def test_the_test_mode_gives_the_run_s_own_score(trained: Path, tmp_path: Path) -> None:
-    cfg = compose(*words("mqar", "attention=mtla", "stride=2"), "mode=test", f"checkpoint={trained}")
-    record = new(cfg, "test")
-    test_mode.run(cfg, record, tmp_path)
-    assert record["quality"] == read(trained)["quality"] and rows(tmp_path) == rows(trained)
+    tested = starter(*words("mqar", "attention=mtla", "stride=2"))("mode=test", f"checkpoint={trained}")
+    record = recorded(test_mode, tested, tmp_path)
+    assert record["quality"] == read(trained)["quality"] and predictions(tmp_path) == predictions(trained)
 
 
 def test_accuracy_is_that_of_the_logits(trained: Path) -> None:
@@ -136,11 +126,10 @@ def test_only_answers_have_gradients() -> None:
 
 @pytest.mark.parametrize("problem", [pytest.param("selective_copying", marks=pytest.mark.slow), "needle"])
 def test_the_other_problems(problem: str, tmp_path: Path) -> None:
-    cfg = compose(*words(problem, "attention=mla", "task.train.max_steps=1", "task.train.validate_every=1"))
-    record = new(cfg, "test")
-    train.run(cfg, record, tmp_path)
+    short = starter(*words(problem))("attention=mla", "task.train.max_steps=1", "task.train.validate_every=1")
+    record = recorded(train, short, tmp_path)
     assert list(record["quality"]["cells"]) == NAMES[problem]
-    assert all(row["reference"] and row["hypothesis"] for row in rows(tmp_path))
+    assert all(row["reference"] and row["hypothesis"] for row in predictions(tmp_path))
 
 
 @pytest.mark.parametrize("problem", CELLS)
@@ -167,9 +156,7 @@ def test_the_published_grids_are_zoologys() -> None:
 
 
 def test_description_predicts_what_a_run_measures(trained: Path, tmp_path: Path) -> None:
-    cfg = compose(*words("mqar", "attention=mtla", "stride=2", "mode=describe"))
-    record = new(cfg, "test")
-    describe.run(cfg, record, tmp_path)
+    record = recorded(describe, starter(*words("mqar", "attention=mtla", "stride=2"))("mode=describe"), tmp_path)
     measured = read(trained)["kv_cache"]
     assert record["kv_cache"]["bytes_per_token"] == measured["bytes_per_token"]
     for length, values in record["kv_cache"]["lengths"].items():
@@ -191,7 +178,7 @@ def test_an_interrupted_run_continues_to_the_bit(trained: Path, tmp_path: Path) 
     ("words_given", "message"),
     [
         ("task.data.problem=copying", "task.data.problem=copying: expected mqar or selective_copying or needle"),
-        ("data_root=.", "task=recall reads no corpus"),
+        ("data_root=.", "data_root=.: task=recall reads no corpus"),
         ("task.train.batch.sequences=3 hardware.devices=2", "task.train.batch.sequences=3 cannot be shared equally"),
         ("compress=irratt", "compress=irratt: task=recall has no pretrained model"),
         ("convert=mla", "convert=mla: task=recall has no pretrained decoder"),

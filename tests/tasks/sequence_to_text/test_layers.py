@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from safetensors.torch import load_file
 from transformers import WavLMConfig, WavLMModel
 
@@ -23,6 +23,7 @@ from attnlab.tasks.base import task_of
 from attnlab.tasks.sequence_to_text.task import SequenceToTextTask
 from tests.data.layouts import audio, write
 from tests.run.test_identity import changed
+from tests.tasks.conftest import predictions, recorded
 
 TEXTS = {"a": "ONE TWO", "b": "TWO", "c": "ONE"}
 TINY = [  # the published overlay, over less of everything
@@ -64,25 +65,22 @@ def cfg(features: Path, tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
 def test_training_learns_the_mix_and_decodes(cfg: DictConfig, features: Path, tmp_path: Path) -> None:
     stored = np.load(features / "train" / "feats" / "a.npy")
     assert stored.shape == (19, 3, 16) and stored.dtype == np.float16
-    record = new(cfg, "test")
-    train.run(cfg, record, tmp_path / "run")
+    record = recorded(train, (cfg, new(cfg, "test")), tmp_path / "run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "averaged.safetensors")["encoder.mix.weights"]
     assert weights.abs().min() > 1e-5  # they were zero: every layer's weight has had gradients
     shares = record["front_end"]["layer_shares"]
     assert shares == pytest.approx(weights.softmax(0).tolist(), abs=1e-4) and len(shares) == 3
     assert record["quality"]["sentences"] == 3
     json.dumps(record)
-    again = new(cfg, "test")
-    (tmp_path / "again").mkdir()
-    test.run(changed(cfg, mode="test", checkpoint=str(tmp_path / "run")), again, tmp_path / "again")
+    tested = changed(cfg, mode="test", checkpoint=str(tmp_path / "run"))
+    again = recorded(test, (tested, new(cfg, "test")), tmp_path / "again")
     assert (again["quality"], again["front_end"]) == (record["quality"], record["front_end"])
-    OmegaConf.save(cfg, tmp_path / "run" / "config.yaml")
-    lines = (tmp_path / "run" / "predictions.tsv").read_text().splitlines()[1:]
-    known = [line.split("\t") for line in lines if "⁇" not in line]  # which is never predicted
+    known = [row for row in predictions(tmp_path / "run") if "⁇" not in row["hypothesis"]]  # never predicted
     assert known
     model = attnlab.load(tmp_path / "run")
-    for id, _, _, hypothesis in known:
-        assert model.predict(str(features / "eval" / "feats" / f"{id}.npy")) == {"prediction": hypothesis}
+    for row in known:
+        file = features / "eval" / "feats" / f"{row['id']}.npy"
+        assert model.predict(str(file)) == {"prediction": row["hypothesis"]}
 
 
 @pytest.mark.parametrize(

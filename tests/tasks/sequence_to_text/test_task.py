@@ -1,16 +1,13 @@
 """Every mechanism in every sequence-to-text task: a learned batch and a decoded test set, at a tiny size."""
 
-import csv
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import soundfile
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 import attnlab
 from attnlab.callbacks.scoring import contributions
@@ -31,7 +28,8 @@ from attnlab.tasks.sequence_to_text.task import SequenceToTextTask
 from attnlab.training import trainer
 from tests.attention.mechanisms import NAMES, composed
 from tests.data.conftest import write_corpus
-from tests.tasks.conftest import TINY
+from tests.data.layouts import audio, prompt, write
+from tests.tasks.conftest import TINY, predictions, recorded
 
 SENTENCES = ["one two", "three", "two one three", "one", "three two"]
 HEADLINES = {
@@ -50,40 +48,28 @@ OWN = {
 }
 
 
-def tone(path: Path, words: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    time = np.arange(int(0.4 * words * 8000)) / 8000
-    soundfile.write(path, 0.3 * np.sin(2 * np.pi * (300 + 60 * words) * time), 8000, "PCM_16")
-
-
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("grid")
     ami, slurp, xsum, wmt = (base / name for name in ("ami", "slurp", "xsum", "wmt16"))
     for split in ("train", "dev", "eval"):
-        (ami / split).mkdir(parents=True)
         rows = [(f"{split}{i}", text) for i, text in enumerate(SENTENCES)]
-        (ami / split / "text").write_text("".join(f"{id} {text.upper()}\n" for id, text in rows))
-        (ami / split / "wav.scp").write_text("".join(f"{id} {split}/{id}.wav\n" for id, _ in rows))
+        write(ami / split / "text", *(f"{id} {text.upper()}" for id, text in rows))
+        write(ami / split / "wav.scp", *(f"{id} {split}/{id}.wav" for id, _ in rows))
         for id, text in rows:
-            tone(ami / split / f"{id}.wav", len(text.split()))
+            audio(ami / split / f"{id}.wav", 0.4 * len(text.split()))
     for split in ("train", "train_synthetic", "devel", "test"):
         lines = []
         for i, text in enumerate(SENTENCES if split != "train_synthetic" else []):
-            file = f"audio-{split}{i}.flac"
-            tone(slurp / "audio" / "slurp_real" / file, len(text.split()))
-            prompt = {"slurp_id": i, "sentence": text, "scenario": "count", "action": ("up", "down")[i % 2]}
-            lines.append(json.dumps(prompt | {"recordings": [{"file": file}]}) + "\n")
-        path = slurp / "dataset" / "slurp" / f"{split}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(lines))
+            file = audio(slurp / "audio" / "slurp_real" / f"audio-{split}{i}.flac", 0.4 * len(text.split()))
+            lines.append(prompt(i, text, file.name, scenario="count", action=("up", "down")[i % 2]))
+        write(slurp / "dataset" / "slurp" / f"{split}.jsonl", *lines)
     pairs = {xsum: ("validation", ("source", "target")), wmt: ("dev", ("en", "de"))}
     for folder, (dev, sides) in pairs.items():
-        folder.mkdir()
         for split in ("train", dev, "test"):
             for side in sides:
                 lines = [f"{s} and {s}" if side == "source" else s for s in SENTENCES]
-                (folder / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines))
+                write(folder / f"{split}.{side}", *lines)
     return {"mustc": write_corpus(base / "mustc"), "ami": ami, "slurp": slurp, "xsum": xsum, "wmt16": wmt}
 
 
@@ -141,7 +127,8 @@ def test_learns_and_decodes(
         optimizer.step()
         losses.append(float(loss.detach() / count))
     assert losses[-1] < 0.6 * losses[0], losses  # between 0.28 and 0.52 when it learns the batch
-    assert all(p.grad is not None for p in module.parameters()), "something learns nothing"
+    for weight, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), f"{weight} learns nothing"
     callbacks = chosen.scoring(tmp_path, data, module)
     assert trainer.test(cfg, data, module, callbacks)
     results = contributions(callbacks)
@@ -165,16 +152,12 @@ def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cac
 def test_a_whole_run_and_its_checkpoint(task: str, roots: dict[str, Path], cache_dir: Path, tmp_path: Path) -> None:
     """What a task's model ties, its checkpoints can hold: the averaged weights score as the run did."""
     cfg = configured(task, "mla", roots[task], cache_dir, "task.train.max_epochs=1")
-    record = new(cfg, "test")
-    train.run(cfg, record, tmp_path / "run")
+    record = recorded(train, (cfg, new(cfg, "test")), tmp_path / "run")
     assert record["training"]["averaged_checkpoints"] == 1
     checkpoint = f"checkpoint='{tmp_path / 'run'}'"
     cfg = configured(task, "mla", roots[task], cache_dir, "task.train.max_epochs=1", checkpoint)
-    (tmp_path / "again").mkdir()
-    again = new(cfg, "test")
-    test.run(cfg, again, tmp_path / "again")
+    again = recorded(test, (cfg, new(cfg, "test")), tmp_path / "again")
     assert again["quality"] == record["quality"]
-    OmegaConf.save(cfg, tmp_path / "run" / "config.yaml")
     assert_used_elsewhere(task, tmp_path, roots[task])
 
 
@@ -189,8 +172,7 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     assert isinstance(predictor, TextPredictor)
     assert not predictor.search.unknown and predictor.search.beam == 2
     predictor.search = replace(predictor.search, unknown=True)  # as published scores allow it
-    with open(tmp_path / "moved" / "predictions.tsv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = predictions(tmp_path / "moved")
     inputs = [own_input(task, row, root, tmp_path) for row in rows]
     results = [result for _, result in predictor.results([Item(value) for value in inputs])]
     assert [result for _, result in predictor.results([Item(" "), Item(inputs[0])])][0] == {"prediction": ""}
@@ -212,11 +194,9 @@ def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:
     if task == "wmt16":  # the test set is scored with the run's own vocabulary, also that of another corpus
         where = [f"data_root='{root}'", f"cache_dir='{tmp_path / 'fresh'}'"]
         cfg = check(["mode=test", f"checkpoint='{tmp_path / 'moved'}'", *where], load).jobs[0]
-        record = new(cfg, "test")
-        test.run(cfg, record, tmp_path / "scored")
+        record = recorded(test, (cfg, new(cfg, "test")), tmp_path / "scored")
         assert record["quality"]["sentences"] == 5 and not (tmp_path / "fresh" / "tokenizers").exists()
-        both = [(tmp_path / name / "predictions.tsv").read_text() for name in ("moved", "scored")]
-        assert both[0] == both[1]
+        assert predictions(tmp_path / "scored") == rows
     assert "\u2047" not in alone["prediction"]  # how SentencePiece writes <unk>
     assert not (tmp_path / "empty").exists()
 
