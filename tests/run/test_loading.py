@@ -129,7 +129,7 @@ def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) ->
     record = {"status": "finished", "training": {"steps": 20, "epochs": 3}}
     (run / "record.json").write_text(json.dumps(record))
     for limit, done in (("max_steps=19", "20 steps"), ("max_steps=40 task.train.max_epochs=3", "3 epochs")):
-        with pytest.raises(ConfigError, match=f"the run of resume= has trained {done} already"):
+        with pytest.raises(ConfigError, match=f"the run has trained {done} already"):
             resume(run, *f"task.train.{limit}".split())
     assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
 
@@ -232,11 +232,6 @@ def test_directories_that_are_no_run(tmp_path: Path) -> None:
         resume(tmp_path)
     with pytest.raises(ConfigError, match="not the directory of a run"):
         configuration(tmp_path)
-    (tmp_path / "config.yaml").touch()
-    (tmp_path / "record.json").mkdir()
-    with pytest.raises(ConfigError, match=r"record\.json: expected the record of a run"):
-        resume(tmp_path)
-    (tmp_path / "config.yaml").unlink()
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match=r"config\.yaml: no such file"):
         use(tmp_path)
