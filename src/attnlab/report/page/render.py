@@ -72,6 +72,7 @@ class Shown:
         self.record, self.name = saved.record, printable(str(directory if is_run else saved.path))
         self.status, self.error = saved.state()
         self.mechanism = saved.method
+        self.quality: float | None
         self.metric, self.quality = saved.score or ("", None)
         self.score = label(self.metric) + " (lower is better)" * self.metric.startswith(LOWER)
         _, _, vocabulary = corpus_of(self.record).rpartition("; vocabulary ")  # a perplexity depends on it
