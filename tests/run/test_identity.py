@@ -164,9 +164,6 @@ def test_an_old_run_gets_what_was_added_and_the_tables_stay() -> None:
     assert needles[0] == needles[1] and needles[0]["lengths"] is None
     assert needles[0]["_target_"] == "attnlab.tasks.language_modelling.needle.Needle"
     assert tables == ABSENT and identity.renamed(identity.current(copy.deepcopy(old))) == identity.renamed(old)
-    node = {"_target_": "attnlab.compression.methods.tensorllm.TensorLLM", "rank": 3, "starts": 1, "weighted": True}
-    read = identity.current({"compress": node})["compress"]
-    assert "starts" not in read and read["weighted"]  # removed, and a value that the code no longer has
 
 
 # --- names that change --------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 from attnlab.config import build as config
 from attnlab.config.batch import check_batch
 from attnlab.config.compose import Composer, implied_options, one_line
-from attnlab.config.nodes import canonical, check_nodes, targets
+from attnlab.config.nodes import check_nodes, check_target, targets
 from attnlab.config.rules import TIMM, check_composed, check_relations, check_weights
-from attnlab.config.schema import ancestors, constant, definition
+from attnlab.config.schema import constant, definition
 from attnlab.errors import ConfigError, DataError, nearest
 
 SWEEPER = "hydra/sweeper"
@@ -35,11 +35,6 @@ SPELLINGS = {"compress.search": "task.search"}  # the task scores the settings; 
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # the directories of jobs that use runs
-BUILT = {  # what Hydra builds, with the base of its classes
-    "hydra.launcher": "hydra.plugins.launcher.Launcher",
-    "hydra.sweeper": "hydra.plugins.sweeper.Sweeper",
-    "hydra.sweeper.sampler": "optuna.samplers.BaseSampler",
-}
 RESERVED = (  # of Hydra's node: what runs code or commands, or names files; --config-dir cannot set it
     *("callbacks", "job.env_set", "job.name", "job_logging", "hydra_logging"),
     *(f"launcher.{name}" for name in ("setup", "srun_args", "python", "additional_parameters")),
@@ -213,7 +208,10 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
         if not here:
             _check_cluster(composed, line.multirun)
         if flags.config_dir is not None:
-            for cfg in [*composed, *([composer.job(_of_groups(line))] if line.swept else [])]:
+            fixed = [setting for setting in line.settings if setting not in line.swept]
+            # Hydra composes the multirun itself with these
+            shared = [s for s in fixed if s.key_or_group in config.GROUPS or s.key_or_group.startswith("hydra")]
+            for cfg in [*composed, *([composer.job(shared)] if line.swept else [])]:
                 check_hydra(cfg.hydra, Composer().compose([]).hydra, line.keys)
         jobs = [run.cfg if run else _fix(cfg, composer) for run, cfg in zip(loaded, composed, strict=True)]
         for job in jobs:
@@ -249,12 +247,6 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
 def compose(*overrides: str) -> DictConfig:
     """The checked and fixed configuration of `python -m attnlab <overrides>`."""
     return check(overrides).jobs[0]
-
-
-def _of_groups(line: CommandLine) -> list[Override]:
-    """The settings with one value that choose options, or set keys of Hydra's: Hydra composes a multirun with them."""
-    fixed = [setting for setting in line.settings if setting not in line.swept]
-    return [s for s in fixed if s.key_or_group in config.GROUPS or s.key_or_group.startswith("hydra")]
 
 
 def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) -> DictConfig:
@@ -314,9 +306,7 @@ def check_hydra(hydra: DictConfig, builtin: DictConfig, keys: Sequence[str]) -> 
         except (OmegaConfBaseException, ValueError) as error:
             raise ConfigError(f"hydra.{name}: {str(error).splitlines()[0]}; expected plain values") from error
         for path, target in targets(node, f"hydra.{name}"):
-            if (base := BUILT.get(path)) is None or canonical(base) not in ancestors(str(target)):
-                expected = f"a class derived from {base}; 'attnlab[launch]' installs some" if base else "no _target_"
-                raise ConfigError(f"{path}._target_={target}: expected {expected}")
+            check_target(target, path)
 
 
 def _check_folder(job: DictConfig) -> None:

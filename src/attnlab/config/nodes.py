@@ -58,6 +58,9 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "task.score": ("attnlab.tasks.language_modelling.score.LanguageScore", "attnlab.tasks.recall.score.RecallScore"),
     "task.score.needle": ("attnlab.tasks.language_modelling.needle.Needle",),
     "task.evaluation": ("attnlab.tasks.harness.Harness",),
+    "hydra.launcher": ("hydra.plugins.launcher.Launcher",),
+    "hydra.sweeper": ("hydra.plugins.sweeper.Sweeper",),
+    "hydra.sweeper.sampler": ("optuna.samplers.BaseSampler",),
 }
 _NotNegative = Annotated[float, Ge(0)]
 _Probability = Annotated[float, Ge(0), Le(1)]

@@ -252,5 +252,3 @@ ABSENT: dict[str, dict[str, Any]] = {
     "MHA": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6},
     "SlidingWindow": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6},
 }
-# Keys that were removed -> the value that a run must have had to be read: what the code does today.
-REMOVED: dict[str, dict[str, Any]] = {"TensorLLM": {"starts": 1}, "TRAWL": {"starts": 1}}

@@ -314,7 +314,10 @@ def _is_by_length(row: dict[str, Any]) -> bool:
 def _number(row: dict[str, Any], name: str, of: str, measure: str) -> str:
     """A share, the number of the mechanism `of`, or the ratio of another to it: median (least to most) of a time."""
     if measure == SHARE:
-        return _share(row["variants"].get(name, {}))
+        share = row["variants"].get(name, {}).get(SHARE)
+        if isinstance(share, float) and share < 0:  # the products alone took longer than the whole
+            return "disturbed"
+        return f"{share:.0%}" if isinstance(share, float) else ""
     if name == of:
         return _absolute(row["variants"][of], measure)
     pair: dict[str, Any] = next((pair for pair in row["ratios"] if pair["against"] == name), {})
@@ -331,13 +334,6 @@ def _absolute(variant: dict[str, Any], measure: str) -> str:
     if measure == "cache":
         value = variant["cache_bytes"]["measured"] / 2**20 if "cache_bytes" in variant else None
     return f"{value:.3g} MiB" if isinstance(value, int | float) else ""
-
-
-def _share(variant: dict[str, Any]) -> str:
-    share = variant.get(SHARE)
-    if isinstance(share, float) and share < 0:  # the products alone took longer than the whole
-        return "disturbed"
-    return f"{share:.0%}" if isinstance(share, float) else ""
 
 
 def _filled(grid: Grid) -> Grid:

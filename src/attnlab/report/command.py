@@ -79,7 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s", handlers=[StderrHandler()])
     options = parser().parse_args(words)
     if options.kind == "page":
-        paths = _page(options.places or [OUTPUTS], options.out)
+        try:
+            from attnlab.report.page.render import gather, render
+        except ModuleNotFoundError as error:
+            extra = "pip install 'attnlab[report]'"
+            raise ConfigError(f"attnlab report needs Bokeh and itables: {extra} ({error})") from error
+        places, paths = options.places or [OUTPUTS], [options.out]
+        write_text(options.out, render(gather(places), places))
     elif options.kind in ("table", "figure"):
         paths = _specified(options.kind, options.specs, options.records)
     else:
@@ -87,15 +93,6 @@ def main(arguments: Sequence[str]) -> int:
     for path in paths:
         print(printable(str(path)))
     return 0
-
-
-def _page(places: Sequence[Path], out: Path) -> list[Path]:
-    try:
-        from attnlab.report.page.render import gather, render
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"attnlab report needs Bokeh and itables: pip install 'attnlab[report]' ({error})") from error
-    write_text(out, render(gather(places), places))
-    return [out]
 
 
 def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) -> list[Path]:

@@ -188,16 +188,10 @@ def name_ends(page: Figure) -> None:
         heights = [(y - axes.bbox.y0) / axes.bbox.height for _, y, _, _ in chosen] - steps
         heights = (np.maximum.accumulate(heights) + np.minimum.accumulate(heights[::-1])[::-1]) / 2 + steps
         for (label, _, line, end), height in zip(chosen, np.clip(heights, steps, 1 - steps[::-1]), strict=True):
-            joint = {
-                "arrowstyle": "-",
-                "color": line.get_color(),
-                "linewidth": 0.5,
-                "shrinkA": 0,
-                "shrinkB": 3,
-                "relpos": (0, 0.5),
-            }
+            color = {"color": line.get_color()}
+            joint = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5), **color}
             axes.annotate(label, end, (1.03, height), line.get_transform(), "axes fraction", fontsize=8, va="center",
-                          color=line.get_color(), arrowprops=joint, annotation_clip=False)  # fmt: skip
+                          arrowprops=joint, annotation_clip=False, **color)  # fmt: skip
 
 
 def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:

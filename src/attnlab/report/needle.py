@@ -83,8 +83,9 @@ def _rows(records: Sequence[SavedRecord]) -> list[dict[str, Any]]:
 
 def labels(records: Sequence[SavedRecord]) -> list[str]:
     """A name for each run: its conversion and the settings in which conversions of that name differ."""
-    targets, settings = zip(*map(_conversion, records), strict=True)
-    words = differing(targets, settings, always=NAMED)
+    conversions = [saved.record.get("conversion", {"target": "", "settings": {}}) for saved in records]
+    targets = [conversion["target"] for conversion in conversions]
+    words = differing(targets, [conversion["settings"] for conversion in conversions], always=NAMED)
     return [
         f"{target} {shown}".rstrip() if target else str(saved.record["config"].get("model") or saved.mechanism)
         for saved, target, shown in zip(records, targets, words, strict=True)
@@ -150,12 +151,6 @@ def _states(saved: SavedRecord) -> dict[str, Mapping[str, Any]]:
         states = {"scored": saved.record["quality"] | {"cache_bytes_per_token": cache}}
     ordered = {state: states.get(state) for state in STATES}
     return {state: values for state, values in ordered.items() if isinstance(values, dict) and "needle" in values}
-
-
-def _conversion(saved: SavedRecord) -> tuple[str, dict[str, Any]]:
-    """The target of a record's conversion and its settings; an empty target: the model was not converted."""
-    conversion = saved.record.get("conversion", {"target": "", "settings": {}})
-    return conversion["target"], conversion["settings"]
 
 
 def _mean(values: pd.Series, digits: int, factor: float) -> str:

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     runs = _chosen(_folder(names), filters)
     runs = sorted(runs, key=_best_first) if order == ["quality"] else runs
     rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
-    errors = [f"  ({' '.join(run.error.split())[:120]})" if run.error else "" for run in runs]
+    errors = [f"  ({run.error[:120]})" if run.error else "" for run in runs]
     for row, error in zip(rows, ["", *errors], strict=True):
         print(row + printable(error))
     print(counted(len(runs), "run"), file=sys.stderr)
@@ -164,7 +164,7 @@ def prune(names: Sequence[str], filters: Filters, yes: bool) -> None:
         raise ConfigError(f"runs prune: say what to remove: {', '.join(PRUNED)}{nearest(' '.join(rest), PRUNED)}")
     root = _folder(rest)
     runs = [run for run in _chosen(root, filters, quiet=True) if run.status in what]
-    gone = {run.directory: f"{run.status}: {' '.join(run.error.split())[:100]}" for run in runs}
+    gone = {run.directory: f"{run.status}: {run.error[:100]}" for run in runs}
     left = 0
     for path, why in gone.items():
         try:
@@ -233,7 +233,8 @@ def _cells(run: LedgerEntry) -> tuple[str, ...]:
     quality = f"{label(run.score[0])} {run.score[1]:.6g}" if run.score else NOT_RUN
     cache = "" if (size := finite(run.value("kv_cache.elements_per_token_per_layer"))) is None else f"{size:g}"
     mode, task, scale, seed = (str(run.record.get(key, "")) for key in ("mode", "task", "scale", "seed"))
-    words = (run.status, mode, task, run.corpus, run.mechanism, scale)
+    rank = "" if (rank := run.value("rank")) is None else f" r={rank}"
+    words = (run.status, mode, task, run.corpus, run.method + rank, scale)
     started = run.started[:16].replace("T", " ")
     return tuple(map(printable, (started, *words, seed, quality, cache, run.directory.as_posix())))
 

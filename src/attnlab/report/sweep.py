@@ -54,12 +54,11 @@ def render(directory: Path) -> list[Path]:
     read = {saved.path: saved for saved in (collect(there) if there else [])}
     pairs = [(job, read.get(file)) for file, job in reversed(begun.items())]
     done = [(job, saved) for job, saved in pairs if saved and saved.record["status"] == "finished"]
-    jobs = jobs_of(done, [job for job, _ in pairs])
+    every = [job for job, _ in pairs]
+    jobs = jobs_of(done, every)
     tables = {STEM: table(jobs)}
     if len(done) < len(pairs):
-        tables[f"{STEM}_unfinished"] = unfinished(
-            [pair for pair in pairs if pair not in done], [job for job, _ in pairs]
-        )
+        tables[f"{STEM}_unfinished"] = unfinished([pair for pair in pairs if pair not in done], every)
     paths = [directory / f"{STEM}.md"]
     write_text(paths[0], "\n".join(grid.markdown() for grid in tables.values()))
     for name, grid in tables.items():
@@ -71,29 +70,30 @@ def render(directory: Path) -> list[Path]:
         paths += replace(grid, rows=cells.to_numpy().tolist()).write(directory / name, "csv")
     x, points = points_of(jobs)
     if len(points.drop_duplicates(["row", "x"])) > 1:
-        draw = partial(figure.scatter, plot=figure.Plot("", "", x, quality_of(jobs)))
+        draw = partial(figure.scatter, plot=figure.Plot("", "", x, jobs.attrs["quality"]))
         paths += figure.write(directory / f"{STEM}_points", points, draw)
     return paths
 
 
 def jobs_of(pairs: Sequence[tuple[SweepJob, SavedRecord]], every: Sequence[SweepJob]) -> pd.DataFrame:
-    """The finished jobs of a multirun. The attribute `varied` names the settings in which any of its jobs differ.
+    """The finished jobs of a multirun, with its settings: an earlier one may have finished a job with others.
 
-    The settings are those of this multirun; an earlier one may have finished a job with others.
+    Attributes: `varied` names the settings in which any of its jobs differ, `quality` the metrics.
     """
     jobs = frame(
         [saved for _, saved in pairs],
-        Mechanism=mechanism,
+        Mechanism=lambda saved: saved.method,
         Seed=lambda saved: str(saved.record["seed"]),
-        Metric=metric,
-        Score=lambda saved: saved.number(f"quality.{metric(saved)}"),
+        Metric=lambda saved: saved.score and saved.score[0],
+        Score=lambda saved: saved.score and saved.score[1],
         **{name: partial(SavedRecord.number, dotted=key) for name, (key, _) in NUMBERS.items()},
     )
     jobs["Job"] = [job.name for job, _ in pairs]
     settings = pd.DataFrame([dict(word.split("=", 1) for word in job.settings) for job in every], dtype=object)
     varied = [key for key in settings if key not in HIDDEN and settings[key].nunique(dropna=False) > 1]
     jobs = jobs.join(settings[varied].fillna("").set_index(pd.Index([job.name for job in every])), on="Job")
-    jobs.attrs["varied"] = varied
+    quality = ", ".join(map(summary.label, jobs["Metric"].dropna().unique())) or "Quality"
+    jobs.attrs |= {"varied": varied, "quality": quality}
     return jobs
 
 
@@ -103,7 +103,7 @@ def table(jobs: pd.DataFrame) -> Grid:
     present = [name for name in NUMBERS if jobs[name].notna().any()]
     first = jobs.drop_duplicates("Seed").set_index("Seed")["saved"]
     tested = ["Difference"] * (len(first) < len(jobs))
-    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", quality_of(jobs), *tested, *present])
+    grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", jobs.attrs["quality"], *tested, *present])
     for _, job in jobs.iterrows():
         score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
         numbers = [cell(job[name], name) for name in present]
@@ -142,7 +142,7 @@ def difference(first: SavedRecord, saved: SavedRecord) -> str:
     if saved is first:
         return ""
     try:
-        test = {test.metric: test for test in differences(first, saved)}[str(metric(saved))]
+        test = {test.metric: test for test in differences(first, saved)}[saved.score[0] if saved.score else ""]
     except (DataError, KeyError):
         return NOT_RUN
     return f"{test.second - test.first:+.2f}, p = {test.p:.3f}"
@@ -156,18 +156,11 @@ def unfinished(pairs: Sequence[tuple[SweepJob, SavedRecord | None]], every: Sequ
     grid = Grid("Not finished", ["Job", "Settings", "Status", "Error"])
     common = set.intersection(*(set(job.settings) for job in every)) if len(every) > 1 else set()
     for job, saved in pairs:
-        status, error = "without a record", "it was ended before it could write one"
-        if saved is not None:
-            status, error = saved.record["status"], " ".join(str(saved.record.get("error") or "").split())
+        status, error = saved.state() if saved else ("without a record", "it was ended before it could write one")
         if status != "failed" and (holder := holder_of(job.directory)):
             error = f"in progress elsewhere ({holder}), left to it"
         grid.rows.append([job.name, " ".join(word for word in job.settings if word not in common), status, error])
     return grid
-
-
-def quality_of(jobs: pd.DataFrame) -> str:
-    """The printed names of the jobs' metrics."""
-    return ", ".join(map(summary.label, jobs["Metric"].dropna().unique())) or "Quality"
 
 
 def points_of(jobs: pd.DataFrame) -> tuple[str, pd.DataFrame]:
@@ -186,17 +179,6 @@ def points_of(jobs: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     columns = [labels, done["Seed"], numbers[x], done["Score"]]
     points = pd.DataFrame(dict(zip(figure.POINTS, columns, strict=True)), dtype=object).dropna()
     return x, points if done["Metric"].nunique() == 1 else points.iloc[:0]
-
-
-def mechanism(saved: SavedRecord) -> str:
-    """The attention mechanism with its stride, and the compression method, as far as the job has them."""
-    names = [saved.mechanism, saved.record["compress"]]
-    return " ".join(name for name in names if not name.startswith("none")) or "none"
-
-
-def metric(saved: SavedRecord) -> str | None:
-    """The name of the first number of a record's quality, for instance bleu; None if nothing was scored."""
-    return next((name for name in saved.record["quality"] if saved.number(f"quality.{name}") is not None), None)
 
 
 def cell(value: float | None, column: str) -> str:

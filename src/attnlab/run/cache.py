@@ -32,7 +32,7 @@ BY_SIZE = (".wav", ".flac", ".png")  # files that a manifest lists with their si
 Content = TypeVar("Content")
 
 
-class Damaged(Exception):
+class Damaged(DataError):
     """A stored folder is missing, or does not hold what was written to it."""
 
 
@@ -54,10 +54,7 @@ def stored(folder: Path, read: Callable[[Path], Content], write: Callable[[Path]
                 log.warning("%s; computing it again", error)
         with writing(folder), replacing_folder(folder) as partial:
             write(partial)
-        try:
-            return opened(folder, read)
-        except Damaged as error:
-            raise DataError(f"{error}, right after it was written; check the disk") from error
+        return opened(folder, read)
 
 
 def opened(folder: Path, read: Callable[[Path], Content]) -> Content:

@@ -114,8 +114,6 @@ def directory_of(key: str, value: str) -> Path | None:
         )
     if run is None and (path / "checkpoints").is_dir():
         raise ConfigError(f"{path / CONFIG}: no such file; a run directory has it: copy the whole directory")
-    if run and (run / RECORD).is_dir():
-        raise ConfigError(f"{run / RECORD}: expected the record of a run, a file")
     return run
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from attnlab.config.build import PATTERN, at
 from attnlab.config.nodes import mappings
 from attnlab.config.schema import definition, modules_of_names
-from attnlab.config.settings import ABSENT, REMOVED
+from attnlab.config.settings import ABSENT
 from attnlab.errors import DataError
 from attnlab.run.cache import digest, file_digests
 
@@ -188,7 +188,7 @@ def renamed(cfg: Config) -> dict[str, Any]:
     """A plain copy of a configuration with the keys and classes of today, without values that absent keys meant."""
     written = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     plain: dict[str, Any] = _changed(written, lambda value: stable_name(value) if isinstance(value, str) else value)
-    for node, key, meant in _entries(plain, ABSENT):
+    for node, key, meant in _absent(plain):
         if node.get(key, MISSING) == meant:
             del node[key]
     if isinstance(pattern := at(plain, PATTERN), list):
@@ -200,10 +200,7 @@ def renamed(cfg: Config) -> dict[str, Any]:
 def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
-    for node, key, meant in _entries(plain, REMOVED):
-        if node.get(key) == meant:
-            del node[key]
-    for node, key, meant in _entries(plain, ABSENT):
+    for node, key, meant in _absent(plain):
         node.setdefault(key, copy.deepcopy(meant))  # the names of classes in it are changed below
     for _, node in mappings(plain):
         target = node.get("_target_")
@@ -247,12 +244,10 @@ def _normal(node: Any) -> Any:
     return _changed(node, lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _entries(
-    plain: dict[str, Any], table: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Each node that ABSENT or REMOVED describes, with a key and its value in the table."""
+def _absent(plain: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Each node that ABSENT describes, with a key and its value in the table."""
     nodes = [node for _, node in mappings(plain)]
-    for owner, values in table.items():
+    for owner, values in ABSENT.items():
         places = [node for node in nodes if node.get("_target_") == owner] if owner[0].isupper() else [at(plain, owner)]
         for node in places:
             yield from ((node, *item) for item in values.items() if isinstance(node, dict))

@@ -201,9 +201,8 @@ def recorded(directory: Path) -> dict[str, Any]:
 
 def upgraded(record: dict[str, Any]) -> dict[str, Any]:
     """A record in today's words: the speed of an older training on images has its right name."""
-    training, batch = record.get("training"), at(record, "config.task.train.batch")
-    images = isinstance(batch, Mapping) and "images" in batch
-    if not images or not isinstance(training, Mapping) or "images_per_second" in training:
+    training, images = record.get("training"), at(record, "config.task.train.batch.images")
+    if images is None or not isinstance(training, Mapping) or "images_per_second" in training:
         return record
     speed = {"images_per_second": training.get("tokens_per_second", NOT_RUN), "tokens_per_second": NOT_RUN}
     return record | {"training": {**training, **speed}}

@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,33 @@ class SavedRecord:
     @property
     def mechanism(self) -> str:
         """Attention, of a hybrid its pattern, and stride, for people."""
-        stride, attention = self.record["stride"], self.record["attention"]
-        if pattern := (self.record["config"].get("attention") or {}).get("pattern"):
-            attention += f" [{','.join(pattern)}]"
+        stride, attention = self.record.get("stride"), str(self.record.get("attention", "none"))
+        if pattern := at(self.record, "config.attention.pattern"):
+            attention += f" [{','.join(map(str, pattern))}]"
         return attention + (f" s={stride}" if stride is not None else "")
+
+    @property
+    def method(self) -> str:
+        """The mechanism and the compression method, as far as the run has them."""
+        names = [self.mechanism, self.record.get("compress", "none")]
+        return " ".join(name for name in names if not name.startswith("none")) or "none"
+
+    @property
+    def score(self) -> tuple[str, float] | None:
+        """The first number of the record's quality, with its name; None: nothing was scored."""
+        scores = ((name, value) for name, value in self.record.get("quality", {}).items() if finite(value) is not None)
+        return next(scores, None)
+
+    @property
+    def corpus(self) -> str:
+        """The name of the corpus, without its place and sizes."""
+        return re.split(r" at |: ", corpus_of(self.record), maxsplit=1)[0]
+
+    def state(self) -> tuple[str, str]:
+        """Status and error; "interrupted" if the record says "running" and the process is gone."""
+        status, error = self.record["status"], " ".join(str(self.record.get("error") or "").split())
+        gone = status == "running" and holder_of(self.path.parent) is None
+        return ("interrupted", "its process is gone") if gone else (status, error)
 
 
 def finite(value: Any) -> Any:
@@ -96,32 +119,26 @@ def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
         yield Path(folder), set(files)
 
 
-def record_files(place: Path) -> Iterator[tuple[Path, bool]]:
-    """The files in which records may be, each with whether a record is expected there.
-
-    In a folder without a record.json every JSON file counts. DataError: the place does not exist.
-    """
+def record_files(place: Path) -> Iterator[Path]:
+    """The files that may be records: in a folder without a record.json every JSON file. DataError: no such place."""
     if place.is_file():
-        yield place, True
+        yield place
         return
     if not place.exists():
         raise DataError(f"{place}: no such file or folder; expected a record of a run, or a folder with records")
     for folder, names in folders(place):
-        if RECORD in names:
-            yield folder / RECORD, True
-        else:
-            yield from ((folder / name, False) for name in sorted(names) if name.endswith(".json") and name[0] != ".")
+        files = [RECORD] if RECORD in names else [name for name in names if name.endswith(".json") and name[0] != "."]
+        yield from (folder / name for name in files)
 
 
 def collect(places: Iterable[Path]) -> list[SavedRecord]:
     """Every record in these files and folders, the oldest first. DataError: a place does not exist."""
-    paths = {path: expected for place in places for path, expected in record_files(place)}
-    records = []
-    for path, expected in sorted(paths.items()):
+    places, records = list(places), []
+    for path in sorted({path for place in places for path in record_files(place)}):
         try:
             if saved := read(path):
                 records.append(saved)
-            elif expected:
+            elif path.name == RECORD or path in places:
                 log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(KEYS)))
         except DataError as error:
             log.warning("%s", error)
@@ -152,17 +169,15 @@ def read(path: Path) -> SavedRecord | None:
 
 
 @dataclass(frozen=True)
-class LedgerEntry:
-    """A run of the list.
+class LedgerEntry(SavedRecord):
+    """A run of the list, with its :meth:`state`. "broken": the file is not a record, and `error` says why."""
 
-    `status` is also "interrupted" if the record says "running" and the process is gone, and "broken" if the file is
-    not a record. `error` says why.
-    """
-
-    directory: Path
     status: str
-    error: str = ""
-    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    error: str
+
+    @property
+    def directory(self) -> Path:
+        return self.path.parent
 
     def value(self, key: str) -> Any:
         """The status, or what the record has at a dotted key or a key of PLACES; None: nothing."""
@@ -171,24 +186,6 @@ class LedgerEntry:
     @property
     def started(self) -> str:
         return str(self.record.get("started", ""))
-
-    @property
-    def score(self) -> tuple[str, float] | None:
-        """The first number of the record's quality, with its name; None: nothing was scored."""
-        scores = ((name, value) for name, value in self.record.get("quality", {}).items() if finite(value) is not None)
-        return next(scores, None)
-
-    @property
-    def corpus(self) -> str:
-        """The name of the corpus, without its place and sizes."""
-        return re.split(r" at |: ", corpus_of(self.record), maxsplit=1)[0]
-
-    @property
-    def mechanism(self) -> str:
-        """Attention, stride, rank and compression, for people."""
-        parts = ((key, self.value(key)) for key in ("attention", "stride", "compress", "rank"))
-        marks = {"stride": "s=", "rank": "r="}
-        return " ".join(f"{marks.get(key, '')}{part}" for key, part in parts if part not in (None, "none")) or "none"
 
 
 def entries(root: Path) -> list[LedgerEntry]:
@@ -200,18 +197,14 @@ def entries(root: Path) -> list[LedgerEntry]:
 
 def _entry(folder: Path) -> LedgerEntry | None:
     """The entry of the record in a folder; None: it was removed in the meantime."""
+    file = folder / RECORD
     try:
-        saved = read(folder / RECORD)
+        saved = read(file)
     except DataError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
-        return LedgerEntry(folder, BROKEN, str(error).removeprefix(f"{folder / RECORD}: skipped, "))
-    if saved is None:
-        return LedgerEntry(folder, BROKEN, "not a record")
-    status, why = saved.record["status"], str(saved.record.get("error") or "")
-    if status == "running" and holder_of(folder) is None:
-        status, why = "interrupted", "its process is gone"
-    return LedgerEntry(folder, status, why, saved.record)
+        return LedgerEntry(file, {}, BROKEN, str(error).removeprefix(f"{file}: skipped, "))
+    return LedgerEntry(file, saved.record, *saved.state()) if saved else LedgerEntry(file, {}, BROKEN, "not a record")
 
 
 # --- removing runs ------------------------------------------------------------------------------------------------

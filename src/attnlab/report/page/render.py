@@ -10,7 +10,6 @@ import csv
 import hashlib
 import logging
 import math
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,7 +35,6 @@ from attnlab.errors import printable
 from attnlab.report import sweep
 from attnlab.report.figure import read_curves
 from attnlab.report.runs import LOWER
-from attnlab.run.directory import holder_of
 from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit, corpus_of
 from attnlab.run.store import SavedRecord, collect, finite
 
@@ -65,20 +63,20 @@ class Sample(NamedTuple):
 class Shown:
     """A run on the page, with its first score and the measured :data:`attnlab.report.sweep.NUMBERS`.
 
-    Its name is that of its directory, or of its file if that is not a record.json. Its status is the record's, or
-    "interrupted" if its process is gone. Curves are at most POINTS pairs of update and loss. Curves and predictions are
-    read beside a record.json.
+    Its name is that of its directory, or of its file if that is not a record.json. Curves are at most POINTS pairs of
+    update and loss. Curves and predictions are read beside a record.json.
     """
 
     def __init__(self, saved: SavedRecord) -> None:
         directory, is_run = saved.path.parent, saved.path.name == RECORD
         self.record, self.name = saved.record, printable(str(directory if is_run else saved.path))
-        self.status, self.error = self.record["status"], " ".join(str(self.record.get("error") or "").split())
-        if self.status == "running" and holder_of(directory) is None:
-            self.status, self.error = "interrupted", "its process is gone"
-        self.mechanism, self.metric = sweep.mechanism(saved), sweep.metric(saved) or ""
+        self.status, self.error = saved.state()
+        self.mechanism = saved.method
+        self.quality: float | None
+        self.metric, self.quality = saved.score or ("", None)
         self.score = label(self.metric) + " (lower is better)" * self.metric.startswith(LOWER)
-        self.quality = saved.number(f"quality.{self.metric}")
+        _, _, vocabulary = corpus_of(self.record).rpartition("; vocabulary ")  # a perplexity depends on it
+        self.corpus = f"{saved.corpus}, vocabulary {vocabulary}" if vocabulary.isdigit() else saved.corpus
         self.numbers = {name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None}
         logged = read_curves(directory) if is_run else {}
         self.curves = {
@@ -96,14 +94,6 @@ class Shown:
         """Mechanism, rank and seed."""
         words = [f"{key} {value}" for key in ("rank", "seed") if (value := self.record.get(key)) is not None]
         return ", ".join([self.mechanism, *words])
-
-    @property
-    def corpus(self) -> str:
-        """The name of the corpus, and its vocabulary, on which a perplexity depends."""
-        corpus = corpus_of(self.record)
-        _, _, vocabulary = corpus.rpartition("; vocabulary ")
-        name = re.split(r" at |: ", corpus, maxsplit=1)[0]
-        return f"{name}, vocabulary {vocabulary}" if vocabulary.isdigit() else name
 
     @property
     def measured(self) -> list[tuple[str, str]]:
