@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained.weights import check_stored, check_values, first_line
+from attnlab.pretrained.weights import check_values, first_line
 
 log = logging.getLogger(__name__)
 
@@ -237,8 +237,6 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         )
     if missing := sorted(about["missing_keys"]):
         raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
-    for file in files:
-        check_stored(file, model)
     for name, parameter in model.named_parameters():
         check_values(path, name, parameter, parameter.dtype)
     module: nn.Module = model.eval()

@@ -14,12 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError, WriteError
-from attnlab.run.files import replacing_summed, verify
+from attnlab.run.files import replacing_folder, replacing_summed, verify
 from attnlab.run.identity import of_checkpoint
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
-DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors
-FLOATING = tuple(DTYPES.values())
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys of the weights in checkpoints
 PREFIX = "model."  # of the model's weights in a training checkpoint
 OVERRIDES = "give the command the overrides of the checkpoint's run (its config.yaml has them)"
@@ -32,9 +31,7 @@ def find(source: str) -> Path | None:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        path = path / "checkpoints" / "averaged.safetensors"
-        if not path.is_file():
-            raise DataError(f"{source}: neither a finished run nor a compressed model's folder nor a checkpoint file")
+        return find_weights(path)
     if path.is_file():
         return path
     if path.suffix in SUFFIXES or path.is_absolute() or source.startswith("."):
@@ -104,30 +101,24 @@ def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> No
         raise DataError(f"{path}: {name} has values that are NaN or infinite; the model cannot be used")
 
 
-def check_stored(path: Path, model: nn.Module) -> None:
-    """DataError: a parameter is not floating point in a file, which libraries cast silently.
-
-    Names in the file may lack or have the library's `base_model_prefix`.
-    """
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            stored = {name: DTYPES.get(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
-    else:
-        content = torch.load(path, map_location="meta", weights_only=True)
-        stored = {name: value.dtype for name, value in content.items() if isinstance(value, Tensor)}
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    for name, _ in model.named_parameters():
-        with_prefix_or_without = {name, name.removeprefix(prefix), f"{prefix}{name}"}
-        used = min(with_prefix_or_without & stored.keys(), default=None)  # transformers takes the first of several
-        if used and stored[used] not in FLOATING:
-            raise DataError(f"{path}: {used} is not floating point: quantised or damaged; give the original")
-
-
 def cannot_write(path: Path, error: Exception) -> WriteError:
     """The WriteError of an error of the file system, also if safetensors wraps it."""
     number = error.errno if isinstance(error, OSError) else None
     number = number or (errno.ENOSPC if "os error 28" in str(error) else errno.EIO)
-    return WriteError(number, first_line(error), str(path))
+    reason = error.strerror if isinstance(error, OSError) else None
+    return WriteError(number, reason or first_line(error), str(path))
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """:func:`attnlab.run.files.replacing_folder`, with a WriteError of `folder` for errors of the file system."""
+    with replacing_folder(folder) as partial:
+        try:
+            yield partial
+        except Exception as error:  # safetensors wraps the errors of the file system; of tokenizers they are Exception
+            if isinstance(error, OSError | SafetensorError) or type(error) is Exception:
+                raise cannot_write(folder, error) from error
+            raise
 
 
 def first_line(error: BaseException) -> str:
