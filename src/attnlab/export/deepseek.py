@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import MLA, MLAWindow
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError
 from attnlab.export.weights import check_logits
 from attnlab.models.decoder import ACTIVATIONS, Decoder
 from attnlab.models.language_model import LanguageModel
@@ -90,9 +90,7 @@ def convert(model: LanguageModel) -> Any:
             state[f"{layer}.mlp.{name}_proj.weight"] = getattr(block, name).weight
         weights = _attention(a, rank, wide)
         state |= {f"{layer}.self_attn.{name}": value for name, value in weights.items()}
-    missing, unknown = converted.load_state_dict({name: value.clone() for name, value in state.items()}, strict=False)
-    if missing or unknown:
-        raise DataError(f"DeepseekV3 of this transformers has other weights: {(*missing, *unknown)[0]}")
+    converted.load_state_dict({name: value.clone() for name, value in state.items()})
     converted.tie_weights()
     check_logits(model, converted, NEAR.get(dtype, 0.05))
     return converted

@@ -111,8 +111,6 @@ class ComparedWorkload(Workload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
-        """ConfigError: `compress` is none."""
-        method_of(cfg)
         return [Compared("compressed", cfg), Compared("dense", cfg)]
 
     @classmethod
@@ -149,13 +147,6 @@ class Projections(ComparedWorkload):
             for axis, width in (("out", layer.projections["q"].shape[1]), ("in", layer.projections["o"].shape[1]))
         }
         self.work = [(module, inputs[place.axis or "out"]) for module, place in projections(model, layer)]
-
-    @classmethod
-    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
-        """ConfigError: `compress` does not replace attention projections."""
-        variants = super().lineup(cfg, settings)
-        variants[0].layer()
-        return variants
 
     @classmethod
     @torch.no_grad()
@@ -255,9 +246,7 @@ class Decomposition(Workload):
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
         """`hooi`, and `tensorly` if `bench.references` contains it, which takes minutes for a large layer."""
-        hooi = Solver("hooi", cfg)
-        hooi.method()
-        return [hooi, *([Solver("tensorly", cfg)] if "tensorly" in settings.references else [])]
+        return [Solver("hooi", cfg), *([Solver("tensorly", cfg)] if "tensorly" in settings.references else [])]
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
