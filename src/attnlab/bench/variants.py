@@ -29,7 +29,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class AttentionVariant:
+class Variant:
+    """One of the compared variants, which a new process can build again."""
+
+    name: str
+    cfg: DictConfig
+
+
+@dataclass(frozen=True)
+class AttentionVariant(Variant):
     """A mechanism, or its published algorithm with the same weights. All are initialised with the same seed.
 
     Args:
@@ -39,8 +47,6 @@ class AttentionVariant:
         compiled: whether steps are compiled.
     """
 
-    name: str
-    cfg: DictConfig
     published: bool = False
     copied: bool = False
     converted: bool = False
