@@ -30,7 +30,6 @@ SERVING = (  # for the model card and the end of the export
     "with vLLM 0.32 (latent_dim 511, rope_dim 64, 3 layers) against this model: `auto` and `vllm` give 0 of 24 greedy "
     "tokens and log-probabilities off by 4.5, `transformers` gives 24 of 24 and 2e-5."
 )
-NAMES = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 
 
 def refusal(model: LanguageModel) -> str | None:
@@ -121,7 +120,7 @@ def _config(library: Any, model: Decoder, mla: list[MLA]) -> Any:
         qk_rope_head_dim=first.rope_dim,
         qk_nope_head_dim=first.head_dim,
         v_head_dim=first.head_dim,
-        hidden_act=NAMES[activation],
+        hidden_act={"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation),
         max_position_embeddings=model.max_length,
         rms_norm_eps=model.norm.eps,
         tie_word_embeddings=model.output is None,

@@ -54,9 +54,10 @@ def defined_in(module: str, name: str) -> str:
     """
     spec, _, tree = _parsed(module)
     for node in tree.body if spec.submodule_search_locations else ():
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-            if (alias.asname or alias.name) == name:
-                return defined_in(_source(node, spec), alias.name)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return defined_in(_source(node, spec), alias.name)
     return module
 
 
