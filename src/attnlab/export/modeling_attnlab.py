@@ -110,7 +110,7 @@ class AttnlabCache(Cache):
         """Empty the cache; the next batch may have other rows."""
         self.rows, self.length = [], 0
 
-    def _refuse(self, *arguments: Any) -> None:
+    def _refuse(self, *arguments: Any, **named: Any) -> None:
         raise NotImplementedError("a cache of merged positions or states cannot be cropped, repeated or selected")
 
     crop = batch_repeat_interleave = batch_select_indices = _refuse
