@@ -17,7 +17,6 @@ from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import family_of, huggingface
-from tests.compression.models import vit
 from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny
 
 
@@ -140,11 +139,6 @@ def test_the_published_models_have_their_sizes(name: str, parameters: int, layer
         assert not layer.refusals.keys() & {"attention", "mlp"}
 
 
-def test_only_language_models_are_exported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="VisionTransformer is no language model of transformers"):
-        huggingface.export(vit(), tmp_path / "plain")
-
-
 @pytest.mark.parametrize("kind", OPTIONS)
 @torch.no_grad()
 def test_an_exported_model_is_plain(kind: str, tmp_path: Path) -> None:
@@ -157,7 +151,7 @@ def test_an_exported_model_is_plain(kind: str, tmp_path: Path) -> None:
     dense = copy.deepcopy(model)
     compress(model, TensorLLM(ranks=[10, 5]))
     compress(model, MLPSVD(5))
-    with pytest.raises(ConfigError, match="is compressed: transformers cannot load it; densify"):
+    with pytest.raises(ConfigError, match="is compressed: .* mode=export"):
         huggingface.export(model, tmp_path / "plain")
     huggingface.export(densify(model, dense), tmp_path / "plain", str(source))
     auto = transformers.AutoModelForMaskedLM if "bert" in kind else transformers.AutoModelForCausalLM

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from attnlab.attention.ops.backends import noting, used
 from attnlab.bench.memory import peak_mib, shortage
 from attnlab.bench.settings import Settings, Shape, rounded, summary
-from attnlab.bench.workloads import AttentionWorkload, Variant, Workload, workload_type
+from attnlab.bench.variants import Variant
+from attnlab.bench.workloads import AttentionWorkload, Workload, workload_type
 from attnlab.run.console import progress
 from attnlab.run.record import NOT_RUN
 

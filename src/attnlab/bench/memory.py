@@ -16,7 +16,8 @@ import torch
 from omegaconf import OmegaConf
 
 from attnlab.bench.settings import Shape, rounded
-from attnlab.bench.workloads import Variant, Workload, workload_type
+from attnlab.bench.variants import Variant
+from attnlab.bench.workloads import Workload, workload_type
 from attnlab.config.build import written
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

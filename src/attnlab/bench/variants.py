@@ -13,12 +13,12 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
-from attnlab.attention import MHA, Attention, Cache
+from attnlab.attention import Attention, Cache
 from attnlab.bench import baselines
 from attnlab.bench.settings import Settings
 from attnlab.config.build import CONF, instantiate, written
 from attnlab.config.compose import mechanisms_of
-from attnlab.conversion import Conversion
+from attnlab.conversion.base import attention_of, target_of
 from attnlab.errors import ConfigError, nearest
 from attnlab.models import PrefixDecoder
 from attnlab.models.build import build_attention, without_memory
@@ -29,7 +29,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class AttentionVariant:
+class Variant:
+    """One of the compared variants, which a new process can build again."""
+
+    name: str
+    cfg: DictConfig
+
+
+@dataclass(frozen=True)
+class AttentionVariant(Variant):
     """A mechanism, or its published algorithm with the same weights. All are initialised with the same seed.
 
     Args:
@@ -39,8 +47,6 @@ class AttentionVariant:
         compiled: whether steps are compiled.
     """
 
-    name: str
-    cfg: DictConfig
     published: bool = False
     copied: bool = False
     converted: bool = False
@@ -61,15 +67,12 @@ class AttentionVariant:
         return self._layer(0).to(device, dtype).eval()
 
     def _layer(self, number: int) -> Attention:
-        if not self.converted:
+        target = target_of(self.cfg) if self.converted else None
+        if target is None:
             return build_attention(self.cfg, number)
-        target: Conversion = instantiate(self.cfg.convert, path="convert")
         with without_memory():
             original = build_attention(self.cfg, number)
-        target.refuse(original)
-        assert isinstance(original, MHA)
-        converted: Attention = instantiate(OmegaConf.create(target.planned(original)), path="attention")
-        return converted
+        return attention_of(target.planned_for(original))
 
     def compiler(self, device: torch.device) -> Compiled | None:
         """Compiler of its steps; None: steps are not compiled. LookupError: the device does not support it."""

@@ -70,14 +70,6 @@ class Bar(RichProgressBar):
         metrics = loss | super().get_metrics(trainer, pl_module)
         return {name: value for name, value in metrics.items() if name != "v_num"}  # the folder of the curves
 
-    @property
-    def test_description(self) -> str:
-        return "scoring"
-
-    @property
-    def validation_description(self) -> str:
-        return "validating"
-
     def _get_train_description(self, current_epoch: int) -> str:
         """Without the last epoch's number where a training has no such limit."""
         last = self.trainer.max_epochs

@@ -48,7 +48,7 @@ class Conversion(ABC):
         return type(self).__name__.removeprefix("To").lower()
 
     @property
-    def refits(self) -> bool:
+    def refit(self) -> bool:
         """Whether each converted layer's output projection is fitted to the original's output."""
         return False
 

@@ -36,7 +36,7 @@ ATTENDED = 2  # statistics of attention weights read every 2nd batch
 TINY = torch.finfo(torch.float64).tiny
 MEASURED = 4  # batches on which the error of a layer's output is measured
 RIDGE = 1e-3  # of the mean variance of an output projection's inputs, when it is fitted again
-POSITIONS, FOR_EACH = 16384, 16  # positions of that regression, and for each input of the projection
+POSITIONS, FOR_EACH = 16384, 16  # positions of that regression, and for each input; more change little
 
 
 def converted_copy(
@@ -163,7 +163,8 @@ def _collected(
 def _layer(
     block: DecoderBlock, attention: MHA, target: Conversion, texts: Texts, plan: LayerPlan | None, number: int
 ) -> Layer:
-    part = texts.some(spaced(texts.positions, attention.out.in_features)) if target.refits else []
+    every = max(1, texts.positions // max(POSITIONS, FOR_EACH * attention.out.in_features))
+    part = texts.some(every) if target.refit else []
     again = {*part, *texts.first(MEASURED)}
 
     def seen(i: int, heads: Tensor) -> None:
@@ -175,16 +176,11 @@ def _layer(
 
     statistics = _collected(attention, block, texts, number, seen)
     layer = target.convert(attention, statistics, lambda: texts.inputs(block), plan)
-    if target.refits:
+    if target.refit:
         inputs = zip(part, texts.inputs(block, part), strict=True)
         pairs = ((x, texts.original(i, x, attention)) for i, x in inputs)
         refit(layer.attention, pairs, refitted)
     return layer
-
-
-def spaced(positions: int, width: int) -> int:
-    """The interval between batches for the fit of a projection; more positions change little."""
-    return max(1, positions // max(POSITIONS, FOR_EACH * width))
 
 
 @torch.no_grad()

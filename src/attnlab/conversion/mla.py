@@ -124,10 +124,6 @@ class ToMLA(Conversion):
         check_width(self.rotary, rope, attention.num_kv_heads, attention.turned // 2, key)
         return rope, total - rope
 
-    @property
-    def refits(self) -> bool:
-        return self.refit
-
     def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
         rope, rank = split
         normed = not isinstance(attention.query_norm, nn.Identity)

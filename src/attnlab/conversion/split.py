@@ -253,7 +253,9 @@ def metric_of(statistics: Statistics, mixing: Mixing, output: Tensor) -> Tensor:
 
 def moment_of(statistics: Statistics, mixing: Mixing, centred: bool) -> Tensor:
     """Second moments of y, around its mean if `centred`, (n, n)."""
-    moment, content = statistics.covariance() if centred else statistics.moment, mixing.content
+    moment, content = statistics.moment, mixing.content
+    if centred:
+        moment = moment - torch.outer(statistics.mean, statistics.mean)
     size = content.shape[1]
     keys = content @ moment[:size]
     upper = torch.cat((keys[:, :size] @ content.mT, keys[:, size:]), 1)

@@ -77,10 +77,6 @@ class Statistics:
         squares = self.of_query.diagonal(dim1=1, dim2=2)
         return squares[:, : self.pairs] + squares[:, self.pairs : 2 * self.pairs]
 
-    def covariance(self) -> Tensor:
-        """Of [k; v] around their mean, of finished statistics, (2 G D, 2 G D)."""
-        return self.moment - torch.outer(self.mean, self.mean)
-
 
 def frequencies_of(attention: MHA) -> Tensor:
     """theta_f in radians per position, float64, (F,)."""

@@ -15,8 +15,9 @@ from torch import nn
 from attnlab.compression.transform import densify, replacements
 from attnlab.errors import ConfigError
 from attnlab.export.card import card
-from attnlab.export.weights import CONFIG, README, WEIGHTS, new_folder, write_json
+from attnlab.export.weights import CONFIG, README, WEIGHTS, write_json
 from attnlab.pretrained.timm import SIZES, VisionTransformer
+from attnlab.pretrained.weights import new_folder
 
 USAGE = """```python
 import timm

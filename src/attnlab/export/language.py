@@ -14,9 +14,10 @@ from attnlab.config.rules import SAMPLE
 from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, WordVocabulary
 from attnlab.export import deepseek, llama, remote
 from attnlab.export.card import card
-from attnlab.export.weights import CONFIG, README, new_folder, save, write_json
+from attnlab.export.weights import CONFIG, README, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import decoder, hub, huggingface
+from attnlab.pretrained.weights import new_folder
 
 log = logging.getLogger(__name__)
 

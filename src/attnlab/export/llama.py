@@ -21,7 +21,11 @@ def refusal(model: LanguageModel) -> str | None:
     if type(model) is not T6:
         return f"{type(model).__name__} has other blocks than a Llama: norms, positions or output layer"
     attentions = [attention for attention in model.attentions if isinstance(attention, MHA)]
-    if len({_sizes(attention) for attention in attentions}) > 1:
+    sizes = {
+        (a.num_heads, a.num_kv_heads, a.head_dim, a.rope_theta, a.rope_scaling, a.dropout, type(a.query_norm))
+        for a in attentions
+    }
+    if len(sizes) > 1:
         return "a Llama has the same heads and rotary frequencies in every layer"
     first = attentions[0]
     if not isinstance(first.query_norm, nn.Identity):
@@ -73,9 +77,3 @@ def convert(model: T6) -> Any:
     llama = decoder.unread(model, options, "T6")
     check_logits(model, llama, NEAR if dtype == torch.float32 else 0.05)
     return llama
-
-
-def _sizes(attention: MHA) -> tuple[Any, ...]:
-    normed = not isinstance(attention.query_norm, nn.Identity)
-    heads = attention.num_heads, attention.num_kv_heads, attention.head_dim
-    return *heads, attention.rope_theta, attention.rope_scaling, attention.dropout, normed

@@ -110,17 +110,10 @@ class AttnlabCache(Cache):
         """Empty the cache; the next batch may have other rows."""
         self.rows, self.length = [], 0
 
-    def crop(self, tokens_to_remove: int) -> None:
-        self._refuse("crop")
+    def _refuse(self, *arguments: Any, **named: Any) -> None:
+        raise NotImplementedError("a cache of merged positions or states cannot be cropped, repeated or selected")
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._refuse("batch_repeat_interleave")
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._refuse("batch_select_indices")
-
-    def _refuse(self, what: str) -> None:
-        raise NotImplementedError(f"{what}: a cache of merged positions or states has no such operation")
+    crop = batch_repeat_interleave = batch_select_indices = _refuse
 
 
 class AttnlabForCausalLM(PreTrainedModel, GenerationMixin):

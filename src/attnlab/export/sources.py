@@ -8,7 +8,8 @@ imports of other modules of the package rewritten. The rest is unchanged: the co
 import ast
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 from attnlab.errors import ConfigError
@@ -51,21 +52,19 @@ def defined_in(module: str, name: str) -> str:
 
     ConfigError: the module has no source.
     """
-    path, tree = _parsed(module)
-    if path.name != "__init__.py":
-        return module
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
-            source = _absolute(node, module, path)
-            original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-            return defined_in(source, original)
+    spec, _, tree = _parsed(module)
+    for node in tree.body if spec.submodule_search_locations else ():
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return defined_in(_source(node, spec), alias.name)
     return module
 
 
 def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
     """The source of a module with flat imports, after a line with its origin; and the modules that it needs."""
-    path, tree = _parsed(module)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    spec, text, tree = _parsed(module)
+    lines = text.splitlines()
     edits: list[tuple[int, int, list[str]]] = []
     needed: list[str] = []
     skipped: set[ast.AST] = set()
@@ -78,17 +77,16 @@ def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
                 if alias.name.partition(".")[0] in packages:
                     raise ConfigError(_refusal(module, alias.name))
         elif isinstance(node, ast.ImportFrom) and node not in skipped:
-            source = _absolute(node, module, path)
+            source = _source(node, spec)
             if source.partition(".")[0] not in packages:
                 continue
             by_module: dict[str, list[str]] = {}
             for alias in node.names:
-                spec = find_spec(source)
-                package = spec is not None and spec.submodule_search_locations is not None
-                if alias.name == "*" or spec is None or package and find_spec(f"{source}.{alias.name}"):
+                other = find_spec(source)
+                package = other is not None and other.submodule_search_locations is not None
+                if alias.name == "*" or other is None or package and find_spec(f"{source}.{alias.name}"):
                     raise ConfigError(_refusal(module, f"{source}.{alias.name}"))
-                text = alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
-                by_module.setdefault(defined_in(source, alias.name), []).append(text)
+                by_module.setdefault(defined_in(source, alias.name), []).append(ast.unparse(alias))
             indent = " " * node.col_offset
             new = [f"{indent}from .{flat_name(name)} import {', '.join(names)}" for name, names in by_module.items()]
             edits.append((node.lineno, node.end_lineno or node.lineno, new))
@@ -99,24 +97,20 @@ def _rewritten(module: str, packages: set[str]) -> tuple[str, list[str]]:
     return "\n".join([origin, *lines]) + "\n", needed
 
 
-def _parsed(module: str) -> tuple[Path, ast.Module]:
+def _parsed(module: str) -> tuple[ModuleSpec, str, ast.Module]:
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise ConfigError(f"{module}: no Python source; a model with it cannot be exported as a folder with its code")
-    path = Path(spec.origin)
-    return path, parse(path.read_text(encoding="utf-8"))
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    return spec, text, parse(text)
 
 
-def _absolute(node: ast.ImportFrom, module: str, path: Path) -> str:
-    """The absolute name of the module in an import statement."""
-    if not node.level:
-        return node.module or ""
-    parts = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    parts = parts[: len(parts) - (node.level - 1)]
-    return ".".join([*parts, *([node.module] if node.module else [])])
+def _source(node: ast.ImportFrom, spec: ModuleSpec) -> str:
+    """The absolute name of the module in an import statement of another module."""
+    return resolve_name(f"{'.' * node.level}{node.module or ''}", spec.parent)
 
 
 def _refusal(module: str, name: str) -> str:

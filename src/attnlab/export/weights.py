@@ -2,14 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -18,8 +16,7 @@ from attnlab.errors import DataError
 from attnlab.export.card import card
 from attnlab.models.build import count_parameters
 from attnlab.models.language_model import LanguageModel
-from attnlab.pretrained.weights import cannot_write
-from attnlab.run.files import replacing_folder
+from attnlab.pretrained.weights import new_folder
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 USAGE = """```python
@@ -31,16 +28,6 @@ weights = load_file("{folder}/{weights}")
 `{folder}` is the path of this folder, as seen from the folder above it. The names are those of the model's modules.
 `{config}` has the classes of attnlab that they belong to, with every argument, so that the same model can be built with
 attnlab or written anew.{files}"""
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """:func:`attnlab.run.files.replacing_folder`, with a WriteError of `folder` for errors of the file system."""
-    with replacing_folder(folder) as partial:
-        try:
-            yield partial
-        except (OSError, SafetensorError) as error:  # safetensors wraps the errors of the file system
-            raise cannot_write(folder, error) from error
 
 
 def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:

@@ -137,11 +137,11 @@ def show(record: dict[str, Any], directory: Path) -> None:
 def _cells(result: dict[str, Any], pair: dict[str, Any] | None) -> list[str]:
     if NOT_RUN in result:
         return [NOT_RUN, "", "", "", "", ""]
-    time, cache = result["seconds"], result.get("cache_bytes")
+    time, peak, cache = result["seconds"], result["peak_memory_mib"], result.get("cache_bytes")
     cells = [
         f"{1e3 * time['median']:.4g} ms ({1e3 * time['min']:.3g} - {1e3 * time['max']:.3g})",
         f"{result['tokens_per_second']:.4g}",
-        _number(result["peak_memory_mib"]),
+        f"{peak:.4g}" if isinstance(peak, float) else NOT_RUN,
         f"{cache['measured'] / 2**20:.3g}" if cache else "",
     ]
     if pair is None or NOT_RUN in pair:
@@ -152,10 +152,6 @@ def _cells(result: dict[str, Any], pair: dict[str, Any] | None) -> list[str]:
     if "cpu_seconds" in pair:
         times += f"\ncpu {pair['cpu_seconds']['median']:.2f}x"
     return [*cells, times, "\n".join(smaller)]
-
-
-def _number(value: float | str) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else NOT_RUN
 
 
 def _words(values: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from attnlab.config.build import instantiate
 from attnlab.run.console import Screen
 from attnlab.run.device import record_compiled, scoring_dtype
 from attnlab.run.directory import directory_of
-from attnlab.run.store import collect
+from attnlab.run.record import recorded
 from attnlab.tasks.base import Restores, task_of
 
 
@@ -51,6 +51,4 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
 def trained_on(checkpoint: str | None) -> str:
     """The corpus in the record of the run that trained the model; empty without a record."""
     run = None if checkpoint is None else directory_of("checkpoint", checkpoint)
-    path = None if run is None else run / "record.json"
-    saved = collect([path]) if path and path.is_file() else []  # a damaged record is named
-    return str(saved[0].record["corpus"]) if saved else ""
+    return "" if run is None else str(recorded(run).get("corpus", ""))

@@ -10,13 +10,12 @@ from typing import Any, TextIO
 
 from omegaconf import DictConfig
 
-from attnlab.data.inputs import OBJECTS, Inputs, Item
+from attnlab.data.inputs import OBJECTS, Inputs
 from attnlab.errors import ConfigError, printable
 from attnlab.run.console import progress
 from attnlab.run.device import record_compiled
 from attnlab.run.files import replacing, writing
 from attnlab.tasks.base import Predicts, task_of
-from attnlab.tasks.prediction import Predictor, Result
 from attnlab.trained import Trained
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
@@ -44,21 +43,16 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
         visible = cfg.output is None and sys.stdout.isatty()  # the results themselves are the progress
         with nullcontext(lambda rows: None) if visible else progress("predicting", len(inputs)) as advance:
             for item, result in predictor.results(inputs):
-                print(_object(item, result, inputs) if objects else _line(item, result, inputs, predictor), file=file)
-                file.flush()
+                if objects:
+                    keys = item.fields or {inputs.kind.keys[0]: item.value}
+                    line = json.dumps(keys | result, ensure_ascii=False)
+                else:
+                    place = f"{item.value}\t" * (inputs.form == "folder")
+                    line = printable(place + predictor.shown(result), keep="\t")
+                print(line, file=file, flush=True)
                 advance(1)
     record["corpus"] = "none: input="
     record["predicted"] = {"inputs": len(inputs), "seconds": round(time.perf_counter() - began, 3)}
-
-
-def _object(item: Item, result: Result, inputs: Inputs) -> str:
-    keys = item.fields or {inputs.kind.keys[0]: item.value}
-    return json.dumps(keys | result, ensure_ascii=False)
-
-
-def _line(item: Item, result: Result, inputs: Inputs, predictor: Predictor) -> str:
-    place = f"{item.value}\t" * (inputs.form == "folder")
-    return printable(place + predictor.shown(result), keep="\t")
 
 
 @contextmanager

@@ -45,7 +45,12 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         check_resumed(resume, module)
         if not (old := resume.parents[1]).samefile(directory):
             record["parent"] = {"path": str(old), "run": at(records.recorded(old), "identity.run", records.NOT_RUN)}
-            take_over(resume.parent, directory / "checkpoints")
+            for path in (
+                sorted(resume.parent.glob("step*.ckpt")) if first_process() else ()
+            ):  # averaged with the new ones
+                verify(path)
+                with replacing_summed(directory / "checkpoints" / path.name) as part:
+                    shutil.copyfile(path, part)
     else:
         task.before_fit(record, directory, data, module)
     record["training"] = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
@@ -59,11 +64,3 @@ def check_resumed(path: Path, module: Module) -> None:
     expected = module.model.state_dict()
     for name in weights.keys() & expected.keys():
         check_values(path, name, weights[name], expected[name].dtype)
-
-
-def take_over(old: Path, new: Path) -> None:
-    """Copy the best checkpoints into the folder of a run that continues the old one: it averages the best of both."""
-    for path in sorted(old.glob("step*.ckpt")) if first_process() else ():
-        verify(path)
-        with replacing_summed(new / path.name) as part:
-            shutil.copyfile(path, part)

@@ -1,7 +1,5 @@
 """Pretrained models of other libraries: reading and replacing their matrices, loading their weights."""
 
-import inspect
-
 from torch import nn
 
 from attnlab.errors import ConfigError
@@ -11,9 +9,9 @@ __all__ = ["ATTENTION", "Family", "Layer", "Projection", "families", "family_of"
 
 
 def families() -> dict[str, Family]:
-    """All concrete subclasses of `Family` by name."""
-    concrete = {kind.name: kind() for kind in subclasses(Family, __name__) if not inspect.isabstract(kind)}
-    return dict(sorted(concrete.items()))
+    """All subclasses of `Family` with a name, by it."""
+    named = {kind.name: kind() for kind in subclasses(Family, __name__) if hasattr(kind, "name")}
+    return dict(sorted(named.items()))
 
 
 def family_of(model: nn.Module) -> Family:

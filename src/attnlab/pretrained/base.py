@@ -103,7 +103,7 @@ class Layer:
         mlp: path of its MLP module, or None.
         projections: q, k, v and o if they are known, and the matrices of the MLP under the family's names.
         scale: factor of the logits; 0 if unknown.
-        dropout: rates of the attention weights and of the attention module's output.
+        dropout: rates of the attention weights and of the attention module's output, where products can be replaced.
         refusals: reasons why a layer cannot be changed, by subject. "attention": its projections are unknown.
             "products": the layer changes queries or keys after the projections (rotary positions, norms), so that
             products of the weights do not give its logits or outputs. "mlp": its matrices are unknown. Each reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
 OPTIONS = (
@@ -21,20 +20,16 @@ class Bert(LanguageModel):
     name = "bert"
     classes = {"bert": "BertForMaskedLM"}
     blocks = "bert.encoder.layer"
+    attention, mlp = "attention", "intermediate"
+    places = {
+        "q": "attention.self.query",
+        "k": "attention.self.key",
+        "v": "attention.self.value",
+        "o": "attention.output.dense",
+        "fc_in": "intermediate.dense",
+        "fc_out": "output.dense",
+    }
     options = COMMON | frozenset(OPTIONS.split())
-
-    def layer(self, config: Any, path: str, index: int) -> Layer:
-        attention, mlp = f"{path}.attention", f"{path}.intermediate"
-        dim, hidden, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-        projections = {
-            name: Projection(f"{attention}.self.{part}", (dim, dim), "out", heads)
-            for name, part in (("q", "query"), ("k", "key"), ("v", "value"))
-        }
-        projections["o"] = Projection(f"{attention}.output.dense", (dim, dim), "in", heads)
-        projections["fc_in"] = Projection(f"{mlp}.dense", (hidden, dim))
-        projections["fc_out"] = Projection(f"{path}.output.dense", (dim, hidden))
-        dropout = (config.attention_probs_dropout_prob, config.hidden_dropout_prob)
-        return Layer(path, attention, mlp, projections, (dim // heads) ** -0.5, dropout)
 
 
 class Roberta(Bert):

@@ -201,10 +201,7 @@ def _table(original: nn.Module) -> Any:
 
 @torch.no_grad()
 def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Module:
-    """A model of transformers with the weights of a decoder. ConfigError: it has another mechanism of attention."""
-    other = next((attention for attention in decoder.attentions if not isinstance(attention, MHA)), None)
-    if other is not None:
-        raise ConfigError(f"{type(other).__name__}: {options['model_type']} of transformers has no such attention")
+    """A model of transformers with the weights of a decoder, whose layers have the attention of that model."""
     original = huggingface.create(source, dict(options)).to(decoder.embedding.weight.dtype)
     for target, place in pairs(decoder, original):
         place.copy_(target)  # `place` is a view of the original's weight

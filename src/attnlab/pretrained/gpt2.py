@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from attnlab.pretrained.base import Layer, Projection
+from attnlab.pretrained.base import Layer
 from attnlab.pretrained.language import COMMON, LanguageModel
 
 OPTIONS = (
@@ -19,22 +20,15 @@ class GPT2(LanguageModel):
     name = "gpt2"
     classes = {"gpt2": "GPT2LMHeadModel"}
     blocks = "transformer.h"
+    attention = "attn"
+    places = dict.fromkeys("qkv", "attn.c_attn") | {"o": "attn.c_proj", "fc_in": "mlp.c_fc", "fc_out": "mlp.c_proj"}
+    transposed = True
     options = COMMON | frozenset(OPTIONS.split())
 
+    def rows(self, part: int, heads: int, width: int) -> range:
+        return range(part * heads * width, (part + 1) * heads * width)
+
     def layer(self, config: Any, path: str, index: int) -> Layer:
-        attention, mlp = f"{path}.attn", f"{path}.mlp"
-        dim, heads = config.n_embd, config.n_head
-        hidden = config.n_inner or 4 * dim
-        projections = {
-            name: Projection(
-                f"{attention}.c_attn", (dim, dim), "out", heads, range(i * dim, (i + 1) * dim), transposed=True
-            )
-            for i, name in enumerate("qkv")
-        }
-        projections["o"] = Projection(f"{attention}.c_proj", (dim, dim), "in", heads, transposed=True)
-        projections["fc_in"] = Projection(f"{mlp}.c_fc", (hidden, dim), transposed=True)
-        projections["fc_out"] = Projection(f"{mlp}.c_proj", (dim, hidden), transposed=True)
-        scale = (dim // heads) ** -0.5 if config.scale_attn_weights else 1.0
-        if config.scale_attn_by_inverse_layer_idx:
-            scale /= index + 1
-        return Layer(path, attention, mlp, projections, scale, (config.attn_pdrop, config.resid_pdrop))
+        layer = super().layer(config, path, index)
+        scale = layer.scale if config.scale_attn_weights else 1.0
+        return replace(layer, scale=scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale)

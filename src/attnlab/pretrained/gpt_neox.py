@@ -1,10 +1,5 @@
 """GPT-NeoX and Pythia."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
 OPTIONS = (
@@ -20,18 +15,14 @@ class GPTNeoX(LanguageModel):
     name = "gpt_neox"
     classes = {"gpt_neox": "GPTNeoXForCausalLM"}
     blocks = "gpt_neox.layers"
+    attention = "attention"
+    places = {
+        **dict.fromkeys("qkv", "attention.query_key_value"),
+        "o": "attention.dense",
+        "fc_in": "mlp.dense_h_to_4h",
+        "fc_out": "mlp.dense_4h_to_h",
+    }
     options = COMMON | frozenset(OPTIONS.split())
 
-    def layer(self, config: Any, path: str, index: int) -> Layer:
-        attention, mlp = f"{path}.attention", f"{path}.mlp"
-        dim, hidden, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-        width = dim // heads
-        projections = {}
-        for i, name in enumerate("qkv"):
-            rows = tuple((3 * head + i) * width + row for head in range(heads) for row in range(width))
-            projections[name] = Projection(f"{attention}.query_key_value", (dim, dim), "out", heads, rows)
-        projections["o"] = Projection(f"{attention}.dense", (dim, dim), "in", heads)
-        projections["fc_in"] = Projection(f"{mlp}.dense_h_to_4h", (hidden, dim))
-        projections["fc_out"] = Projection(f"{mlp}.dense_4h_to_h", (dim, hidden))
-        dropout = (config.attention_dropout, config.hidden_dropout)
-        return Layer(path, attention, mlp, projections, width**-0.5, dropout)
+    def rows(self, part: int, heads: int, width: int) -> tuple[int, ...]:
+        return tuple((3 * head + part) * width + row for head in range(heads) for row in range(width))

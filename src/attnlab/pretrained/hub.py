@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,19 +71,19 @@ def _cached(name: str, weights: bool) -> Path | None:
     return path
 
 
-def file(name: str, source: str, names: Sequence[str]) -> Path:
-    """The first of these files in a model of the hub, from its cache or downloaded.
+def file(name: str, source: str) -> Path:
+    """The file of weights of a model of the hub, from its cache or downloaded.
 
-    DataError: an unknown model or file, or no answer of the hub within seconds.
+    DataError: an unknown model, one without weights, or no answer of the hub within seconds.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    for file in names:
+    for file in WEIGHTS:
         if isinstance(path := try_to_load_from_cache(name, file), str):
             return Path(path)
     files = _files(name, source, "download it on a machine with a network, and give the file")
-    if not (wanted := [file for file in names if file in files]):
-        raise DataError(f"model={source}: {name} on the hub has none of {', '.join(names)}")
+    if not (wanted := [file for file in WEIGHTS if file in files]):
+        raise DataError(f"model={source}: {name} on the hub has none of {', '.join(WEIGHTS)}")
     try:
         return Path(hf_hub_download(name, wanted[0], etag_timeout=SECONDS))
     except Exception as error:  # of httpx, the hub or the file system

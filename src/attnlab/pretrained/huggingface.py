@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import families, family_of, hub
 from attnlab.pretrained.language import LanguageModel
-from attnlab.pretrained.weights import cannot_write, first_line
-from attnlab.run.files import replacing_folder
+from attnlab.pretrained.weights import first_line, new_folder
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +92,8 @@ def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device 
 
 def options_of(model: nn.Module) -> dict[str, Any]:
     """The config of a model as options of `create` and of a compressed model's folder."""
-    family = family_of(model)
-    if not isinstance(family, LanguageModel):
-        raise ConfigError(f"{type(model).__name__} is no language model")
-    config: Any = model.config
+    family, config = family_of(model), model.config
+    assert isinstance(family, LanguageModel)
     return family.options_of(config)
 
 
@@ -133,14 +129,6 @@ def tokenizer(source: str) -> Any:
     return words
 
 
-def save_tokenizer(words: Any, folder: Path, final: Path) -> None:
-    """Write a tokenizer into a temporary folder of `final`. WriteError: the folder cannot be written."""
-    try:
-        words.save_pretrained(folder)
-    except Exception as error:  # tokenizers raises the file system's errors as Exception itself
-        raise cannot_write(final, error) from error
-
-
 def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
     """Write a plain Hugging Face checkpoint, which transformers loads without attnlab.
 
@@ -149,20 +137,12 @@ def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
         source: a model's folder or hub name, for the tokenizer; None: no tokenizer.
 
     Raises:
-        ConfigError: the model is of another library, or has modules that are unknown to transformers.
+        ConfigError: the model is compressed.
         WriteError: the folder cannot be written.
     """
-    if not isinstance(family_of(model), LanguageModel):
-        raise ConfigError(f"{type(model).__name__} is no language model of transformers")
-    foreign = [path for path, part in model.named_modules() if type(part).__module__.partition(".")[0] == "attnlab"]
-    if foreign:
-        raise ConfigError(f"{foreign[0]} is compressed: transformers cannot load it; densify the model first")
     words = None if source is None else tokenizer(source)
-    with replacing_folder(folder) as partial:
-        try:
-            model.save_pretrained(partial)  # type: ignore[operator]
-        except (OSError, SafetensorError) as error:  # safetensors wraps the errors of the file system
-            raise cannot_write(folder, error) from error
+    with new_folder(folder) as partial:
+        model.save_pretrained(partial)  # type: ignore[operator]
         if words is not None:
-            save_tokenizer(words, partial, folder)
+            words.save_pretrained(partial)
     log.info("%s: a Hugging Face checkpoint", folder)

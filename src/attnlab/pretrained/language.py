@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from attnlab.errors import ConfigError
 from attnlab.pretrained import hub
-from attnlab.pretrained.base import ATTENTION, Family, Layer
+from attnlab.pretrained.base import ATTENTION, Family, Layer, Projection
 from attnlab.pretrained.weights import first_line
 
 PLAIN = ("Linear", "Conv1D")  # of torch and transformers; other classes have quantised or adapted weights
@@ -27,17 +26,45 @@ class LanguageModel(Family):
     Attributes:
         classes: name of the class in transformers by `model_type`, the architecture in config.json.
         blocks: path of the list of layers.
+        attention: path of the attention module in a layer.
+        mlp: path of the MLP in a layer.
+        places: path in a layer of q, k, v and o, and of the MLP's matrices, of which the last gives the output.
+        transposed: weights are stored as (in, out), as by transformers' Conv1D.
         known: configs of published models by hub name, for sizes without a network: where they differ from the
             defaults of transformers, which are the sizes of such a model.
     """
 
     classes: ClassVar[dict[str, str]]
     blocks: ClassVar[str]
+    attention: ClassVar[str]
+    mlp: ClassVar[str] = "mlp"
+    places: ClassVar[dict[str, str]]
+    transposed: ClassVar[bool] = False
     known: ClassVar[dict[str, dict[str, Any]]] = {}
 
-    @abstractmethod
+    def rows(self, part: int, heads: int, width: int) -> range | tuple[int, ...] | None:
+        """The outputs of a fused module that are q (`part` 0), k (1) or v (2); None: each has a module."""
+        return None
+
     def layer(self, config: Any, path: str, index: int) -> Layer:
         """Layer number `index` by the sizes in a config; biases are added from the model."""
+        dim, heads = config.hidden_size, config.num_attention_heads
+        groups = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or dim // heads
+        hidden = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * dim
+        projections = {}
+        for part, (name, place) in enumerate(self.places.items()):
+            options: dict[str, Any] = {"transposed": self.transposed}
+            shape = (dim, hidden) if part == len(self.places) - 1 else (hidden, dim)
+            if name == "o":
+                shape = dim, heads * width
+                options |= {"axis": "in", "heads": heads}
+            elif name in ATTENTION:
+                count = heads if name == "q" else groups
+                shape = count * width, dim
+                options |= {"axis": "out", "heads": count, "rows": self.rows(part, heads, width)}
+            projections[name] = Projection(f"{path}.{place}", shape, **options)
+        return Layer(path, f"{path}.{self.attention}", f"{path}.{self.mlp}", projections, width**-0.5)
 
     def matches(self, model: nn.Module) -> bool:
         kind = type(model)
@@ -45,7 +72,6 @@ class LanguageModel(Family):
 
     def layers(self, model: nn.Module) -> list[Layer]:
         config: Any = model.config
-        shared = _shared(model)
         described = []
         for i, _ in enumerate(model.get_submodule(self.blocks).children()):
             layer = self.layer(config, f"{self.blocks}.{i}", i)
@@ -59,7 +85,7 @@ class LanguageModel(Family):
                 "attention of vision transformers alone; tensorllm, laser and trawl work on language models"
             }
             for subject, names in (("attention", ATTENTION), ("mlp", layer.matrices)):
-                reasons = [reason for name in names if (reason := _refusal(model, layer, name, shared))]
+                reasons = [reason for name in names if (reason := _refusal(model, projections[name].path))]
                 refusals |= {subject: reasons[0]} if reasons else {}
             described.append(replace(layer, projections=projections, refusals=refusals))
         return described
@@ -119,29 +145,17 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _shared(model: nn.Module) -> dict[int, list[str]]:
-    """The names of each shared parameter, by its id."""
-    names_by_id: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names_by_id.setdefault(id(parameter), []).append(name)
-    return {key: names for key, names in names_by_id.items() if len(names) > 1}
-
-
-def _refusal(model: nn.Module, layer: Layer, name: str, shared: dict[int, list[str]]) -> str | None:
-    """The reason why a projection can be neither read nor replaced, or None."""
-    place = layer.projections[name]
-    module = model.get_submodule(place.path)
+def _refusal(model: nn.Module, path: str) -> str | None:
+    """The reason why the projection at a path can be neither read nor replaced, or None."""
+    module = model.get_submodule(path)
     kind = type(module)
     library = kind.__module__.partition(".")[0]
     if library == "attnlab":
-        return f"{place.path} is compressed already; start from an uncompressed model"
-    weight = getattr(module, "weight", None)
+        return f"{path} is compressed already; start from an uncompressed model"
     plain = kind.__name__ in PLAIN and library in ("torch", "transformers")
-    if not plain or weight is None or not weight.is_floating_point():
-        return (
-            f"{place.path} is a {kind.__module__}.{kind.__name__}: its weights are quantised or have adapters; "
-            "start from a model in float32, float16 or bfloat16"
-        )
-    if others := [other for other in shared.get(id(weight), []) if other != f"{place.path}.weight"]:
-        return f"{place.path}.weight is shared with {others[0]}: one cannot be changed without the other"
-    return None
+    if plain and model.get_parameter(f"{path}.weight").is_floating_point():
+        return None
+    return (
+        f"{path} is a {kind.__module__}.{kind.__name__}: its weights are quantised or have adapters; "
+        "start from a model in float32, float16 or bfloat16"
+    )

@@ -1,10 +1,5 @@
 """Llama, Mistral, Qwen2 (biases) and Qwen3 (norms of queries and keys)."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from attnlab.pretrained.base import Layer, Projection
 from attnlab.pretrained.language import COMMON, LanguageModel
 
 OPTIONS = (
@@ -28,20 +23,9 @@ class Llama(LanguageModel):
         "qwen3": "Qwen3ForCausalLM",
     }
     blocks = "model.layers"
+    attention = "self_attn"
+    places = {name: f"self_attn.{name}_proj" for name in "qkvo"} | {
+        name: f"mlp.{name}_proj" for name in ("gate", "up", "down")
+    }
     options = COMMON | frozenset(OPTIONS.split())
     known = {"meta-llama/Llama-2-7b-hf": {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}}
-
-    def layer(self, config: Any, path: str, index: int) -> Layer:
-        attention, mlp = f"{path}.self_attn", f"{path}.mlp"
-        dim, hidden, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-        width = getattr(config, "head_dim", None) or dim // heads
-        grouped = config.num_key_value_heads or heads
-        projections = {
-            name: Projection(f"{attention}.{name}_proj", (count * width, dim), "out", count)
-            for name, count in (("q", heads), ("k", grouped), ("v", grouped))
-        }
-        projections["o"] = Projection(f"{attention}.o_proj", (dim, heads * width), "in", heads)
-        for name in ("gate", "up"):
-            projections[name] = Projection(f"{mlp}.{name}_proj", (hidden, dim))
-        projections["down"] = Projection(f"{mlp}.down_proj", (dim, hidden))
-        return Layer(path, attention, mlp, projections, width**-0.5, (config.attention_dropout or 0.0, 0.0))

@@ -18,7 +18,12 @@ from attnlab.pretrained import weights as files
 from attnlab.pretrained.base import Family, Layer, Projection
 
 SIZES = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "num_classes")
-BETWEEN = {"q_norm": "a norm of queries", "k_norm": "a norm of keys", "norm": "a norm of head outputs"}
+BETWEEN = {
+    "q_norm": "a norm of queries",
+    "k_norm": "a norm of keys",
+    "norm": "a norm of head outputs",
+    "gate": "a gate on head outputs",
+}
 
 
 class Timm(Family):
@@ -86,8 +91,7 @@ class Timm(Family):
             raise DataError(f"model={source}: neither a local file nor weights that timm knows ({reason})") from error
         if published is None or not published.hf_hub_id:
             raise DataError(f"model={source}: neither a local file nor weights of timm's hub; give a file")
-        names = [published.hf_hub_filename] if published.hf_hub_filename else hub.WEIGHTS
-        path = hub.file(published.hf_hub_id, source, names)
+        path = hub.file(published.hf_hub_id, source)
         try:
             loaded = timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(path)})
         except Exception as error:  # of timm, torch or safetensors
@@ -156,8 +160,6 @@ def _attention(path: str, module: nn.Module) -> dict[str, Any]:
         for part, what in BETWEEN.items()
         if not isinstance(getattr(module, part, None) or nn.Identity(), nn.Identity)
     ]
-    if getattr(module, "gate", None) is not None:
-        between.append(f"{path}: {kind} has a gate on head outputs: values and output weights do not multiply")
     if between:
         refusals["products"] = between[0]
     return {

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from attnlab.errors import DataError, WriteError
-from attnlab.run.files import replacing_summed, verify
+from attnlab.run.files import replacing_folder, replacing_summed, verify
 from attnlab.run.identity import of_checkpoint
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
@@ -32,9 +32,7 @@ def find(source: str) -> Path | None:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        path = path / "checkpoints" / "averaged.safetensors"
-        if not path.is_file():
-            raise DataError(f"{source}: neither a finished run nor a compressed model's folder nor a checkpoint file")
+        return find_weights(path)
     if path.is_file():
         return path
     if path.suffix in SUFFIXES or path.is_absolute() or source.startswith("."):
@@ -127,7 +125,20 @@ def cannot_write(path: Path, error: Exception) -> WriteError:
     """The WriteError of an error of the file system, also if safetensors wraps it."""
     number = error.errno if isinstance(error, OSError) else None
     number = number or (errno.ENOSPC if "os error 28" in str(error) else errno.EIO)
-    return WriteError(number, first_line(error), str(path))
+    reason = error.strerror if isinstance(error, OSError) else None
+    return WriteError(number, reason or first_line(error), str(path))
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """:func:`attnlab.run.files.replacing_folder`, with a WriteError of `folder` for errors of the file system."""
+    with replacing_folder(folder) as partial:
+        try:
+            yield partial
+        except Exception as error:  # safetensors wraps the errors of the file system; of tokenizers they are Exception
+            if isinstance(error, OSError | SafetensorError) or type(error) is Exception:
+                raise cannot_write(folder, error) from error
+            raise
 
 
 def first_line(error: BaseException) -> str:

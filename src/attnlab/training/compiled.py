@@ -56,7 +56,10 @@ class Compiled:
         owner: Any = method.__self__  # type: ignore[attr-defined]
         key = id(owner), method.__name__
         if key not in self.methods:  # with its owner, so that no other one gets the number
-            self.methods[key] = owner, torch.compile(method, dynamic=self.dynamic, **_alone())
+            options: dict[str, Any] = {"dynamic": self.dynamic}
+            if "isolate_recompiles" in signature(torch.compile).parameters:  # older versions of torch lack it
+                options["isolate_recompiles"] = True  # graphs of other models do not count against torch's limit
+            self.methods[key] = owner, torch.compile(method, **options)
         return cast(Function, self.methods[key][1])
 
     def seconds(self) -> float:
@@ -66,11 +69,3 @@ class Compiled:
     def __reduce__(self) -> tuple[type[Compiled], tuple[bool, bool | None]]:
         """Copied and pickled without what was compiled: it belongs to the other model."""
         return Compiled, (self.on, self.dynamic)
-
-
-def _alone() -> dict[str, Any]:
-    """Graphs of other models in the process do not count against torch's limit, beyond which it compiles nothing.
-
-    Older versions of torch lack the option: there the graphs of one process count together.
-    """
-    return {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}

@@ -105,14 +105,11 @@ class Module(LightningModule):
         return True
 
     def configure_model(self) -> None:
-        if self.device_mesh is not None and not isinstance(self.model, FSDPModule):
-            self._shard()
-
-    def _shard(self) -> None:
         """With hardware=fsdp: shard each layer, then the rest, over the processes."""
+        if self.device_mesh is None or isinstance(self.model, FSDPModule):
+            return
         if not isinstance(self.trainer.strategy, ModelParallelStrategy):
             return  # rank zero scores alone; the mesh is that of the training
-        assert self.device_mesh is not None
         mesh = init_device_mesh(self.device_mesh.device_type, (self.trainer.world_size,))  # Lightning's has two axes
         for module in [*self.model.modules()]:
             layers = getattr(module, "layers", None)

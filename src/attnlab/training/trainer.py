@@ -21,7 +21,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, Simpl
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
-from torch import distributed, nn
+from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from attnlab.callbacks.cost import Memory, TrainingSpeed
@@ -144,15 +144,10 @@ def _average(trainer: L.Trainer, module: Module, paths: list[Path], averaged: Pa
             log.warning("training ended before the first validation: the last weights are used as they are")
         write_weights(averaged, module.model.state_dict(), module.identity)
     if trainer.world_size > 1 and not isinstance(trainer.strategy, ModelParallelStrategy):
-        _broadcast(module.model, trainer.strategy.root_device)
-
-
-def _broadcast(model: nn.Module, device: torch.device) -> None:
-    """Give every process the weights of rank zero."""
-    for value in model.state_dict().values():
-        sent = value.to(device)
-        distributed.broadcast(sent, 0)
-        value.copy_(sent)
+        for value in module.model.state_dict().values():
+            sent = value.to(trainer.strategy.root_device)
+            distributed.broadcast(sent, 0)
+            value.copy_(sent)
 
 
 def _epochs(trainer: L.Trainer, idle: bool) -> int | float:
@@ -256,7 +251,8 @@ def build_trainer(
         ConfigError: Lightning refuses the values of `trainer`.
     """
     train, hardware = cfg.task.train, cfg.hardware
-    curves = CSVLogger(directory, name="", version=_next_curves(directory))
+    parts = len(list(directory.glob("curves*")))  # a resumed run leaves the earlier curves as they are
+    curves = CSVLogger(directory, name="", version=f"curves-{parts + 1}" if parts else "curves")
     arguments: dict[str, Any] = {
         "accelerator": hardware.accelerator,
         "devices": hardware.devices,
@@ -303,12 +299,6 @@ def configured_callbacks(cfg: DictConfig, monitor: str, better: Literal["min", "
             made = made(**{key: value for key, value in known.items() if key not in node})
         callbacks.append(made)
     return callbacks
-
-
-def _next_curves(directory: Path) -> str:
-    """The folder for the curves of this part of the run: a resumed run leaves the earlier ones as they are."""
-    parts = len(list(directory.glob("curves*")))
-    return "curves" if parts == 0 else f"curves-{parts + 1}"
 
 
 # --- loggers besides the record and the curves -------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from omegaconf import DictConfig
@@ -13,16 +13,6 @@ from attnlab.attention import Attention
 from attnlab.bench import baselines, exactness
 from attnlab.bench.settings import Settings, Shape
 from attnlab.bench.variants import AttentionVariant, converts, lineup
-
-
-class Variant(Protocol):
-    """One of the compared variants: a frozen dataclass that a new process can build again."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def cfg(self) -> DictConfig: ...
 
 
 class Workload(ABC):
@@ -152,8 +142,6 @@ WORKLOADS = {  # imported on demand, because some need timm or transformers
 
 
 def workload_type(what: str) -> type[Workload]:
-    """The class of a workload. ValueError: there is no workload of this name."""
-    if what not in WORKLOADS:
-        raise ValueError(f"no workload {what}")
+    """The class of a workload."""
     workload: type[Workload] = pkgutil.resolve_name(f"{__name__}.{WORKLOADS[what]}")
     return workload

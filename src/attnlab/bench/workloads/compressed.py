@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from attnlab.bench.memory import free_bytes
 from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.variants import Variant
 from attnlab.bench.workloads import Workload
 from attnlab.compression import Method, densify, outline
 from attnlab.compression.counting import rate
@@ -30,11 +31,10 @@ SAME = 1e-3  # tolerated excess of HOOI's relative error over TensorLy's, due to
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Variant):
     """The task's model, dense or with the modules of `compress=`, with weights from the seed."""
 
     name: Literal["compressed", "dense"]
-    cfg: DictConfig
 
     def outline(self) -> tuple[nn.Module, list[Layer]]:
         """The model on the meta device, and its layers before compression."""
@@ -111,8 +111,6 @@ class ComparedWorkload(Workload):
 
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
-        """ConfigError: `compress` is none."""
-        method_of(cfg)
         return [Compared("compressed", cfg), Compared("dense", cfg)]
 
     @classmethod
@@ -149,13 +147,6 @@ class Projections(ComparedWorkload):
             for axis, width in (("out", layer.projections["q"].shape[1]), ("in", layer.projections["o"].shape[1]))
         }
         self.work = [(module, inputs[place.axis or "out"]) for module, place in projections(model, layer)]
-
-    @classmethod
-    def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Compared]:
-        """ConfigError: `compress` does not replace attention projections."""
-        variants = super().lineup(cfg, settings)
-        variants[0].layer()
-        return variants
 
     @classmethod
     @torch.no_grad()
@@ -206,11 +197,10 @@ class CompressedModel(ComparedWorkload):
 
 
 @dataclass(frozen=True)
-class Solver:
+class Solver(Variant):
     """`hooi` of attnlab, or `partial_tucker` of `tensorly` with the settings of TensorLLM's released code."""
 
     name: Literal["hooi", "tensorly"]
-    cfg: DictConfig
 
     def method(self) -> tuple[TensorLLM, Sizes]:
         """The method and the sizes of the first layer. ConfigError: `compress` is another method."""
@@ -255,9 +245,7 @@ class Decomposition(Workload):
     @classmethod
     def lineup(cls, cfg: DictConfig, settings: Settings) -> list[Solver]:
         """`hooi`, and `tensorly` if `bench.references` contains it, which takes minutes for a large layer."""
-        hooi = Solver("hooi", cfg)
-        hooi.method()
-        return [hooi, *([Solver("tensorly", cfg)] if "tensorly" in settings.references else [])]
+        return [Solver("hooi", cfg), *([Solver("tensorly", cfg)] if "tensorly" in settings.references else [])]
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:

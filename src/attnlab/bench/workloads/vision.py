@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.bench.settings import Settings, Shape
+from attnlab.bench.variants import Variant
 from attnlab.bench.workloads import Workload
 from attnlab.compression.methods.query_key import QueryKeyMethod, Sizes
 from attnlab.compression.modules.attention import CompressedAttention, FactoredAttention
@@ -24,7 +25,7 @@ EXACT = 1e-10  # relative difference in float64 above which no ratio is reported
 
 
 @dataclass(frozen=True)
-class LayerVariant:
+class LayerVariant(Variant):
     """A form of the first attention layer of the task's model, with random weights from the seed.
 
     Args:
@@ -32,7 +33,6 @@ class LayerVariant:
     """
 
     name: Literal["compressed", "dense", "loop"]
-    cfg: DictConfig
 
     def module(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         """`compressed` and `loop` share their weights."""

@@ -20,12 +20,13 @@ from attnlab.config.nodes import check_nodes
 from attnlab.data.corpus import read_text
 from attnlab.data.questions import Questions
 from attnlab.data.samples.world import TEXT
-from attnlab.errors import ConfigError, WriteError, nearest
+from attnlab.errors import ConfigError, nearest
 from attnlab.pretrained import huggingface
+from attnlab.pretrained.weights import new_folder
 from attnlab.run import record as records
 from attnlab.run.console import each
 from attnlab.run.device import device_of
-from attnlab.run.files import replacing_folder, write_text
+from attnlab.run.files import write_text
 from attnlab.run.identity import corpus_content
 from attnlab.tasks.base import Compresses, Restores
 from attnlab.tasks.reasoning.model import AskedModel
@@ -197,12 +198,9 @@ class ReasoningTask(Compresses, Restores):
         place = directory / COMPRESSED
         notes = {"compress": self.cfg.choices.compress}
         name, options = self.spec.weights or "world", huggingface.options_of(module.model)
-        with replacing_folder(place) as partial:
-            try:
-                folder.save(module.model, partial, name, options, notes)
-            except WriteError as error:
-                raise WriteError(error.errno, error.strerror, str(place)) from error
-            huggingface.save_tokenizer(module.tokenizer, partial, place)
+        with new_folder(place) as partial:
+            folder.save(module.model, partial, name, options, notes)
+            module.tokenizer.save_pretrained(partial)
 
     def _predictions(self, directory: Path, data: Questions) -> None:
         """predictions.tsv: prompt, answer, what the model answered, whether it is right, and the loss."""
