@@ -28,7 +28,7 @@ from attnlab.run.files import digest_of, replacing, write_bytes
 FORMAT = 1
 MANIFEST = "manifest.json"
 COMPRESSED = "compressed"  # the folder of a run with its compressed model
-KNOWN = {"format": [FORMAT], "dtype": ["float64", "float32", "bfloat16", "float16"]}
+KNOWN: dict[str, list[Any]] = {"format": [FORMAT], "dtype": ["float64", "float32", "bfloat16", "float16"]}
 BROKEN = (SafetensorError, ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError)
 
 
