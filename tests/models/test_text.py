@@ -136,8 +136,6 @@ def test_one_embedding_serves_all() -> None:
         assert model.encoder.embedding is model.decoder.embedding
         assert type(model.encoder.layers[0].attention) is kinds[0]
         assert type(model.decoder.attentions[0]) is kinds[1]
-    with pytest.raises(ValueError, match="attention_in=here: expected encoder, decoder or both"):
-        EncoderDecoder(WIDTH, encoder, decoder, mla, "here", attention=mla, vocab_size=13)  # type: ignore[arg-type]
 
 
 def test_the_summariser_has_two_embeddings() -> None:

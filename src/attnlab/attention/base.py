@@ -274,24 +274,17 @@ class Attention(nn.Module, ABC):
         self._check_cache(cache)
         self._check_width("x", x)
         _check_rows("x", x, cache.rows)
-        if cache.static_length is not None:
-            return self._extend_static(x, cache, cache.static_length)
-        _check_room(cache, x.shape[1], cache.capacity)
-        out = self._extend(x, cache) if x.numel() else x.clone()
-        cache.length += x.shape[1]
-        return out
-
-    def _extend_static(self, x: Tensor, cache: Cache, length: Tensor) -> Tensor:
-        """One position of a static cache, (B, 1, d) -> (B, 1, d)."""
-        if x.shape[1] != 1:
-            raise ValueError(f"a static cache takes one position at a time, not {x.shape[1]}")
-        on_host = not torch.compiler.is_compiling()  # a compiled step would be specialised on one length
+        new, length = x.shape[1], cache.static_length
+        if length is not None and new != 1:
+            raise ValueError(f"a static cache takes one position at a time, not {new}")
+        on_host = length is None or not torch.compiler.is_compiling()  # else it would be specialised on one length
         if on_host:
-            _check_room(cache, 1, cache.capacity)
+            _check_room(cache, new, cache.capacity)
         out = self._extend(x, cache) if x.numel() else x.clone()
-        length += 1
+        if length is not None:
+            length += 1
         if on_host:
-            cache.length += 1
+            cache.length += new
         return out
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +40,11 @@ class LatentCache(PositionalCache):
     Arguments are those of `PositionalCache`.
     """
 
-    def __init__(
-        self, attention: "MLA", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
-    ) -> None:
-        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
-        up_key, up_value = attention.up_matrices()
-        self.up_key = (up_key.detach() * attention.scale).to(like.dtype).contiguous()
-        self.up_value = up_value.detach().mT.to(like.dtype).contiguous()
+    def __init__(self, attention: "MLA", *sizes: Any) -> None:
+        super().__init__(attention, *sizes)
+        (up_key, up_value), dtype = attention.up_matrices(), self.text["slots"].dtype
+        self.up_key = (up_key.detach() * attention.scale).to(dtype).contiguous()
+        self.up_value = up_value.detach().mT.to(dtype).contiguous()
         self._step: LatentStep | None = None
 
     def __getstate__(self) -> dict[str, object]:
@@ -61,10 +59,7 @@ class LatentCache(PositionalCache):
         if not (same and self.is_lean(x)) or choose("step", x, masked=True) is Backend.TRITON:
             return None
         if self._step is None or self._step.slots is not self.text["slots"]:
-            self._step = LatentStep(
-                self.text["slots"], self.prefix["slots"], self.up_key, self.up_value, attention.scale,
-                attention.query, attention.down, attention.norm, attention.out,
-            )  # fmt: skip
+            self._step = LatentStep(attention, self)
         return self._step
 
 
@@ -337,34 +332,21 @@ class LatentStep:
     Buffers and views of the cache are created once, because creating a view takes as long as a small kernel.
     In-place changes of the weights take effect. Hooks that are registered later are not called.
 
-    Args:
+    Attributes:
         slots, prefix: buffers of the cache, [latent | rotary key] (B, K, r + d_r) of the text and (N, P, r + d_r).
         up_key, up_value: projections between latents and heads, (H, d_n, r), with the scale of logits, and (H, r, d_v).
-        query, down, norm, out: modules of the mechanism.
-
-    Attributes:
         row: the newest [latent | rotary key], (B, r + d_r), set by :meth:`newest`.
         row_turned: view of its rotary key, (B, 1, 2, d_r / 2).
     """
 
-    def __init__(
-        self,
-        slots: Tensor,
-        prefix: Tensor,
-        up_key: Tensor,
-        up_value: Tensor,
-        scale: float,
-        query: nn.Module,
-        down: nn.Module,
-        norm: nn.Module,
-        out: nn.Module,
-    ) -> None:
-        self.slots, self.prefix, self.up_key, self.up_value, self.scale = slots, prefix, up_key, up_value, scale
-        self.heads, head_dim, r = up_key.shape
-        rows, pairs = len(slots), (slots.shape[-1] - r) // 2
+    def __init__(self, attention: MLA, cache: LatentCache) -> None:
+        self.slots, self.prefix = cache.text["slots"], cache.prefix["slots"]
+        self.up_key, self.up_value, self.scale = cache.up_key, cache.up_value, attention.scale
+        self.heads, head_dim, r = self.up_key.shape
+        rows, pairs = len(self.slots), (self.slots.shape[-1] - r) // 2
         self.pairs, self.query_widths, self.widths = pairs, [head_dim, 2 * pairs], [r, 2 * pairs]
-        self._query, self._down, self._out = (applied(module) for module in (query, down, out))
-        self._norm = norm
+        self._query, self._down, self._out = map(applied, (attention.query, attention.down, attention.out))
+        self._norm = attention.norm
         self.q = self.slots.new_empty(rows, self.heads, r + 2 * pairs)
         self.row = self.slots.new_empty(rows, r + 2 * pairs)
         self.latents, self.turned = self._parts(self.slots)

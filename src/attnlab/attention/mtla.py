@@ -1,6 +1,6 @@
 """Multi-head temporal latent attention: MLA whose latents are merged along time."""
 
-from typing import Annotated, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +37,12 @@ class MTLACache(LatentCache):
     Arguments are those of `PositionalCache`.
     """
 
-    def __init__(
-        self, attention: "MTLA", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
-    ) -> None:
-        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+    def __init__(self, attention: "MTLA", *sizes: Any) -> None:
+        super().__init__(attention, *sizes)
         self.stride = attention.stride
         self.prefix_slots = 0
-        positions = prefix_capacity + capacity + self.stride
-        self.gate_slot = attention.slot_gates(positions // self.stride + 1).detach().to(like.dtype)  # fc_c(pe)
+        slots = (self.prefix_capacity + self.capacity + self.stride) // self.stride + 1
+        self.gate_slot = attention.slot_gates(slots).detach().to(self.text["slots"].dtype)  # fc_c(pe)
 
     @property
     def prefix_used(self) -> int:

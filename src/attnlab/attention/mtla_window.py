@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -24,10 +24,8 @@ class WindowedCache(MTLACache):
     Arguments are those of `PositionalCache`.
     """
 
-    def __init__(
-        self, attention: "MTLAWindow", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
-    ) -> None:
-        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+    def __init__(self, attention: "MTLAWindow", *sizes: Any) -> None:
+        super().__init__(attention, *sizes)
         self.recent, self.first = attention.recent, attention.first
         self.reached = 0  # longest text before a crop, which has overwritten older positions
 

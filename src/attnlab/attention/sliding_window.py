@@ -1,6 +1,7 @@
 """Base classes for sliding windows of the newest positions, and multi-head attention over such a window."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +24,8 @@ class WindowCache(PositionalCache):
     Arguments are those of `PositionalCache`.
     """
 
-    def __init__(
-        self, attention: "Windowed", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
-    ) -> None:
-        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+    def __init__(self, attention: "Windowed", *sizes: Any) -> None:
+        super().__init__(attention, *sizes)
         self.window = attention.window
         self.reached = 0  # longest text before a crop, which has overwritten older positions
 

@@ -1,9 +1,7 @@
 """Compression of pretrained models: methods, compressed modules, counting, saved folders."""
 
-import attnlab.torchvision_schemas  # noqa: F401  (before timm)
+import attnlab.torchvision_schemas  # before timm
 
 from attnlab.compression.folder import load, save
 from attnlab.compression.methods.base import Method
 from attnlab.compression.transform import compress, densify, outline
-
-__all__ = ["Method", "compress", "densify", "load", "outline", "save"]

@@ -11,30 +11,3 @@ from attnlab.data.text.corpora import BillionWords, FineWebEdu, PennTreebank, Te
 from attnlab.data.text.pairs import Parallel, SciTLDR, XSum
 from attnlab.data.text.tokenizer import SourceText, Tokenizer
 from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Words
-
-__all__ = [
-    "AMI",
-    "AN4",
-    "BillionWords",
-    "BytePairs",
-    "FilterBank",
-    "FineWebEdu",
-    "Kaldi",
-    "MustC",
-    "Parallel",
-    "PennTreebank",
-    "Picovoice",
-    "PretrainedTokens",
-    "SLURP",
-    "SciTLDR",
-    "SourceText",
-    "SpecAugment",
-    "StoredFeatures",
-    "Table",
-    "TextFiles",
-    "Tokenizer",
-    "WikiText",
-    "WikiTextRaw",
-    "Words",
-    "XSum",
-]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Protocol, cast
+from typing import Annotated, cast
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -15,8 +15,8 @@ from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.data.base import Data, EpochBatches, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.corpus import Reader, Segment, Utterance, at_speed, repeated, statistics
-from attnlab.data.speech.features import Array, FilterBank, SpecAugment
-from attnlab.data.speech.stored import StoredFeatures
+from attnlab.data.speech.features import Array, FeatureStore, FilterBank, SpecAugment
+from attnlab.data.speech.stored import StoredFeatures, StoredInputs
 from attnlab.data.text.tokenizer import Kind, SourceText, TextInputs, Tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
@@ -27,15 +27,8 @@ LAYOUT = "attnlab.data.corpus.check_layout"  # checks the files of data_root wit
 # Training sorts by length times a random factor up to this: buckets differ from epoch to epoch, padding stays small.
 LENGTH_JITTER = 1.1
 
+Inputs = FeatureStore | StoredInputs | TextInputs  # the model's input of each utterance, and their `lengths`
 FRONT_ENDS = {"audio": FilterBank, "stored": StoredFeatures, "text": SourceText}
-
-
-class Inputs(Protocol):
-    """The model's input of each utterance; `lengths` (int64) counts frames or pieces."""
-
-    lengths: Ids
-
-    def __getitem__(self, i: int) -> Array | Ids: ...
 
 
 @dataclass
@@ -327,7 +320,6 @@ class FrameUpdates(EpochBatches):
         lengths: frames of each sentence, (n,) int64.
         bucket: frames of a bucket, padding included (the longest length times the number of sentences).  A longer
             sentence is a bucket alone.
-        share: how an update is shared.
         max_sentences: the largest number of sentences in a bucket; None: no limit.
         place: arguments of :class:`EpochBatches`.
     """

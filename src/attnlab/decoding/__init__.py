@@ -2,5 +2,3 @@
 
 from attnlab.decoding.beam import BeamSearch, Decodable, Hypothesis, Steps
 from attnlab.decoding.sampling import Continuable, Sampling
-
-__all__ = ["BeamSearch", "Continuable", "Decodable", "Hypothesis", "Sampling", "Steps"]

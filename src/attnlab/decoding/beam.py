@@ -74,7 +74,8 @@ class Steps:
             return self._logits
         if self.compiled is not None and tokens.device.type == "cpu" and self._can_be_static:
             return self._compiled(tokens, self.compiled)
-        if not self._worth_it(tokens):
+        worth = self.graphs and tokens.is_cuda and self.calls > WARM_UP and self.left >= LEAST
+        if not (worth and self._can_be_static):
             return self.model.step(tokens, self.caches)
         if not all(cache.is_static for cache in self.caches):
             self._make_static()
@@ -118,9 +119,6 @@ class Steps:
             cache.length = length  # already increased if torch ran the step, or a part of it, without compiling it
         self._count()
         return logits
-
-    def _worth_it(self, tokens: Tensor) -> bool:
-        return self.graphs and tokens.is_cuda and self.calls > WARM_UP and self.left >= LEAST and self._can_be_static
 
     def _beside(self, tokens: Tensor) -> Tensor:
         """The first static step, which uses other kernels, on a side stream, as CUDA requires before a capture."""
@@ -203,8 +201,6 @@ class BeamSearch:
         min_len: minimum number of tokens before </s>, if the limit allows.
         temperature: divisor of the logits.
         unknown: whether <unk> may be generated; published scores allow it.
-
-    ValueError: a value is out of its bounds.
     """
 
     beam: Size = 5

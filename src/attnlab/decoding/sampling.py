@@ -33,9 +33,6 @@ class Sampling:
         top_k: sample from the k most probable tokens; None: from all.
         top_p: sample from the smallest set of tokens with probability p, after `top_k` (nucleus sampling); None: from
             all.
-        seed: seed of the random numbers.
-
-    ValueError: a value is out of its bounds.
     """
 
     tokens: Size = 64

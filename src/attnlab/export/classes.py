@@ -3,8 +3,5 @@
 from attnlab import attention, models
 
 CLASSES: dict[str, type] = {
-    name: cls
-    for package in (attention, models)
-    for name in package.__all__
-    if isinstance(cls := getattr(package, name), type)
+    name: cls for package in (attention, models) for name, cls in vars(package).items() if isinstance(cls, type)
 }

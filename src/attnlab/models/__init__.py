@@ -9,18 +9,3 @@ from attnlab.models.prefix_decoder import PrefixDecoder
 from attnlab.models.sequence import EncoderDecoder, SpeechToText, TextToText
 from attnlab.models.tensorized_transformer import TensorizedTransformer
 from attnlab.models.text_encoder import TextEncoder
-
-__all__ = [
-    "ConformerEncoder",
-    "CrossDecoder",
-    "Decoder",
-    "EncoderDecoder",
-    "LanguageModel",
-    "PrefixDecoder",
-    "SpeechEncoder",
-    "SpeechToText",
-    "T6",
-    "TensorizedTransformer",
-    "TextEncoder",
-    "TextToText",
-]

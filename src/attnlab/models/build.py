@@ -45,8 +45,7 @@ def build_attention(cfg: DictConfig, layer: int) -> Attention:
     """Build the mechanism of layer index `layer`. In a hybrid stack the pattern repeats over the layers."""
     pattern = cfg.attention.get("pattern")
     path = "attention" if pattern is None else f"attention.mechanisms.{pattern[layer % len(pattern)]}"
-    attention: Attention = instantiate(OmegaConf.select(cfg, path), path=path)
-    return attention
+    return instantiate(OmegaConf.select(cfg, path), path=path)
 
 
 @dataclass(frozen=True)

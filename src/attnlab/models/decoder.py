@@ -60,8 +60,7 @@ class DecoderBlock(nn.Module):
 
     def attend(self, h: Tensor) -> Tensor:
         """Output of the attention in its parallel form, (B, T, d) -> (B, T, d)."""
-        out: Tensor = self.attention(h)
-        return out
+        return self.attention(h)
 
     def mlp(self, h: Tensor) -> Tensor:
         """(B, T, d) -> (B, T, d)."""
@@ -208,8 +207,7 @@ class Decoder(LanguageModel):
         return F.dropout(x, self.dropout, self.training)
 
     def final(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(x)
-        return normed
+        return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.vocabulary_matrix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -163,8 +163,6 @@ class EncoderDecoder(SequenceModel):
         attention_in: part that uses the configured mechanism: "encoder" (Tensorized Transformer, section 5.3),
             "decoder" (its cached self-attention), or "both".
         attention: called with the index of a layer, returns its mechanism.
-
-    ValueError: `attention_in` has another value.
     """
 
     ctc = None
@@ -181,8 +179,6 @@ class EncoderDecoder(SequenceModel):
         vocab_size: Size,
     ) -> None:
         super().__init__()
-        if attention_in not in get_args(Literal["encoder", "decoder", "both"]):
-            raise ValueError(f"attention_in={attention_in}: expected encoder, decoder or both")
         inside, outside = (
             attention if attention_in in (place, "both") else lambda layer: ordinary()
             for place in ("encoder", "decoder")

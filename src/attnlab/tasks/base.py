@@ -220,8 +220,7 @@ class Trains(ReadsData, Restores):
 
     def optimizer_of(self, model: nn.Module) -> Optimizer:
         """The configured optimizer of a model."""
-        optimizer: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model.parameters())
-        return optimizer
+        return instantiate(self.cfg.task.optimizer, path="task.optimizer")(model.parameters())
 
     def copies(self) -> int:
         """The number of copies of the weights in training: averages, a teacher."""
@@ -404,8 +403,7 @@ class TextTask(Trains):
         return model
 
     def cached(self, model: Any) -> list[Attention]:
-        attentions: list[Attention] = self.decoder(model).attentions
-        return attentions
+        return self.decoder(model).attentions
 
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `parameters`, `kv_cache` and `multiply_adds_per_token` from the configuration alone.

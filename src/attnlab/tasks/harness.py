@@ -142,10 +142,6 @@ class TrainedRun(TemplateLM):
     def eot_token_id(self) -> int:
         return self.vocabulary.end
 
-    @property
-    def tokenizer_name(self) -> str:
-        return self.vocabulary.fingerprint
-
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return self.vocabulary.ids(string)
 

@@ -289,8 +289,7 @@ def with_largest_batch(task: Trains, record: dict[str, Any]) -> DictConfig:
     if first_process():
         log.info("%s=%d: the largest batch that fits (%s)", key, size, folder)
     record["found_batch"] = {"key": key, "size": size}
-    changed: DictConfig = OmegaConf.merge(cfg, {"task": {"data": {task.batch_key: size}}})  # type: ignore[assignment]
-    return changed
+    return OmegaConf.merge(cfg, {"task": {"data": {task.batch_key: size}}})  # type: ignore[return-value]
 
 
 def _search(task: Trains, device: torch.device) -> int:

@@ -22,11 +22,3 @@ Shapes: B rows, N prefixes, T positions, S prefix positions, R rank, V value wid
 from .base import MultiLinear
 from .sums import SummedMultiLinear, TiedMultiLinear
 from .windowed import AbsoluteMultiLinear, RelativeMultiLinear
-
-__all__ = [
-    "AbsoluteMultiLinear",
-    "MultiLinear",
-    "RelativeMultiLinear",
-    "SummedMultiLinear",
-    "TiedMultiLinear",
-]

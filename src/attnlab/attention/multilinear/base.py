@@ -99,7 +99,10 @@ class MultiLinear(Attention):
         self.core = core
         self.qkv = nn.Linear(d_model, 2 * rank + value_dim, bias=False)
         nn.init.normal_(self.qkv.weight, std=d_model**-0.5)
-        self.cores = core_vectors(num_cores, rank, core)
+        if core not in get_args(Core):
+            raise ValueError(f"core={core}: expected {' or '.join(get_args(Core))}")
+        most = (3 / rank) ** 0.5 if core == "free" else 1.0  # free: A_ijm has variance 1 if q, k and v have
+        self.cores = nn.Parameter(nn.init.uniform_(torch.empty(num_cores, rank), 0.0, most))
 
     @property
     def gain(self) -> float:
@@ -242,16 +245,6 @@ class WithPrefixReadout(MultiLinear):
     def _slice_multiply_adds(self) -> int:
         """Multiply-adds for the slice A_i.. of one position."""
         return 0
-
-
-def core_vectors(count: int, rank: int, core: Core = "free") -> nn.Parameter:
-    """(h, R), uniform, as in eq. 6. With free cores A_ijm has variance 1 if q, k and v have.
-
-    ValueError: `core` is neither free nor softmax.
-    """
-    if core not in get_args(Core):
-        raise ValueError(f"core={core}: expected {' or '.join(get_args(Core))}")
-    return nn.Parameter(nn.init.uniform_(torch.empty(count, rank), 0.0, (3 / rank) ** 0.5 if core == "free" else 1.0))
 
 
 def readout(count: int, slots: int, d_model: int, std: float) -> nn.Linear:

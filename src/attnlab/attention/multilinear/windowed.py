@@ -50,11 +50,9 @@ class SlotCache(StateCache):
     Arguments are those of `StateCache`. ValueError: `capacity` is larger than the window.
     """
 
-    def __init__(
-        self, attention: "AbsoluteMultiLinear", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
-    ) -> None:
+    def __init__(self, attention: "AbsoluteMultiLinear", batch: int, capacity: int, *rest: Any) -> None:
         attention.check_room(capacity)
-        super().__init__(attention, batch, capacity, prefix_capacity, beam, like)
+        super().__init__(attention, batch, capacity, *rest)
 
     def crop(self, length: int) -> None:
         self._check_crop(length)

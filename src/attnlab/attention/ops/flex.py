@@ -158,8 +158,7 @@ def block_mask(part: SeenKeys, rows: int) -> "BlockMask | None":
         return inside if exists is None else inside & exists[b, j]
 
     tables = (*_listed(seen & ~full), *_listed(full))
-    result = BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mask, seq_lengths=(rows, size))
-    return result
+    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=BLOCK, mask_mod=mask, seq_lengths=(rows, size))
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .sdpa import Kernel, Random, dot, merge, wide
+from .sdpa import Kernel, Random, dot, fold, merge, unfold, wide
 
 
 class Past(NamedTuple):
@@ -96,9 +96,9 @@ class MergedPattern(NamedTuple):
             merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], diagonal[:, 1:])
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
-            o, new, random = kernel.forward(_fold(q, beam), p.packed, p.mask, causal=False)
+            o, new, random = kernel.forward(fold(q, beam), p.packed, p.mask, causal=False)
             randoms.append(random)
-            merge(out, lse, _unfold(o, beam), _unfold(new, beam))
+            merge(out, lse, unfold(o, beam), unfold(new, beam))
         return SavedForBackward(lse, diagonal, mask, tuple(randoms))
 
     def backward(
@@ -129,10 +129,10 @@ class MergedPattern(NamedTuple):
         more = []
         for item in past:
             beam = q.shape[0] // item.packed.shape[0]
-            g, queries, o, lse = (_fold(t, beam) for t in (grad, q, out, saved.lse))
+            g, queries, o, lse = (fold(t, beam) for t in (grad, q, out, saved.lse))
             g, o = (kernel.wide_enough(t, width, item.mask) for t in (g, o))
             more_q, dk, d_value = kernel.backward(g, queries, item.packed, item.mask, o, lse, False, next(randoms))
-            dq += _unfold(more_q, beam)
+            dq += unfold(more_q, beam)
             more.append(torch.cat((d_value, dk), -1))
         return dpacked, more
 
@@ -179,12 +179,3 @@ def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:
         out.copy_(a * b)
     else:
         torch.mul(a, b, out=out)
-
-
-def _fold(x: Tensor, beam: int) -> Tensor:
-    """(N * beam, T, ...) -> (N, beam * T, ...): rows that share a prefix query it together."""
-    return x if beam == 1 else x.unflatten(0, (-1, beam)).flatten(1, 2)
-
-
-def _unfold(x: Tensor, beam: int) -> Tensor:
-    return x if beam == 1 else x.unflatten(1, (beam, -1)).flatten(0, 1)

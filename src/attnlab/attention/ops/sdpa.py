@@ -94,12 +94,12 @@ class Kernel(NamedTuple):
             queries, target, target_lse = (t[:, place::group] for t in (q, out, lse))
             for rows, count in _triangles(bounds, target):
                 o, new, random = self.forward(
-                    _folded(queries[:, rows], count), _folded(packed[:, rows], count), None, causal=True
+                    unfold(queries[:, rows], count), unfold(packed[:, rows], count), None, causal=True
                 )
                 part = target[:, rows]
                 size = part.shape[1]
-                part.copy_(_unfolded(o, count)[:, :size])
-                target_lse[:, rows].copy_(_unfolded(new, count)[:, :size])
+                part.copy_(fold(o, count)[:, :size])
+                target_lse[:, rows].copy_(fold(new, count)[:, :size])
                 randoms.append(random)
         for first, middle, last in _rectangles(bounds):
             rows = slice(middle * group, min(last * group, out.shape[1]))
@@ -125,12 +125,12 @@ class Kernel(NamedTuple):
         for place in range(group):
             sources, target = [t[:, place::group] for t in (grad, q, out, lse)], dq[:, place::group]
             for rows, count in _triangles(bounds, target):
-                g, queries, o, o_lse = (_folded(t[:, rows], count) for t in sources)
-                keys = _folded(packed[:, rows], count)
+                g, queries, o, o_lse = (unfold(t[:, rows], count) for t in sources)
+                keys = unfold(packed[:, rows], count)
                 more, dk, d_value = self.backward(g, queries, keys, None, o, o_lse, True, next(randoms))
                 part = target[:, rows]
-                part.copy_(_unfolded(more, count)[:, : part.shape[1]])
-                self._add(dpacked[:, rows], _unfolded(d_value, count), _unfolded(dk, count), first=place == 0)
+                part.copy_(fold(more, count)[:, : part.shape[1]])
+                self._add(dpacked[:, rows], fold(d_value, count), fold(dk, count), first=place == 0)
         for first, middle, last in _rectangles(bounds):
             rows = slice(middle * group, min(last * group, dq.shape[1]))
             more, dk, d_value = self.backward(
@@ -275,13 +275,13 @@ def _rectangles(bounds: list[int]) -> Iterator[tuple[int, int, int]]:
         step *= 2
 
 
-def _folded(x: Tensor, count: int) -> Tensor:
+def unfold(x: Tensor, count: int) -> Tensor:
     """(B, count * n, ...) -> (B * count, n, ...)."""
     return x if count == 1 else x.unflatten(1, (count, -1)).flatten(0, 1)
 
 
-def _unfolded(x: Tensor, count: int) -> Tensor:
-    """(B * count, n, ...) -> (B, count * n, ...)."""
+def fold(x: Tensor, count: int) -> Tensor:
+    """(B * count, n, ...) -> (B, count * n, ...): as of rows that share a prefix and query it together."""
     return x if count == 1 else x.unflatten(0, (-1, count)).flatten(1, 2)
 
 

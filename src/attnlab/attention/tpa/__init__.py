@@ -3,5 +3,3 @@
 from .contextual import TPA
 from .factors import FactorCache, Factors
 from .variants import TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
-
-__all__ = ["FactorCache", "Factors", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB", "TPASharedB"]

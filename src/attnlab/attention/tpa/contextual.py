@@ -14,6 +14,7 @@ from ..ops.decode import share
 from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
+from ..ops.sdpa import fold, unfold
 from ..positional import Angles, Layout, PositionalAttention
 from .factors import TILE, Block, Buffers, FactorCache, Factors, FactorSegment, Init, Nonlinearity
 
@@ -353,7 +354,7 @@ class TPA(PositionalAttention):
             logits.addcmul_(product[:, r], head[:, r].unsqueeze(1))
         if tile.mask is not None:
             logits.masked_fill_(~tile.mask[:, None, None], float("-inf"))
-        return _unfold(logits, tile.beam)
+        return unfold(logits, tile.beam)
 
     def _read(self, p: Tensor, tile: FactorSegment) -> Tensor:
         """Softmax weights (B, n, h, size) -> (B, n, h, D), R_V times the output."""
@@ -363,7 +364,7 @@ class TPA(PositionalAttention):
         if token.shape[2] < tile.size:  # all positions share it
             weights = weights.sum(-1, keepdim=True)
         out = (weights.flatten(2, 3) @ self._vectors(token)).sum(1).unflatten(1, p.shape[1:3])
-        return _unfold(out, tile.beam)
+        return unfold(out, tile.beam)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         built = self.num_heads * self.q_rank * self.head_dim if self.factorised_queries else 0  # of the query
@@ -378,8 +379,4 @@ def _tiles(segment: FactorSegment) -> Iterator[FactorSegment]:
 
 def _fold(x: Tensor, batch: int, beam: int) -> Tensor:
     """(B or 1, n, ...) -> (N, beam * n, ...): rows that share a prefix query it together."""
-    return x if beam == 1 else x.expand(batch, *x.shape[1:]).unflatten(0, (-1, beam)).flatten(1, 2)
-
-
-def _unfold(x: Tensor, beam: int) -> Tensor:
-    return x if beam == 1 else x.unflatten(1, (beam, -1)).flatten(0, 1)
+    return x if beam == 1 else fold(x.expand(batch, *x.shape[1:]), beam)

@@ -22,9 +22,7 @@ class CP:
     """Y ~ sum_r a_r o b_r o c_r.
 
     Args:
-        a: (I, R).
-        b: (J, R).
-        c: (H, R).
+        a, b, c: (I, R), (J, R), (H, R).
         history: relative errors, one of each sweep, the start first.
         costs: of the correction's objective, in the same order; empty after plain least squares.
     """

@@ -15,8 +15,7 @@ class Slices:
     For the query-key tensor of an attention layer these are W_Q and W_K of each head (IrrAtt, section 2.3).
 
     Args:
-        left: (H, I, D).
-        right: (H, J, D).
+        left, right: (H, I, D) and (H, J, D).
 
     Raises:
         ValueError: the shapes do not match.

@@ -20,8 +20,7 @@ class BlockTerms:
     """Y[:, :, g] ~ sum_h fusion[g, h] left[h] @ right[h].T; term h has the rank ranks[h] (BTD-(L, L, 1)).
 
     Args:
-        left: of each term, (I, R_h).
-        right: of each term, (J, R_h).
+        left, right: of each term, (I, R_h) and (J, R_h).
         fusion: (H, H).
         history: relative errors, the start first.
     """

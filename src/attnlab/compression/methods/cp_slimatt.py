@@ -93,7 +93,6 @@ class CPSlimAtt(FromCP):
 
     Raises:
         ConfigError: a penalty with fusion="constrained".
-        ValueError: a rank or a number of starts below 1, or a negative number of sweeps or penalty.
     """
 
     start: Literal["global", "random"] = "global"

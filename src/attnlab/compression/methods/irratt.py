@@ -38,9 +38,6 @@ class IrrAtt(FromCP):
             which fused kernels run, each head fitted again at its rank. Eq. 7 leaves an H x H fusion nothing but the
             order of the heads, so that "identity" is its constrained form.
         Others are those of `QueryKeyMethod`.
-
-    Raises:
-        ValueError: a rank or a number of starts below 1, or a negative number of sweeps.
     """
 
     start: Literal["random", "global", "cp"] = "cp"

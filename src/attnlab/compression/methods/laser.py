@@ -62,8 +62,8 @@ class LASER(Method):
             may stay dense.
 
     Raises:
-        ValueError: more than one of `rank`, `rho`, `rate` and `keep`, a value out of its range, or `keep` with
-            factorised=False, which saves nothing.
+        ValueError: more than one of `rank`, `rho`, `rate` and `keep`, or `keep` with factorised=False, which saves
+            nothing.
     """
 
     layers: list[int] | None = None

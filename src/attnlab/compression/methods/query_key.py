@@ -141,7 +141,6 @@ class QueryKeyMethod(Method):
 
     Raises:
         ConfigError: `keep` beside a rank that it chooses.
-        ValueError: a rank below 1.
     """
 
     rank: Rank | None = None

@@ -95,7 +95,7 @@ class TensorLLM(Method):
             singular values of its tensor, and a layer may stay dense.
 
     Raises:
-        ValueError: a rank below 1, or a negative number.
+        ConfigError: ranks that are given twice, or a list of ranks that is neither two nor three long.
     """
 
     rank: Rank | None = None

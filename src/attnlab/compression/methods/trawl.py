@@ -85,7 +85,7 @@ class TRAWL(Method):
             its unfoldings, and a stack may stay dense.
 
     Raises:
-        ValueError: a rank below 1, an unknown mode, or both `rank` and `keep`.
+        ValueError: both `rank` and `keep`, or a `stack_rank` of CP.
     """
 
     mode: Annotated[int, Ge(1), Le(6)] = 5

@@ -224,8 +224,7 @@ class HeadFactors(Replacement):
         state = (*self._state(), _autocast(self.u1.device.type))
         if name not in self._derived or self._derived[name][0] != state:
             self._derived[name] = state, make()
-        product: Tensor = self._derived[name][1]
-        return product
+        return self._derived[name][1]
 
     def _state(self) -> tuple[Any, ...]:
         """A value that changes with every weight."""
@@ -251,8 +250,7 @@ class HeadFactors(Replacement):
             self._shared[axis] = x, state, shared, waiting
         else:
             self._shared.pop(axis, None)
-        result: Tensor = shared
-        return result
+        return shared
 
 
 class HeadProjection(Replacement):
@@ -272,11 +270,7 @@ class HeadProjection(Replacement):
 
     def bind(self, model: nn.Module, path: str) -> None:
         owner = model.get_submodule(self.factors)
-        if not isinstance(owner, HeadFactors) or self.name not in owner.place:
-            raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
-        sizes, shape = (owner.heads(self.name) * owner.width, owner.dim), (self.out_features, self.in_features)
-        if shape != (sizes if owner.axes[self.name] == "out" else sizes[::-1]):
-            raise ValueError(f"{path}: its sizes {shape} differ from those of its factors")
+        assert isinstance(owner, HeadFactors)
         self._owner = [owner]
 
     @property

@@ -297,8 +297,7 @@ class CellUpdates(EpochBatches):
         super().__init__(len(updates), share.accumulate, world_size=world_size, **place)
 
     def batch(self, update: int, part: int) -> list[int]:
-        sequences: list[int] = self._order[update][part * self._size : (part + 1) * self._size].tolist()
-        return sequences
+        return self._order[update][part * self._size : (part + 1) * self._size].tolist()
 
 
 class RecallData(Data):
@@ -309,13 +308,10 @@ class RecallData(Data):
     pair, or -1 for a share that is drawn for each sequence.
 
     Args:
-        vocab_size: V.
         train: cells of the training set, which is drawn once; its order depends on seed and epoch.
-        test: cells of the test set.
         validation: sequences of each cell of the test set that validations score, others than those of the test set.
         update_sequences: sequences of an update, on all processes together, all of one cell.
         batch_size: the largest number of sequences in a batch of one process.
-        eval_batch_size: of a held-out batch.
         power, noise, offset: of `mqar`, see :class:`attnlab.data.recall.data.AssociativeRecall`.
         seed: of the training set and its order; held-out sequences are the same for all seeds.
 

@@ -120,8 +120,7 @@ def pretrained(name: str, layer: str, device: str) -> Model:
                 chosen = torch.stack(states).mean(0)
             case _:
                 chosen = states[int(layer)]
-        features: Array = chosen[0].float().cpu().numpy()
-        return features
+        return chosen[0].float().cpu().numpy()
 
     return run
 

@@ -86,7 +86,6 @@ class FilterBank:
 
         Args:
             place: the folder to which a hash is added.
-            tokenizer: not used.
 
         Raises:
             DataError: a recording cannot be read, or the disk is full.
@@ -128,16 +127,14 @@ def read_waveform(path: Path, start: int, num_samples: int) -> Array:
         samples, _ = soundfile.read(path, frames=num_samples, start=start, dtype="float32", always_2d=True)
     if len(samples) < num_samples:
         raise DataError(f"{path}: damaged audio, {len(samples)} of {num_samples} samples from sample {start} on")
-    mono: Array = samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
-    return mono
+    return samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
 
 
 def change_speed(waveform: Array, rate: int, speed: float) -> Array:
     """(samples,) at `rate` Hz -> (samples / speed,): tempo and pitch together, as a tape that runs faster."""
     if speed == 1.0 or not len(waveform):
         return waveform
-    faster: Array = soxr.resample(waveform, rate * speed, rate)
-    return faster
+    return soxr.resample(waveform, rate * speed, rate)
 
 
 class FeatureStore:
@@ -239,8 +236,7 @@ def warped(features: Array, centre: int, moved: int) -> Array:
     places = np.interp(np.arange(last + 1), knots[:, 0], knots[:, 1])
     below = np.minimum(places.astype(np.int64), max(last - 1, 0))
     share = (places - below).astype(np.float32).reshape(-1, *[1] * (features.ndim - 1))
-    mixed: Array = (1 - share) * features[below] + share * features[np.minimum(below + 1, last)]
-    return mixed
+    return (1 - share) * features[below] + share * features[np.minimum(below + 1, last)]
 
 
 def _draw(random: np.random.Generator, widest: int, size: int) -> tuple[int, int]:

@@ -25,7 +25,6 @@ class StoredFeatures:
     Args:
         width: F, the number of values in a frame of the model's input: 1 + `deltas` times the columns of the files.
         deltas: 1 appends the regression slopes over two frames to either side, 2 also the slopes of these.
-        normalize: apply CMVN to each utterance.
         layers: L, the layers of a pretrained model that a frame of the files has; the encoder mixes them
             (`task.model.encoder.mix_layers`), and takes the mean over the utterance off. None: frames are of one layer.
 

@@ -43,7 +43,6 @@ class Files:
     """The files of a layout: names relative to the root, with `{lang}`, `{side}` (src, ref) and so on to be filled in.
 
     Attributes:
-        train: the training files.
         dev, test: the held-out files; empty: held out of the training files.
         subwords: whether words are split into pieces; every piece but the last of a word ends in `@@`.
     """

@@ -69,13 +69,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, without <s>, <pad> and </s>."""
-        text: str = self._processor.decode([int(i) for i in ids if int(i) > self.eos])
-        return text
+        return self._processor.decode([int(i) for i in ids if int(i) > self.eos])
 
     def piece(self, id: int) -> str:
         """The text of one piece."""
-        piece: str = self._processor.id_to_piece(id)
-        return piece
+        return self._processor.id_to_piece(id)
 
     def save(self, path: Path) -> None:
         """Write the SentencePiece model (atomically)."""

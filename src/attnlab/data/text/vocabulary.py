@@ -81,7 +81,6 @@ class WordVocabulary(Vocabulary):
         words: the most frequent first; ids are their indices.
         end: the mark between texts, one of `words`.
         unknown: the word for words that are not in `words`; without it in `words`, these are an error.
-        lower: convert texts to lower case.
     """
 
     unit = "word"
@@ -139,8 +138,7 @@ class BytePairVocabulary(Vocabulary):
         self.mark = end
 
     def ids(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def _all(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
@@ -173,7 +171,6 @@ class Words:
         ends: the place of the mark `end` between texts; "around": both, as in the published LM1B code.
         of: the splits whose words count; None: training.
         min_count: words with fewer occurrences are left out.
-        lower: convert texts to lower case.
         file: a file with one word per line, in place of the words of the corpus.
     """
 

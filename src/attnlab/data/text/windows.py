@@ -117,5 +117,4 @@ class ShuffledBatches(EpochBatches):
 
     def batch(self, update: int, part: int) -> list[int]:
         first = (update * self.accumulate * self.world_size + part) * self._size
-        order: list[int] = self._order[np.arange(first, first + self._size)].tolist()
-        return order
+        return self._order[np.arange(first, first + self._size)].tolist()

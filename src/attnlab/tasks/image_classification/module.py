@@ -60,8 +60,7 @@ class ImageClassification(Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, H, W) to logits (B, C), by the averaged weights in evaluation if there are any."""
-        logits: Tensor = (self._ema[0].module if self._ema and not self.training else self.model)(images)
-        return logits
+        return (self._ema[0].module if self._ema and not self.training else self.model)(images)
 
     def losses(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Sums over a batch of images (B, 3, H, W) and classes (B,): training loss, loss, right images, images."""

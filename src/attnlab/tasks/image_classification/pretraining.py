@@ -87,8 +87,7 @@ def without_validation(cfg: DictConfig, epochs: int) -> DictConfig:
     """A copy of the configuration with the length of the pretraining and without validation."""
     length = {"max_steps": -1, "max_epochs": epochs, "max_minutes": None}
     never = {"validate_every": None, "validate_every_epochs": epochs + 1}
-    merged: DictConfig = OmegaConf.merge(cfg, {"task": {"train": length | never}})  # type: ignore[assignment]
-    return merged
+    return OmegaConf.merge(cfg, {"task": {"train": length | never}})  # type: ignore[return-value]
 
 
 def key(cfg: DictConfig, data: ImageData, module: ImageClassification) -> str:

@@ -133,8 +133,7 @@ class ImageClassificationTask(Predicts, Compresses):
 
     def optimizer_of(self, model: nn.Module) -> Optimizer:
         """By timm, which leaves biases and norms undecayed."""
-        optimizer: Optimizer = instantiate(self.cfg.task.optimizer, path="task.optimizer")(model)
-        return optimizer
+        return instantiate(self.cfg.task.optimizer, path="task.optimizer")(model)
 
     def copies(self) -> int:
         """With averaged weights."""
@@ -239,9 +238,7 @@ class ImageClassificationTask(Predicts, Compresses):
         if source := self._compressed_folder():
             module.model = folder.load(source).train()
             log.info("compressed model from %s", source)
-            start: dict[str, Any] | None
-            start = folder.read_manifest(source).get("notes", {}).get("identity", {}).get("compression")
-            return start
+            return folder.read_manifest(source).get("notes", {}).get("identity", {}).get("compression")
         if self.spec.weights:
             Timm().load(module.model, self.spec.weights)
         else:

@@ -36,7 +36,6 @@ class Trial:
     Args:
         hay: (c,) the text before the question, without the fact.
         fact: takes the place of as many ids of the hay.
-        answer: the number or word.
         ends: the mark between texts.
     """
 
@@ -78,8 +77,6 @@ class Needle:
         depths: share of the text that stands before the fact; 1: the question follows it.
         trials: texts of each length, each with another fact.
         asks: what the fact says of the name: a random "number", or one of a list of common words, "word".
-        digits: of the number.
-        seed: of texts and facts.
     """
 
     lengths: Annotated[list[Annotated[int, Ge(2), Le(1_048_576)]], MinLen(1)] | None = None

@@ -173,8 +173,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             assert isinstance(original, Decoder)
             module.teacher = [Teacher(load_original(self.cfg, original, data), scale_tokens(data))]
         self.sizes(record, module.model)
-        trained: LanguageModelling = module
-        return trained
+        return module
 
     def _layer_file(self, weights: Path | None = None) -> Path | None:
         """The file that describes the converted layers of a run, by default of `checkpoint=` or `resume=`, if any."""
@@ -293,8 +292,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return Continuation(module, self.cfg, **settings)
 
     def _score(self) -> LanguageScore:
-        score: LanguageScore = instantiate(self.cfg.task.score, path="task.score")
-        return score
+        return instantiate(self.cfg.task.score, path="task.score")
 
     def scoring(self, directory: Path, data: LanguageModellingData, module: LanguageModelling) -> list[Callback]:
         return [self._score().quality(data, directory, alone=self.cfg.hardware.strategy == "fsdp")]

@@ -52,8 +52,7 @@ class Asked:
 
     def ids(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text, with the tokenizer's special tokens."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        return ids
+        return self.tokenizer(text, add_special_tokens=special)["input_ids"]
 
     def prompt(self, text: str, room: int = 0) -> list[int]:
         """The ids of a text that a decoder continues by up to `room` tokens: no end token after it."""
@@ -79,8 +78,7 @@ class Asked:
     def last(self, text: str, count: int) -> str:
         """A text cut to its last tokens."""
         ids = self.ids(text, special=False)
-        cut: str = text if len(ids) <= count else self.tokenizer.decode(ids[-count:], skip_special_tokens=True)
-        return cut
+        return text if len(ids) <= count else self.tokenizer.decode(ids[-count:], skip_special_tokens=True)
 
     def single(self, answer: str) -> int:
         """The one id of a space and an answer. DataError: it has several."""
@@ -127,7 +125,6 @@ def logits_of(
     """The number of each row and its logits, (T, V), with the padding of its batch.
 
     Args:
-        what: words of the progress bar.
         masked_padding: False: as the released code of TensorLLM reads LLaMA 2 on HotpotQA, rows in their order,
             without attention mask and with positions that count the padding.
     """
@@ -334,5 +331,4 @@ def perplexity(asked: Asked, text: str, batch_size: int, context: int) -> dict[s
     metric = Perplexity(len(rows))
     logp = log_probabilities(asked, rows, batch_size, "perplexity")
     metric.update(range(len(rows)), -logp, torch.tensor([count for _, count in rows]))
-    numbers: dict[str, Any] = metric.compute()
-    return numbers
+    return metric.compute()

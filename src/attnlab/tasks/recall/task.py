@@ -34,13 +34,11 @@ class RecallTask(TextTask):
     batch_key = "batch_size"
 
     def build(self) -> Decoder:
-        model: Decoder = build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
-        return model
+        return build_model(self.cfg, vocab_size=self.cfg.task.data.vocab_size)
 
     def grid(self) -> RecallData:
         """The data with its cells, each checked; nothing is drawn."""
-        data: RecallData = instantiate(self.cfg.task.data, path="task.data")
-        return data
+        return instantiate(self.cfg.task.data, path="task.data")
 
     def describe(self, record: dict[str, Any]) -> None:
         """Fill also the predicted bytes of one sequence of each length of the test grid."""
@@ -104,5 +102,4 @@ class RecallTask(TextTask):
             record[section] |= values
 
     def _score(self) -> RecallScore:
-        score: RecallScore = instantiate(self.cfg.task.score, path="task.score")
-        return score
+        return instantiate(self.cfg.task.score, path="task.score")

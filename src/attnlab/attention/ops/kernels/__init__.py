@@ -28,7 +28,7 @@ def usable(device: torch.device) -> bool:
 @cache
 def _importable() -> bool:
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError:
         return False
     return True

@@ -31,10 +31,8 @@ class FactorPart(NamedTuple):
     """A part of the context: factors of K positions of N rows. Query rows n B/N ... (n + 1) B/N - 1 read row n.
 
     Args:
-        key_head: (N, R, h, K), or (1, R, h, 1) if all rows and positions share them.
-        key_token: (N, R, K, w), rotated; w is D, or d_c + D/d_c for factors of third order.
-        value_head: as `key_head`.
-        value_token: as `key_token`.
+        key_head, value_head: (N, R, h, K), or (1, R, h, 1) if all rows and positions share them.
+        key_token, value_token: (N, R, K, w), keys rotated; w is D, or d_c + D/d_c for factors of third order.
         used: number of positions that exist, at most K: an int, or int32 or int64 on the device, (N,) or one element;
             None: K.
     """

@@ -40,18 +40,8 @@ class Widths(NamedTuple):
         return content, rest if self.rest else 0, value
 
 
-def fits(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int, memory: int) -> bool:
-    """Whether the accumulator fits into registers, and the blocks in flight into shared memory.
-
-    `padded`: see `Widths`.
-    """
-    return shared_memory(blocks, padded, shared, itemsize) <= memory and blocks.lines * padded[2] <= 128 * (
-        32 * blocks.warps
-    )
-
-
 def shared_memory(blocks: Blocks, padded: tuple[int, int, int], shared: bool, itemsize: int) -> int:
-    """Estimated shared memory of one program in bytes."""
+    """Estimated shared memory of one program in bytes; `padded`: see `Widths`."""
     content, rest, value = padded
     slot = content + rest + (0 if shared else value)
     in_flight = blocks.stages if blocks.lines >= 64 else max(1, blocks.stages - 1)  # Hopper's products need all stages
@@ -71,7 +61,8 @@ def choose_blocks(
     memory = device_of(device).shared_memory
     for slots, stages in ((64, 3), (32, 4), (32, 3), (16, 3), (16, 2)):
         blocks = Blocks(lines, slots, warps, stages)
-        if fits(blocks, padded, shared, dtype.itemsize, memory):
+        in_registers = lines * padded[2] <= 128 * (32 * warps)  # the accumulator
+        if in_registers and shared_memory(blocks, padded, shared, dtype.itemsize) <= memory:
             return blocks
     return Blocks(16, 16, 8, 1)
 

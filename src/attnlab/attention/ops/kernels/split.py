@@ -58,6 +58,7 @@ def device_of(device: torch.device) -> Device:
     return Device(device)
 
 
+@cache
 def num_splits(programs: int, blocks: int, processors: int) -> int:
     """Number of splits of a context. It depends only on shapes, because a captured graph has a fixed grid.
 
@@ -66,11 +67,8 @@ def num_splits(programs: int, blocks: int, processors: int) -> int:
     Args:
         blocks: capacity of the context in blocks of slots, an upper bound of the result.
     """
-    return _num_splits(max(1, programs), max(1, min(MOST, blocks)), processors)
+    programs, limit = max(1, programs), max(1, min(MOST, blocks))
 
-
-@cache
-def _num_splits(programs: int, limit: int, processors: int) -> int:
     def busy(splits: int) -> float:
         waves = programs * splits / processors
         return waves / math.ceil(waves)
@@ -96,8 +94,7 @@ def numbers(value: int | Tensor | None, rows: int, otherwise: int, name: str, li
     A step of -1 means that the tensor is not read.
 
     Args:
-        value: an int; int32 or int64 on the device, (rows,) or one element; None: `otherwise`.
-        like: a tensor on the device.
+        value: an int; int32 or int64 on the device of `like`, (rows,) or one element; None: `otherwise`.
 
     ValueError: a tensor of another shape, dtype or device.
     """
