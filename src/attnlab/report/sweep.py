@@ -101,19 +101,18 @@ def table(jobs: pd.DataFrame) -> Grid:
     """A row for each job, and a row of means for each mechanism and setting with several seeds. No column is empty."""
     varied = jobs.attrs["varied"]
     present = [name for name in NUMBERS if jobs[name].notna().any()]
-    first = jobs.drop_duplicates("Seed").set_index("Seed")["saved"]
+    first = jobs.drop_duplicates("Seed").set_index("Seed")
     tested = ["Difference"] * (len(first) < len(jobs))
     grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", jobs.attrs["quality"], *tested, *present])
     for _, job in jobs.iterrows():
         score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
         numbers = [cell(job[name], name) for name in present]
-        changes = [difference(first[job["Seed"]], job["saved"])] * len(tested)
+        changes = [difference(first["saved"][job["Seed"]], job["saved"])] * len(tested)
         grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *changes, *numbers])
     for group, same in jobs.dropna(subset="Score").groupby(["Mechanism", *varied], sort=False):
         if len(same) > 1:
-            changes = [score - first[seed].number(f"quality.{metric(first[seed])}") for seed, score in
-                       zip(same["Seed"], same["Score"], strict=True)]  # fmt: skip
-            ends = f"{min(changes):+.2f} to {max(changes):+.2f}" * any(changes)
+            changes = (same["Score"] - same["Seed"].map(first["Score"])).dropna()
+            ends = f"{changes.min():+.2f} to {changes.max():+.2f}" * bool(changes.any())
             cells = [
                 MEAN,
                 *group,
