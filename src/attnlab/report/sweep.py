@@ -113,14 +113,8 @@ def table(jobs: pd.DataFrame) -> Grid:
         if len(same) > 1:
             changes = (same["Score"] - same["Seed"].map(first["Score"])).dropna()
             ends = f"{changes.min():+.2f} to {changes.max():+.2f}" * bool(changes.any())
-            cells = [
-                MEAN,
-                *group,
-                ", ".join(same["Seed"]),
-                spread(same["Score"].tolist(), ".2f"),
-                *[ends] * len(tested),
-            ]
-            grid.rows.append([*cells, *(_mean(known(same[name]), name) for name in present)])
+            cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
+            grid.rows.append([*cells, *[ends] * len(tested), *(_mean(known(same[name]), name) for name in present)])
     if corpora := sorted({str(saved.record["corpus"]) for saved in jobs["saved"]}):
         grid.notes.append(f"Corpus: {'; '.join(corpora)}.")
     sizes = known(jobs["Parameters"])

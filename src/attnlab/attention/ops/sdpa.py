@@ -276,12 +276,12 @@ def _rectangles(bounds: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def unfold(x: Tensor, count: int) -> Tensor:
-    """(B, count * n, ...) -> (B * count, n, ...)."""
+    """x (B, count * n, ...) -> (B * count, n, ...)."""
     return x if count == 1 else x.unflatten(1, (count, -1)).flatten(0, 1)
 
 
 def fold(x: Tensor, count: int) -> Tensor:
-    """(B * count, n, ...) -> (B, count * n, ...): as of rows that share a prefix and query it together."""
+    """x (B * count, n, ...) -> (B, count * n, ...): as of rows that share a prefix and query it together."""
     return x if count == 1 else x.unflatten(0, (-1, count)).flatten(1, 2)
 
 

@@ -53,7 +53,7 @@ class Decoding(AttentionWorkload):
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.dtype = shape, dtype
-        self.first = WARM_UP + 2 if device.type == "cuda" else 1  # before the measured steps
+        self.first = first_steps(device)
         self.size = (shape.batch, shape.context + shape.text + self.first, shape.prefix)
         self._build(variant, device)
         if shape.context and not self.attentions[0].new_cache(1, 1).buffers():
@@ -244,6 +244,11 @@ class Spy:
             prefix, prefix_lengths, beam = prefix.repeat_interleave(beam, 0), None, 1
         self.caches = self.decoder.start(prefix, prefix_lengths, beam, capacity, **options)
         return self.caches
+
+
+def first_steps(device: torch.device) -> int:
+    """Number of steps before the measured ones: one, or on CUDA those before `Steps` replays a graph."""
+    return WARM_UP + 2 if device.type == "cuda" else 1
 
 
 def language_model(
