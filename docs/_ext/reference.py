@@ -19,11 +19,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from sphinx.application import Sphinx
 
-from attnlab.config.bounds import words
 from attnlab.config.build import ABOUT, CONF, instantiate
 from attnlab.config.compose import Composer
-from attnlab.config.listing import KEYS, about
-from attnlab.config.nodes import FOREIGN, mappings
+from attnlab.config.explain import KEYS, about
+from attnlab.config.nodes import FOREIGN, mappings, words
 from attnlab.config.schema import signature
 from attnlab.config.settings import ARGUMENTS, MODES, SCHEMAS
 from attnlab.run.record import EXPECTED

@@ -78,6 +78,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     for key in ("checkpoint", "resume", "baseline"):
         if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
             raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
+    if Path(cfg.cache_dir).expanduser().is_file():
+        raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
     if cfg.mode == "predict" and cfg.input is None:
         raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
     if cfg.data_root is not None and "root" not in cfg.task.data:
