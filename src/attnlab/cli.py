@@ -88,6 +88,7 @@ def report_error(error: BaseException, with_traceback: bool) -> int:
 
 def run(words: Sequence[str]) -> int:
     """Run a command line, as in sys.argv[1:]; the exit code."""
+    words = sorted(words, key=lambda word: word.startswith("--config-dir="))  # explain, list and others come first
     if words[:1] == ["report"]:
         from attnlab.report import command
 

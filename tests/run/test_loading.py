@@ -25,6 +25,7 @@ def started() -> DictConfig:
 def run(started: DictConfig, tmp_path: Path) -> Path:
     """An interrupted run with these settings."""
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "last.ckpt").touch()
     OmegaConf.save(started, tmp_path / "run" / "config.yaml")
     (tmp_path / "run" / "record.json").write_text(json.dumps({"status": "interrupted"}))
     return tmp_path / "run"
@@ -114,6 +115,9 @@ def test_an_unchanged_run_continues_where_it_is(run: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=message):
             resume(run, *words.split())
+    (run / "checkpoints" / "last.ckpt").unlink()
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        resume(run)
 
 
 def test_a_higher_limit_is_a_new_run(run: Path) -> None:

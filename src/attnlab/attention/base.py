@@ -288,7 +288,7 @@ class Attention(nn.Module, ABC):
         return out
 
     @torch.no_grad()
-    def check_steps(self, positions: int = 4) -> None:
+    def check_steps(self, positions: int = 20) -> None:
         """Compare `extend`, one position at a time, with `forward` on random inputs, without dropout.
 
         Parameters that are zero, as an output projection at its start, are random in this comparison.

@@ -16,6 +16,7 @@ from attnlab.config.build import ABOUT, CONF, GROUPS, leaves, written
 from attnlab.config.check import parse_flags
 from attnlab.config.compose import Composer, implied_options, walk
 from attnlab.config.nodes import declared, owner, words
+from attnlab.config.rules import TRAINER
 from attnlab.config.schema import documentation
 from attnlab.errors import ConfigError, nearest
 
@@ -69,9 +70,10 @@ def help_text(program: str) -> str:
     return "\n".join(lines)
 
 
-def listing(names: list[str]) -> str:
+def listing(arguments: Sequence[str]) -> str:
     """The text of `attnlab list`: the groups, or the options of some, a line each. ConfigError: no such group."""
-    composer = Composer()
+    flags = parse_flags(arguments)
+    names, composer = flags.overrides, Composer(flags.config_dir)
     if not names:
         return "\n".join(f"{group:12}{ABOUT[group]} ({len(composer.options(group))})" for group in GROUPS)
     for name in names:
@@ -81,7 +83,9 @@ def listing(names: list[str]) -> str:
     for group in names:
         options = composer.options(group)
         width = max(map(len, options)) + 2
-        lines = [f"  {option:{width}}{about(CONF / group / f'{option}.yaml')}" for option in options]
+        files = [next(d / group / f"{x}.yaml" for d in composer.directories if (d / group / f"{x}.yaml").is_file())
+                 for x in options]  # fmt: skip
+        lines = [f"  {option:{width}}{about(file)}" for option, file in zip(options, files, strict=True)]
         blocks.append("\n".join([f"{group}: {ABOUT[group]}", *lines]))
     return "\n\n".join(blocks)
 
@@ -147,6 +151,8 @@ def explain(arguments: Sequence[str]) -> str:
 def _default(cfg: DictConfig, plain: dict[str, Any], key: str, target: str) -> str:
     """The value of a key and the reference that it comes from; of a group of keys, their names."""
     raw, _, missing = walk(plain, key)
+    if how := next((how for how, names in TRAINER.items() if key.removeprefix("trainer.") in names), ""):
+        return f"attnlab sets it {how}"
     if missing:
         return f"that of {target}; +{key}=VALUE sets it"
     if raw == "???":

@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
 from attnlab.config.build import at
-from attnlab.errors import DataError
 from attnlab.pretrained.weights import check_identity, check_values, read_checkpoint
 from attnlab.run import record as records
 from attnlab.run.files import replacing_summed, verify
@@ -30,8 +29,6 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     """
     task = task_of(cfg, Trains)
     resume = Path(cfg.resume) / "checkpoints" / "last.ckpt" if cfg.resume else None
-    if resume and not resume.is_file():
-        raise DataError(f"{resume}: nothing to resume; resume= takes the directory of a run that saved a checkpoint")
     task.check(directory)
     task.check_monitors()
     check_batch(cfg, process_count(cfg))

@@ -237,6 +237,8 @@ class _Loading:
 
     def _check_continues(self, cfg: DictConfig, changed: Sequence[str]) -> None:
         """Refuse to continue a finished run as it is, or to a limit that it has reached."""
+        if not (self.run / "checkpoints" / "last.ckpt").is_file():
+            raise ConfigError(f"resume={self.run}: nothing to resume; expected a run that saved checkpoints/last.ckpt")
         record = recorded(self.run)
         if record.get("status") != "finished":
             return
