@@ -81,7 +81,8 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
     for word in words:
         key, _, value = word.partition("=")
         if key in ("checkpoint", "resume", "baseline", "task.encoder_checkpoint"):
-            Path(value).mkdir(parents=True, exist_ok=True)
+            (Path(value) / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (Path(value) / "checkpoints" / "last.ckpt").touch()
         if key in ("checkpoint", "resume"):
             _, task, mechanism, _ = value.split("/")
             group = "compress" if task in ("imagenet", "reasoning") else "attention"
