@@ -1,10 +1,11 @@
 """The modules against the equations, head by head."""
 
+from collections.abc import Callable
 from itertools import combinations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlab.compression.modules.attention import CALL, CompressedAttention, FactoredAttention, SlimAttention, buckets
 
@@ -99,6 +100,20 @@ def test_dropout_only_in_training() -> None:
         x = torch.randn(2, 7, 10, dtype=torch.float64)
         assert not torch.equal(random(module)(x), module(x))
         assert torch.equal(module.eval()(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FactoredAttention(10, [1, 2], [1, 1], 1.0), "the largest first"),
+        (lambda: FactoredAttention(10, [1, 0], [1, 1], 1.0), "at least 1"),
+        (lambda: SlimAttention(10, 0, [1, 1], 1.0), "at least 1"),
+        (lambda: SlimAttention(10, 1, [1, 1], 1.0, constrained=True), "needs as many columns"),
+    ],
+)
+def test_ranks_that_cannot_be(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_compiled_as_one_graph() -> None:

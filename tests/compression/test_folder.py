@@ -69,8 +69,9 @@ ATTN = "blocks.0.attn"
 LAYOUT = {"kind": "factored", "dim": 24, "ranks": [4, 4, 4], "value_ranks": [4, 4, 4], "scale": 8**-0.5}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another format": ({"format": 2}, "format: .*2"),
-    "no modules": ({"modules": None}, "do not make a model"),
-    "weights that are a number": ({"weights": 5}, "do not make a model"),
+    "no modules": ({"modules": None}, "modules: expected dict, got None"),
+    "weights that are a number": ({"weights": 5}, "weights: expected str, got 5"),
+    "a digest that is a number": ({"sha256": 7}, "sha256: expected str, got 7"),
     "another digest": ({"sha256": "0"}, "damaged"),
     "an unknown model": ({"model": "vit_of_nobody"}, "do not make a model"),
     "no such weights": ({"weights": "weights-none.safetensors"}, "cannot be read"),
@@ -79,6 +80,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another rank": ({"modules": {ATTN: {**LAYOUT, "ranks": [5, 4, 4]}}}, "blocks.0.attn"),
     "another width": ({"modules": {ATTN: {**LAYOUT, "dim": 25}}}, "blocks.0.attn"),
     "a huge rank": ({"modules": {ATTN: {**LAYOUT, "ranks": [10**12, 4, 4]}}}, "do not make a model"),
+    "a head twice": ({"modules": {ATTN: {**LAYOUT, "heads": [0, 0, 1]}}}, "heads"),
     "a matrix of other sizes": (
         {"modules": {"blocks.0.mlp.fc1": {"kind": "linear", "dim": 24, "rank": 3, "out_dim": 95}}},
         "do not make a model: .*size mismatch",

@@ -28,7 +28,8 @@ from attnlab.run.files import digest_of, replacing, write_bytes
 FORMAT = 1
 MANIFEST = "manifest.json"
 COMPRESSED = "compressed"  # the folder of a run with its compressed model
-KNOWN: dict[str, list[Any]] = {"format": [FORMAT], "dtype": ["float64", "float32", "bfloat16", "float16"]}
+KINDS = {"format": int, "model": str, "options": dict, "dtype": str, "modules": dict, "weights": str, "sha256": str}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BROKEN = (SafetensorError, ConfigError, LookupError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError)
 
 
@@ -75,11 +76,10 @@ def load(folder: str | Path) -> nn.Module:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    path = folder / MANIFEST
+    path = folder / manifest["weights"]
+    if path.name != manifest["weights"] or path.resolve().parent != folder.resolve():
+        raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")
     try:
-        path = folder / manifest["weights"]
-        if path.name != manifest["weights"] or path.resolve().parent != folder.resolve():
-            raise ValueError(f"weights: expected a file of this folder, got {manifest['weights']!r}")
         if digest_of(path) != manifest["sha256"]:
             raise DataError(f"{path}: damaged: its checksum differs from {MANIFEST}; save or copy the folder again")
         with _dtype(manifest):
@@ -120,7 +120,7 @@ def _dense(manifest: dict[str, Any]) -> nn.Module:
 def _dtype(manifest: dict[str, Any]) -> Iterator[None]:
     """Set the dtype of new parameters: casting the model afterwards would round buffers (rotary frequencies)."""
     dtype = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, manifest["dtype"]))
+    torch.set_default_dtype(DTYPES[manifest["dtype"]])
     try:
         yield
     finally:
@@ -156,14 +156,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-        wrong = next((key for key, known in KNOWN.items() if manifest.get(key) not in known), None)
+        wrong = next(((key, kind) for key, kind in KINDS.items() if not isinstance(manifest.get(key), kind)), None)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); a compressed model's folder has it") from error
     except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path}: not a manifest ({' '.join(str(error).split())})") from error
     if wrong is not None:
-        known = " or ".join(map(str, KNOWN[wrong]))
-        raise DataError(f"{path}: {wrong}: expected {known}, got {manifest.get(wrong)!r}; save the model again")
+        key, kind = wrong
+        raise DataError(f"{path}: {key}: expected {kind.__name__}, got {manifest.get(key)!r}; save the model again")
+    for key, known in (("format", [FORMAT]), ("dtype", list(DTYPES))):
+        if manifest[key] not in known:
+            raise DataError(f"{path}: {key}: expected {' or '.join(map(str, known))}, got {manifest[key]!r}")
     return manifest
 
 

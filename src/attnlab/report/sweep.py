@@ -21,7 +21,7 @@ from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 MEAN = "mean ± sd"
-TEST = "from the first job with the same seed. p is of a paired bootstrap over the test set, so it knows one seed alone"
+TEST = "from the first mechanism with the same seed. p is of a paired bootstrap over the test set, so of one seed alone"
 UNEQUAL = 1.03  # ratio of parameters above which a comparison of mechanisms mentions it
 HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings without a column
 NUMBERS = {  # column: its key in the record, and its format
@@ -101,18 +101,24 @@ def table(jobs: pd.DataFrame) -> Grid:
     """A row for each job, and a row of means for each mechanism and setting with several seeds. No column is empty."""
     varied = jobs.attrs["varied"]
     present = [name for name in NUMBERS if jobs[name].notna().any()]
-    first = jobs.drop_duplicates("Seed").set_index("Seed")
+    first = (
+        jobs[(jobs[["Mechanism", *varied]] == jobs.iloc[0][["Mechanism", *varied]]).all(axis=1)] if len(jobs) else jobs
+    )
+    by_seed = {job["Seed"]: job["saved"] for _, job in first.iterrows()}
+    tests = [compared(by_seed.get(job["Seed"]), job["saved"]) for _, job in jobs.iterrows()]
+    jobs = jobs.assign(Test=pd.Series(tests, index=jobs.index, dtype=object))
     tested = ["Difference"] * (len(first) < len(jobs))
     grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", jobs.attrs["quality"], *tested, *present])
     for _, job in jobs.iterrows():
         score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
         numbers = [cell(job[name], name) for name in present]
-        changes = [difference(first["saved"][job["Seed"]], job["saved"])] * len(tested)
-        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *changes, *numbers])
+        test = "{:+.2f}, p = {:.3f}".format(*job["Test"]) if job["Test"] else NOT_RUN
+        test = "" if by_seed.get(job["Seed"]) is job["saved"] else test
+        grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *[test] * len(tested), *numbers])
     for group, same in jobs.dropna(subset="Score").groupby(["Mechanism", *varied], sort=False):
         if len(same) > 1:
-            changes = (same["Score"] - same["Seed"].map(first["Score"])).dropna()
-            ends = f"{changes.min():+.2f} to {changes.max():+.2f}" * bool(changes.any())
+            changes = [test[0] for test in same["Test"] if test]
+            ends = f"{min(changes):+.2f} to {max(changes):+.2f}" if changes else ""
             cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
             grid.rows.append([*cells, *[ends] * len(tested), *(_mean(known(same[name]), name) for name in present)])
     if corpora := sorted({str(saved.record["corpus"]) for saved in jobs["saved"]}):
@@ -130,22 +136,17 @@ def table(jobs: pd.DataFrame) -> Grid:
     return grid
 
 
-def difference(first: SavedRecord, saved: SavedRecord) -> str:
-    """The difference of two jobs' scores with its p, "not run" if their predictions do not give it."""
-    if saved is first:
-        return ""
+def compared(first: SavedRecord | None, saved: SavedRecord) -> tuple[float, float] | None:
+    """The difference of two jobs' scores and its p; None: they are one job, or their predictions do not give it."""
     try:
-        test = {test.metric: test for test in differences(first, saved)}[saved.score[0] if saved.score else ""]
-    except (DataError, KeyError):
-        return NOT_RUN
-    return f"{test.second - test.first:+.2f}, p = {test.p:.3f}"
+        tests = differences(first, saved) if first and first is not saved else []
+    except DataError:
+        return None
+    return next(((t.second - t.first, t.p) for t in tests if saved.score and t.metric == saved.score[0]), None)
 
 
 def unfinished(pairs: Sequence[tuple[SweepJob, SavedRecord | None]], every: Sequence[SweepJob]) -> Grid:
-    """A row for each of these jobs with its status and error, and the settings that not all of `every` have.
-
-    A job may lack a readable record.
-    """
+    """A row for each of these jobs, which may lack a record, with the settings that not all of `every` have."""
     grid = Grid("Not finished", ["Job", "Settings", "Status", "Error"])
     common = set.intersection(*(set(job.settings) for job in every)) if len(every) > 1 else set()
     for job, saved in pairs:

@@ -44,6 +44,8 @@ class CompressedAttention(Replacement):
         proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
+        if rank < 1 or min(value_ranks) < 1:
+            raise ValueError(f"rank {rank}, value ranks {list(value_ranks)}: expected each at least 1")
         self.rank, self.value_ranks, self.scale = rank, list(value_ranks), scale
         self.num_heads, self.value_rank = len(value_ranks), sum(value_ranks)
         self.qkv = nn.Linear(dim, 2 * rank + self.value_rank, bias=False)
@@ -129,6 +131,9 @@ class FactoredAttention(CompressedAttention):
         fused: with a fusion, (H, H), trained with the rest (IrrAtt, section 3.1).
         heads: the numbers of the heads in the original layer; None: 0, 1, ...
         Others are those of `CompressedAttention`.
+
+    Raises:
+        ValueError: a rank below 1, ranks in another order, or heads that are not 0, 1, ... in some order.
     """
 
     kind = "factored"
@@ -144,6 +149,12 @@ class FactoredAttention(CompressedAttention):
         heads: Sequence[int] | None = None,
         **rest: Any,
     ) -> None:
+        if len(ranks) != len(value_ranks) or min(ranks) < 1:
+            raise ValueError(f"ranks {list(ranks)} and {list(value_ranks)}: expected as many, each at least 1")
+        if list(ranks) != sorted(ranks, reverse=True):
+            raise ValueError(f"ranks {list(ranks)}: expected the largest first")
+        if heads is not None and sorted(heads) != list(range(len(ranks))):
+            raise ValueError(f"heads {list(heads)}: expected 0 to {len(ranks) - 1}, each once")
         super().__init__(dim, sum(ranks), value_ranks, scale, **rest)
         self.ranks, self.heads = list(ranks), list(range(len(ranks)) if heads is None else heads)
         self.fusion = nn.Parameter(torch.eye(self.num_heads)) if fused else None
@@ -202,8 +213,10 @@ class SlimAttention(CompressedAttention):
 
     Args:
         constrained: S^H satisfies eq. 7 at every step of training, as `constrained_fusion` of the parameter `fusion`.
-            It needs a column for each head.
         Others are those of `CompressedAttention`.
+
+    Raises:
+        ValueError: a rank below 1, or fewer columns than heads with `constrained`.
     """
 
     kind = "slim"
@@ -212,6 +225,8 @@ class SlimAttention(CompressedAttention):
         self, dim: int, rank: int, value_ranks: Sequence[int], scale: float, *, constrained: bool = False, **rest: Any
     ) -> None:
         super().__init__(dim, rank, value_ranks, scale, **rest)
+        if constrained and rank < len(value_ranks):
+            raise ValueError(f"rank {rank}: a constrained fusion of {len(value_ranks)} heads needs as many columns")
         self.constrained, self.heads = constrained, list(range(self.num_heads))
         self.fusion = nn.Parameter(torch.ones(self.num_heads, rank))
 

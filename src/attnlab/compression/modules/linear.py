@@ -51,6 +51,8 @@ class Fused(Replacement):
         self.parts = nn.ModuleList(part if isinstance(part, nn.Module) else _part(part) for part in parts)
         self.rows = [list(part) for part in rows]
         order = [row for part in self.rows for row in part]
+        if sorted(order) != list(range(len(order))):
+            raise ValueError("rows: expected every output of the fused layer exactly once")
         first: Any = self.parts[0]
         self.in_features, self.out_features = first.in_features, len(order)
         self.inverse = None if order == sorted(order) else sorted(range(len(order)), key=order.__getitem__)

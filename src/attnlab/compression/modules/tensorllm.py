@@ -224,7 +224,8 @@ class HeadFactors(Replacement):
         state = (*self._state(), _autocast(self.u1.device.type))
         if name not in self._derived or self._derived[name][0] != state:
             self._derived[name] = state, make()
-        return self._derived[name][1]
+        product: Tensor = self._derived[name][1]
+        return product
 
     def _state(self) -> tuple[Any, ...]:
         """A value that changes with every weight."""
@@ -250,7 +251,8 @@ class HeadFactors(Replacement):
             self._shared[axis] = x, state, shared, waiting
         else:
             self._shared.pop(axis, None)
-        return shared
+        result: Tensor = shared
+        return result
 
 
 class HeadProjection(Replacement):
@@ -270,7 +272,11 @@ class HeadProjection(Replacement):
 
     def bind(self, model: nn.Module, path: str) -> None:
         owner = model.get_submodule(self.factors)
-        assert isinstance(owner, HeadFactors)
+        if not isinstance(owner, HeadFactors) or self.name not in owner.place:
+            raise ValueError(f"{path}: {self.factors} has no factors of {self.name}")
+        sizes, shape = (owner.heads(self.name) * owner.width, owner.dim), (self.out_features, self.in_features)
+        if shape != (sizes if owner.axes[self.name] == "out" else sizes[::-1]):
+            raise ValueError(f"{path}: its sizes {shape} differ from those of its factors")
         self._owner = [owner]
 
     @property
