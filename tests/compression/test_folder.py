@@ -90,6 +90,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a class of torch as a module": ({"modules": {ATTN: {"kind": "torch.nn.Linear"}}}, "torch.nn.Linear"),
     "a module without a kind": ({"modules": {ATTN: {}}}, "kind None"),
     "a module that is a text": ({"modules": {ATTN: "os.system"}}, "do not make a model"),
+    "a scale that is a text": ({"modules": {ATTN: {**LAYOUT, "scale": "x"}}}, "scale='x': expected float"),
     "an argument that no module has": ({"modules": {ATTN: {**LAYOUT, "hook": "os.system"}}}, "hook"),
     "an absolute path": ({"weights": "/etc/passwd"}, "weights: .*/etc/passwd"),
     "a path upwards": ({"weights": "../other/weights.safetensors"}, "weights: expected a file of this folder"),

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from attnlab.config.bounds import fits, words
+from attnlab.config.schema import signature
 from attnlab.pretrained.base import subclasses
 
 Dense = dict[str, tuple[Tensor, Tensor | None]]  # W (out, in) and bias, by name of the projection
@@ -64,7 +66,13 @@ def build(layout: dict[str, Any]) -> Replacement:
     known, arguments = kinds(), dict(layout)
     if (name := arguments.pop("kind", None)) not in known:
         raise ValueError(f"kind {name!r}: expected one of {', '.join(sorted(known))}")
-    return known[name](**arguments)
+    kind = known[name]
+    declared = signature(f"{kind.__module__}.{kind.__qualname__}").parameters
+    for key, value in arguments.items():
+        annotation = declared.get(key)
+        if annotation is not None and not fits(annotation, value):
+            raise ValueError(f"{key}={value!r}: expected {words(annotation)}")
+    return kind(**arguments)
 
 
 def kinds() -> dict[str, type[Replacement]]:
