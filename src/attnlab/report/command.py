@@ -61,8 +61,7 @@ def parser() -> Parser:
         parsers[name].add_argument("--records", nargs="+", type=Path, metavar="PLACE", help=text)
     for name in REPORTS:
         parsers[name].add_argument("places", nargs="+", type=Path, metavar="PLACE", help="folders or files of records")
-        text = "where to write (default: beside the first record)"
-        parsers[name].add_argument("--out", type=Path, metavar="FOLDER", help=text)
+        parsers[name].add_argument("--out", type=Path, metavar="FOLDER", help="default: beside the first record")
     return commands
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from attnlab.config.bounds import fits, words
+from attnlab.config.nodes import fits, words
 from attnlab.config.schema import signature
 from attnlab.pretrained.base import subclasses
 
