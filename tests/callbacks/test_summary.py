@@ -56,7 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # sections of a rec
     }, {
         "against the baseline": "seconds 0.47x, cache bytes 3.56x, tokens per second 2.00x, peak memory 0.50x   (above "
         "1: better than outputs/R7/record.json)",
-        "training, 1 update": "20.0 tokens/s, 3.0 s   (of the part after resume=)",
+        "training, 1 update": "20.0 tokens/s, 3.0 s   (after resuming only)",
     }),
     "window": ({"kv_cache": {"elements_per_token_per_layer": 0.0}, "config": {"attention": {"window": 128}}},
                {"cache per token and layer": "at most 128 tokens are kept"}),

@@ -25,7 +25,7 @@ LABELS = {  # of metrics; others are named as in the record, with spaces
     "top1": "top-1",
     "top5": "top-5",
     "floor": "floor (best possible on this corpus)",
-    "perplexity_per_word": "perplexity per word between spaces",
+    "perplexity_per_word": "perplexity per word (split at spaces)",
 }
 
 
@@ -123,7 +123,7 @@ def _cost_lines(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         better = ", ".join(f"{name.replace('_', ' ')} {ratio:.2f}x" for name, ratio in ratios)
         yield "against the baseline", f"{better}   (above 1: better than {baseline[1]['path']})"
     if training["steps"] != NOT_RUN:
-        resumed = "   (of the part after resume=)" * (training.get("resumed") is True)
+        resumed = "   (after resuming only)" * (training.get("resumed") is True)
         for name, value in _speeds(f"training, {counted(training['steps'], 'update')}", training):
             yield name, f"{value}{resumed}"
 

@@ -88,8 +88,8 @@ class CommandLine:
             except HydraException as error:
                 raise ConfigError(one_line(error)) from error
         elif "hydra.sweeper.direction" not in self.keys:
-            words = "maximize or minimize the metric by which the task chooses checkpoints"
-            raise ConfigError(f"{SWEEPER}: give hydra.sweeper.direction=: {words}")
+            metric = "the metric by which the task chooses checkpoints"
+            raise ConfigError(f"{SWEEPER}: give hydra.sweeper.direction=maximize or minimize, for {metric}")
         else:
             fixed = [_text(setting) for setting in self.settings if setting not in self.swept]
             lines = [[*fixed, *(f"{setting.key_or_group}={_first(setting)}" for setting in self.swept)]]

@@ -83,9 +83,10 @@ def listing(arguments: Sequence[str]) -> str:
     for group in names:
         options = composer.options(group)
         width = max(map(len, options)) + 2
-        files = [next(d / group / f"{x}.yaml" for d in composer.directories if (d / group / f"{x}.yaml").is_file())
-                 for x in options]  # fmt: skip
-        lines = [f"  {option:{width}}{about(file)}" for option, file in zip(options, files, strict=True)]
+        lines = []
+        for option in options:
+            places = (folder / group / f"{option}.yaml" for folder in composer.directories)
+            lines.append(f"  {option:{width}}{about(next(file for file in places if file.is_file()))}")
         blocks.append("\n".join([f"{group}: {ABOUT[group]}", *lines]))
     return "\n\n".join(blocks)
 
@@ -151,7 +152,8 @@ def explain(arguments: Sequence[str]) -> str:
 def _default(cfg: DictConfig, plain: dict[str, Any], key: str, target: str) -> str:
     """The value of a key and the reference that it comes from; of a group of keys, their names."""
     raw, _, missing = walk(plain, key)
-    if how := next((how for how, names in TRAINER.items() if key.removeprefix("trainer.") in names), ""):
+    group, _, name = key.partition(".")
+    if how := next((how for how, names in TRAINER.items() if group == "trainer" and name in names), ""):
         return f"attnlab sets it {how}"
     if missing:
         return f"that of {target}; +{key}=VALUE sets it"

@@ -39,7 +39,7 @@ TRAINER = {  # arguments of Lightning's Trainer that attnlab sets, and what says
         *("gradient_clip_algorithm", "val_check_interval", "check_val_every_n_epoch", "log_every_n_steps"),
     ),
     "by logger=, callbacks=, debug= and hydra.run.dir=": ("logger", "callbacks", "fast_dev_run", "default_root_dir"),
-    "on a terminal; in a pipe (| cat) there is none": ("enable_progress_bar",),
+    "itself: a bar is drawn on a terminal only, so | cat turns it off": ("enable_progress_bar",),
     "itself": (  # a score of a part of the test set would pass for one of all of it
         *("enable_checkpointing", "enable_autolog_hparams", "limit_test_batches", "plugins"),
         *("model_registry", "use_distributed_sampler", "reload_dataloaders_every_n_epochs"),

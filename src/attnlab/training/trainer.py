@@ -101,7 +101,7 @@ def fit(
     epochs, stopped = _epochs(trainer, idle), _stopped_by(trainer, cfg) if trainer.should_stop else None
     if stopped:
         log.info("stopped: %s (%s, %g epochs)", stopped, counted(trainer.global_step, "update"), epochs)
-    elif trainer.global_step < cfg.task.train.max_steps:
+    elif trainer.current_epoch == cfg.task.train.max_epochs and trainer.global_step < cfg.task.train.max_steps:
         ended = f"task.train.max_epochs={cfg.task.train.max_epochs} ended training after {trainer.global_step} updates"
         log.info("%s, before task.train.max_steps=%d", ended, cfg.task.train.max_steps)
     paths = [path for path in map(Path, best.best_k_models) if path.is_file()]
