@@ -69,6 +69,7 @@ def test_a_key_is_explained() -> None:
     line = (ROOT / "src/attnlab/conf/attention/mtla.yaml").read_text().partition("\nstride:")[0].count("\n") + 2
     facts = ["int >= 1 and <= 1024", "2, from ${or:${stride},2}", f"conf/attention/mtla.yaml, line {line}"]
     assert all(fact in text for fact in [*facts, "merged into one slot", "attnlab.attention.MTLA"]), text
+    assert "attnlab sets it" in explain(["trainer.max_steps"]) and "attnlab sets it" not in explain(["logger"])
     text = explain(["mode", "mode=describe"])
     assert "describe" in text and "the command line" in text
     with pytest.raises(ConfigError, match=r"^task\.train\.max_stps: no such key; nearest: task\.train\.max_steps"):
