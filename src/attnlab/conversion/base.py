@@ -91,6 +91,10 @@ class Conversion(ABC):
             plan: the layer's cache; None: as set, or the best for this layer alone.
         """
 
+    def finished(self, layer: Layer) -> Layer:
+        """The layer after the fit of its output projection."""
+        return layer
+
 
 def target_of(cfg: DictConfig) -> Conversion | None:
     """The conversion of a run, or None."""

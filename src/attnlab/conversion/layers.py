@@ -180,7 +180,7 @@ def _layer(
         inputs = zip(part, texts.inputs(block, part), strict=True)
         pairs = ((x, texts.original(i, x, attention)) for i, x in inputs)
         refit(layer.attention, pairs, refitted)
-    return layer
+    return target.finished(layer)
 
 
 @torch.no_grad()

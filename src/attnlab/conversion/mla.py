@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from annotated_types import Gt, Lt
@@ -32,6 +32,9 @@ from attnlab.conversion.split import (
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
+ROWS = 256  # inputs of each batch for the size of a constant
+RIDGE = 1e-6  # of the mean diagonal of a Gram matrix
+TINY = torch.finfo(torch.float64).tiny
 SPLITS = 16  # splits of a cache into rotary and content parts to compare, at most
 
 
@@ -65,6 +68,9 @@ class ToMLA(Conversion):
         centre: subtract the means of content: a constant key changes no attention weight, and a constant value goes
             into the output's bias.
         refit: fit the output projection to the original's output, see :func:`attnlab.conversion.layers.refit`.
+        norm: of latents. "rms": the attention of DeepSeek, with RMS norms and without biases, which other programs
+            compute natively; one number of the latent replaces the constants, see :func:`natively`. "none": exact at
+            full rank.
     """
 
     keep: Annotated[float, Gt(0), Lt(1)] = 0.25
@@ -75,6 +81,7 @@ class ToMLA(Conversion):
     latent: Latent = "output_aware"
     centre: bool = True
     refit: bool = True
+    norm: Literal["none", "rms"] = "none"
 
     least_rank: ClassVar[int] = 1  # r
 
@@ -127,6 +134,8 @@ class ToMLA(Conversion):
     def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
         rope, rank = split
         normed = not isinstance(attention.query_norm, nn.Identity)
+        if self.norm == "rms" and normed:
+            raise ConfigError("convert.norm=rms: the original has norms of queries and keys, as DeepSeek has not")
         biased = [("query", attention.query.bias), ("down", attention.key.bias if rope else None), ("out", True)]
         window = {"window": attention.window} if isinstance(attention, SlidingWindow) else {}
         return {
@@ -136,8 +145,10 @@ class ToMLA(Conversion):
             "head_dim": attention.head_dim,
             "rope_dim": rope,
             "latent_dim": rank,
-            "norm": "none",
-            "bias": [name for name, bias in biased if bias is not None and not (normed and name != "out")],
+            "norm": self.norm,
+            "bias": []
+            if self.norm == "rms"
+            else [name for name, bias in biased if bias is not None and not (normed and name != "out")],
             "qk_norm": attention.num_kv_heads if normed else None,
             "norm_eps": attention.query_norm.eps if isinstance(attention.query_norm, nn.RMSNorm) else 1e-6,
             "dropout": attention.dropout,
@@ -204,12 +215,29 @@ class ToMLA(Conversion):
         split = self.split(attention, statistics, plan)
         rope = 2 * len(split.mixing.frequencies)
         node = self.node(attention, (rope, split.rank))
-        split = split._replace(rank=node["latent_dim"])
-        converted = attention_of(node, attention)
+        split = split._replace(rank=node["latent_dim"] - (self.norm == "rms"))
+        exact = replace(self, norm="none").node(attention, (rope, split.rank))
+        converted = attention_of(exact, attention)
         assert isinstance(converted, MLA)
         fill(converted, attention, statistics, split, self.centre)
+        if self.norm == "rms":
+            converted = natively(converted, attention_of(node | {"bias": ["out"]}, attention), inputs)
         about = {"rope_dim": rope, "latent_dim": split.rank, "predicted_error": split.lost}
         return Layer(node, converted, about | {"weight_error": _weight_error(attention, statistics, split)})
+
+    def finished(self, layer: Layer) -> Layer:
+        """Without the output's bias, which the constant of the latent then adds, if latents have norms."""
+        attention = layer.attention
+        assert isinstance(attention, MLA) and isinstance(attention.out, nn.Linear)
+        if self.norm == "rms":
+            matrix, bias = attention.out.weight.double(), attention.out.bias.double()
+            ridge = RIDGE * (matrix @ matrix.mT + matrix.new_zeros(())).diagonal().mean()
+            gram = matrix @ matrix.mT + ridge * torch.eye(len(matrix), dtype=torch.float64)
+            values = matrix.mT @ torch.linalg.solve(gram, bias)
+            up = attention.up.weight.view(attention.num_heads, 2, attention.head_dim, -1)
+            up[:, 0, :, -1] += values.view(attention.num_heads, -1)
+            attention.out.bias = None
+        return layer
 
     def split(self, attention: MHA, statistics: Statistics, plan: LayerPlan | None = None) -> Split:
         """The rotary components and the latent of a layer by its plan; None: the best for this layer alone."""
@@ -298,6 +326,65 @@ def fill(mla: MLA, attention: MHA, statistics: Statistics, split: Split, centre:
     added = (mean + up @ (down @ (offset - mean)))[content:].view(groups, width).repeat_interleave(group, 0)
     mla.out.bias.copy_(output @ added.flatten() + _bias(attention.out))
     mla.frequencies = mixing.frequencies.clone()
+
+
+@torch.no_grad()
+def natively(exact: MLA, native: MLA, inputs: Inputs) -> MLA:
+    """Set the weights of an MLA with RMS norms, and no bias but the output's, to approximate one without norms.
+
+    The last number of the latent is M u x, where u is the linear function of inputs that is closest to 1: inputs of
+    attention have a norm behind them, and a mean that is not zero. It makes the norm of [c, M u x] nearly constant, and
+    u x takes the place of biases. M is the value with the least error of c after the norm.
+
+    Args:
+        exact: latent of r numbers, no norm.
+        native: latent of r + 1 numbers.
+    """
+    assert isinstance(exact.query, nn.Linear) and isinstance(exact.down, nn.Linear)
+    assert isinstance(native.query, nn.Linear) and isinstance(native.down, nn.Linear)
+    assert isinstance(native.norm, nn.RMSNorm)
+    r, width, count = exact.latent_dim, exact.d_model, 0
+    gram, mean = torch.zeros(width, width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    rows = []
+    for batch in inputs():
+        x = batch.double().flatten(0, -2)
+        gram.addmm_(x.mT, x)
+        mean, count = mean + x.sum(0), count + len(x)
+        rows.append(x[:: max(1, len(x) // ROWS)])
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    one = torch.linalg.solve(gram, mean)  # u
+    x = torch.cat(rows)
+    latent, constant = x @ exact.down.weight[:r].double().mT, x @ one
+    energy = latent.square().sum(1)
+    size = energy.mean().sqrt()
+
+    def normed(multiple: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Error, weights of the norm, and root mean square, for M = `multiple` * sqrt(E |c|^2)."""
+        whole = torch.cat((latent, (multiple * size * constant)[:, None]), 1)
+        root = whole.square().mean(1).sqrt()
+        scaled, target = whole / root[:, None], torch.cat((latent, torch.ones_like(constant)[:, None]), 1)
+        weight = (scaled * target).sum(0) / scaled.square().sum(0).clamp(min=TINY)
+        return (scaled * weight - target)[:, :r].square().sum(), weight, root.mean()
+
+    multiples = torch.logspace(-2, 7, 19, base=2, dtype=torch.float64)
+    errors = torch.stack([normed(multiple)[0] for multiple in multiples])
+    multiple = multiples[errors.argmin()]
+    _, weight, root = normed(multiple)
+    scale = 16 / root  # so large that the epsilon of norms does not count
+    down = native.down.weight
+    down[:r], down[r] = exact.down.weight[:r] * scale, multiple * size * scale * one
+    down[r + 1 :] = exact.down.weight[r:]
+    if exact.down.bias is not None:
+        down[r + 1 :] += torch.outer(exact.down.bias[r:], one.to(down.dtype))
+    native.norm.weight.copy_(weight)
+    native.query.weight.copy_(exact.query.weight)
+    if exact.query.bias is not None:
+        native.query.weight += torch.outer(exact.query.bias, one.to(down.dtype))
+    native.up.weight.zero_()
+    native.up.weight[:, :r] = exact.up.weight
+    native.out.load_state_dict(exact.out.state_dict())
+    native.frequencies = exact.frequencies.clone()
+    return native
 
 
 def _weight_error(attention: MHA, statistics: Statistics, split: Split) -> float:

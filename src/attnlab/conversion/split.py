@@ -17,7 +17,7 @@ from torch import Tensor
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
 
-Rotary = Literal["score", "two_norm", "transmla", "uniform"]
+Rotary = Literal["score", "standard", "two_norm", "transmla", "uniform"]
 Latent = Literal["output_aware", "balanced", "pca", "weights"]
 RIDGE = 1e-4  # of the mean diagonal of a metric, so that it can be inverted
 
@@ -53,8 +53,9 @@ def check_width(method: Rotary, width: int, groups: int, pairs: int, key: str = 
         key: the setting behind the width; "": convert.rope_dim.
     """
     count, key = width // 2, key or f"convert.rope_dim={width}"
-    if width % 2 or not 0 <= count <= groups * pairs:
-        valid = f"an even number up to {2 * groups * pairs}" if pairs else "0; the original has no rotary positions"
+    most = pairs if method == "standard" else groups * pairs
+    if width % 2 or not 0 <= count <= most:
+        valid = f"an even number up to {2 * most}" if pairs else "0; the original has no rotary positions"
         raise ConfigError(f"{key}: expected {valid}")
     if method == "transmla" and pairs and count <= pairs and (count == 0 or pairs % count):
         rule = f"the first component of every c-th frequency rotates; rope_dim must divide {2 * pairs}"
@@ -79,7 +80,9 @@ def mix(statistics: Statistics, theta: Tensor, method: Rotary, width: int, turne
 
     Args:
         theta: the frequencies, (F,).
-        method: "score": complex eigenvectors, and the components that lose most without rotation; "transmla": real
+        method: "score": complex eigenvectors, and the components that lose most without rotation; "standard": of these
+            the best one of each k-th frequency, so that the frequencies are those of a narrower head with another base,
+            as other programs expect; "transmla": real
             orthogonal mixing, and the first component of every c-th frequency (TransMLA, section 4.2, without folding
             frequencies); "two_norm" and "uniform": no mixing, and of each key head the frequencies with the largest
             product of norms, or evenly spread ones (MHA2MLA, section 3.1).
@@ -93,12 +96,15 @@ def mix(statistics: Statistics, theta: Tensor, method: Rotary, width: int, turne
         every = torch.eye(groups * statistics.width, dtype=torch.float64)
         heads = torch.eye(statistics.width, dtype=torch.float64).repeat(statistics.heads, 1, 1)
         return Mixing(none, every, heads[:, :0], heads, theta, 0.0)
-    basis, chosen = _METHODS[method](statistics, width // 2)
-    loss = _losses(statistics, basis, stand_in=method == "score")
+    complex_basis = method in ("score", "standard")
+    basis, chosen = (
+        _standard(statistics, width // 2, theta) if method == "standard" else _METHODS[method](statistics, width // 2)
+    )
+    loss = _losses(statistics, basis, stand_in=complex_basis)
     keep = torch.zeros(groups, pairs, dtype=torch.bool)
     keep.view(-1)[chosen] = True
     keep = keep if turned is None else turned
-    return _mixing(statistics, theta, basis, keep, float(loss[~keep].sum()), stand_in=method == "score")
+    return _mixing(statistics, theta, basis, keep, float(loss[~keep].sum()), stand_in=complex_basis)
 
 
 def scores(statistics: Statistics, method: Rotary) -> Tensor:
@@ -126,6 +132,18 @@ def _score(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
     basis = _sorted_basis(statistics)
     loss = _losses(statistics, basis, stand_in=True)
     return basis, loss.flatten().topk(count).indices
+
+
+def _standard(statistics: Statistics, count: int, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """ConfigError: too few frequencies fall evenly from 1; those of llama3 scaling do so only at first."""
+    ratio = theta[1:] / theta[:-1]
+    even = len(theta) if len(ratio) == 0 else 1 + int((ratio / ratio[0] - 1).abs().lt(1e-6).cumprod(0).sum())
+    if count > even:
+        raise ConfigError(
+            f"convert.rotary=standard convert.rope_dim={2 * count}: only {even} rotary frequencies of the original "
+            f"are a standard spectrum, before its scaling; expected at most {2 * even}"
+        )
+    return _sorted_basis(statistics), torch.arange(count) * max(1, (even - 1) // max(1, count - 1))
 
 
 def _transmla(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
