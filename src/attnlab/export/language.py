@@ -43,18 +43,18 @@ def export(
     record: Mapping[str, Any],
     folder: Path,
     layers: Sequence[Mapping[str, Any]] | None = None,
-    format: Literal["hf", "deepseek"] = "hf",
+    format: Literal["hf", "vllm"] = "hf",
 ) -> None:
     """Write a language model as a folder that transformers loads without attnlab, replacing an earlier one.
 
     A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`. A pretrained
     decoder with the attention of its family, or with fewer key-value heads, becomes a model of its original class. Any
-    other gets modelling files from the sources of its classes, and decodes with its small cache. A decoder converted to
-    MLA can become a `DeepseekV3ForCausalLM` instead.
+    other gets modelling files from the sources of its classes, and decodes with its small cache. For vLLM a decoder
+    with MLA becomes a `DeepseekV3ForCausalLM` instead, and the others are read by attnlab's plugin.
 
     Args:
         layers: the nodes of each layer's attention in a converted model; None: `cfg.attention`.
-        format: "deepseek": DeepseekV3, without code in the folder.
+        format: "vllm": a folder that vLLM decodes with the small cache, and a card with the command.
 
     Raises:
         ConfigError: the code of the model cannot be exported.
