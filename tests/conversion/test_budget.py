@@ -92,7 +92,7 @@ def test_deepseek_with_equal_layers() -> None:
     from attnlab.export import deepseek
 
     result = converted(ToMLA(keep=0.5, layers="same", rope_dim=4), name="qwen2")
-    exported = deepseek.convert(result)
+    exported = deepseek.convert(result).model
     with torch.no_grad():
         assert error(exported(TEXTS).logits, result(TEXTS)) < 1e-5
     last = result.blocks[1].attention

@@ -76,6 +76,10 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     for key, readers in READ_BY.items():
         if cfg[key] is not None and cfg.mode not in readers:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(readers)}, not by mode={cfg.mode}")
+    if cfg.prove.python is not None and (cfg.mode != "export" or cfg.format not in ("vllm", "deepseek")):
+        raise ConfigError(
+            f"prove.python= is read by mode=export format=vllm, not by mode={cfg.mode} format={cfg.format}"
+        )
     for key in ("checkpoint", "resume", "baseline"):
         if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
             raise ConfigError(f"{key}={cfg[key]}: no such file or directory")

@@ -25,7 +25,8 @@ class Root:
     model: Annotated[str, MinLen(1)] | None
     checkpoint: Path | None
     prompt: str | None
-    format: Literal["hf", "safetensors", "deepseek"] | None
+    format: Literal["hf", "vllm", "deepseek", "safetensors"] | None  # deepseek: the earlier name of vllm
+    prove: dict[str, Any]
     input: str | None
     output: Path | None
     resume: Path | None
@@ -45,6 +46,15 @@ class Root:
     callbacks: dict[str, Any]
     trainer: dict[str, Any]
     choices: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The keys of `prove`, with their comments in conf/config.yaml."""
+
+    python: Annotated[str, MinLen(1)] | None
+    prompts: Annotated[int, Ge(4)]
+    tokens: Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True)
@@ -188,6 +198,7 @@ class Text:
 
 SCHEMAS: dict[str, type] = {
     "": Root,
+    "prove": Proof,
     "hardware": Hardware,
     "task": Task,
     "task.train": Train,

@@ -221,7 +221,9 @@ class ToMLA(Conversion):
         assert isinstance(converted, MLA)
         fill(converted, attention, statistics, split, self.centre)
         if self.norm == "rms":
-            converted = natively(converted, attention_of(node | {"bias": ["out"]}, attention), inputs)
+            normed = attention_of(node | {"bias": ["out"]}, attention)
+            assert isinstance(normed, MLA)
+            converted = natively(converted, normed, inputs)
         about = {"rope_dim": rope, "latent_dim": split.rank, "predicted_error": split.lost}
         return Layer(node, converted, about | {"weight_error": _weight_error(attention, statistics, split)})
 
@@ -231,12 +233,12 @@ class ToMLA(Conversion):
         assert isinstance(attention, MLA) and isinstance(attention.out, nn.Linear)
         if self.norm == "rms":
             matrix, bias = attention.out.weight.double(), attention.out.bias.double()
-            ridge = RIDGE * (matrix @ matrix.mT + matrix.new_zeros(())).diagonal().mean()
-            gram = matrix @ matrix.mT + ridge * torch.eye(len(matrix), dtype=torch.float64)
+            gram = matrix @ matrix.mT
+            gram.diagonal().add_(RIDGE * gram.diagonal().mean())
             values = matrix.mT @ torch.linalg.solve(gram, bias)
             up = attention.up.weight.view(attention.num_heads, 2, attention.head_dim, -1)
             up[:, 0, :, -1] += values.view(attention.num_heads, -1)
-            attention.out.bias = None
+            attention.out.register_parameter("bias", None)
         return layer
 
     def split(self, attention: MHA, statistics: Statistics, plan: LayerPlan | None = None) -> Split:

@@ -137,7 +137,7 @@ def _score(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
 def _standard(statistics: Statistics, count: int, theta: Tensor) -> tuple[Tensor, Tensor]:
     """ConfigError: too few frequencies fall evenly from 1; those of llama3 scaling do so only at first."""
     ratio = theta[1:] / theta[:-1]
-    even = len(theta) if len(ratio) == 0 else 1 + int((ratio / ratio[0] - 1).abs().lt(1e-6).cumprod(0).sum())
+    even = int(torch.cat((theta[:1] - 1, ratio / ratio[:1] - 1)).abs().lt(1e-6).cumprod(0).sum())
     if count > even:
         raise ConfigError(
             f"convert.rotary=standard convert.rope_dim={2 * count}: only {even} rotary frequencies of the original "

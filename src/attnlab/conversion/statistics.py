@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import MHA, SlidingWindow
+from attnlab.attention import MHA, MLA, SlidingWindow
 
 QUERIES = 64  # rows of attention weights computed at a time
 BLOCKS = 4  # blocks of columns of a Gram matrix, for its upper triangle
@@ -78,7 +78,7 @@ class Statistics:
         return squares[:, : self.pairs] + squares[:, self.pairs : 2 * self.pairs]
 
 
-def frequencies_of(attention: MHA) -> Tensor:
+def frequencies_of(attention: MHA | MLA) -> Tensor:
     """theta_f in radians per position, float64, (F,)."""
     if attention.rope_theta is None:
         return attention.frequencies.to(torch.float64)

@@ -26,6 +26,7 @@ def card(
     longest: int | None = None,
     dtype: torch.dtype = torch.float32,
     notes: list[str] | None = None,
+    serve: str | None = None,
     code: bool = False,
 ) -> str:
     """The card in Markdown with YAML front matter. Values missing in the record are `not run`.
@@ -33,6 +34,7 @@ def card(
     Args:
         library: the hub's name of the library that loads the model.
         attentions: the mechanisms with a cache, or None.
+        serve: the section about serving, or None.
     """
     tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _known(record.get(key)))]
     front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": tags}
@@ -68,6 +70,7 @@ def card(
         "\n".join(["| | |", "|---|---|", *rows]) + "\n",
         f"## Quality\n\n{_quality(record)}\n",
         f"## How to load it\n\n{usage.strip()}\n",
+        *([f"## How to serve it\n\n{serve}\n"] if serve else []),
         *(["## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"] if notes else []),
         f"## How it was made\n\n```bash\n{record.get('command', NOT_RUN)}\n```\n",
         f"## Licence\n\n{LICENSE.format(code=CODE if code else '')}\n",

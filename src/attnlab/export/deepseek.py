@@ -11,7 +11,7 @@ config of an exact form names vLLM's backend for classes of transformers as its 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,14 @@ from attnlab.pretrained import hub
 CONSTANT = 1e4  # M; the largest number of float16 is 6.5e4
 THETA = 10000.0
 NEAR = {torch.float32: 1e-3, torch.float64: 1e-5}  # of logits, in units of the largest; other types: below
-NATIVE, BY_TRANSFORMERS = "DeepseekV3ForCausalLM", "TransformersForCausalLM"  # architectures that vLLM knows
+BY_TRANSFORMERS = "TransformersForCausalLM"  # vLLM's backend, as the architecture of exact forms
 
 
 class Exported(NamedTuple):
-    """A model of transformers, and the architecture that its config names."""
+    """A `DeepseekV3ForCausalLM` of transformers, and its form."""
 
     model: Any
-    architecture: str
+    form: Literal["native", "exact"]
 
 
 def refusal(model: LanguageModel) -> str | None:
@@ -105,7 +105,7 @@ def convert(model: LanguageModel) -> Exported:
     converted.load_state_dict({name: value.to(dtype).clone() for name, value in state.items()})
     converted.tie_weights()
     check_logits(model, converted, NEAR.get(dtype, 0.05))
-    return Exported(converted, NATIVE if native else BY_TRANSFORMERS)
+    return Exported(converted, "native" if native else "exact")
 
 
 def _base(frequencies: Tensor) -> float | None:
@@ -127,9 +127,9 @@ def _config(library: Any, model: Decoder, mla: list[MLA], base: float | None) ->
     constant = not isinstance(first.norm, nn.RMSNorm)
     activation = next(name for name, function in ACTIVATIONS.items() if function is block.act)
     assert isinstance(model.norm, nn.RMSNorm)
-    queries = None  # width of their latent
+    queries: Any = None  # width of their latent
     if isinstance(first, MLAQueryLatent):
-        queries = first.query[0].out_features  # type: ignore[index]
+        queries = first.query.get_submodule("0").out_features
     elif constant and any(a.query.bias is not None for a in mla):
         queries = first.d_model + 1
     rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
@@ -183,9 +183,10 @@ def _normed(a: MLA, native: bool) -> dict[str, Tensor]:
     rows = torch.cat((torch.arange(a.latent_dim), a.latent_dim + pairs))
     of_head = torch.cat((torch.arange(a.head_dim), a.head_dim + pairs))
     last = a.query[2] if isinstance(a.query, nn.Sequential) else a.query
+    assert isinstance(last, nn.Linear)
     query = last.weight.unflatten(0, (a.num_heads, -1))[:, of_head].flatten(0, 1)
     key, value = a.up_matrices()
-    weights = {
+    weights: dict[str, Tensor] = {
         "kv_a_proj_with_mqa.weight": a.down.weight[rows],
         "kv_a_layernorm.weight": _weight(a.norm, a.latent_dim),
         "kv_b_proj.weight": torch.cat((key, value), 1).flatten(0, 1),
@@ -193,7 +194,9 @@ def _normed(a: MLA, native: bool) -> dict[str, Tensor]:
     }
     if not isinstance(a.query, nn.Sequential):
         return weights | {"q_proj.weight": query}
-    inner = {"q_a_proj.weight": a.query[0].weight, "q_a_layernorm.weight": _weight(a.query[1], 0)}
+    first = a.query[0]
+    assert isinstance(first, nn.Linear)
+    inner = {"q_a_proj.weight": first.weight, "q_a_layernorm.weight": _weight(a.query[1], 0)}
     return weights | inner | {"q_b_proj.weight": query}
 
 

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from omegaconf import DictConfig
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -12,12 +12,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from attnlab.attention import MHA
 from attnlab.config.rules import SAMPLE
 from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, WordVocabulary
-from attnlab.export import deepseek, llama, remote
+from attnlab.errors import ConfigError
+from attnlab.export import deepseek, llama, proof, remote, serving
 from attnlab.export.card import card
 from attnlab.export.weights import CONFIG, README, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import decoder, hub, huggingface
 from attnlab.pretrained.weights import new_folder
+from attnlab.run.files import write_text
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +45,8 @@ def export(
     record: Mapping[str, Any],
     folder: Path,
     layers: Sequence[Mapping[str, Any]] | None = None,
-    format: Literal["hf", "vllm"] = "hf",
-) -> None:
+    format: Literal["hf", "vllm", "deepseek"] = "hf",
+) -> dict[str, Any] | None:
     """Write a language model as a folder that transformers loads without attnlab, replacing an earlier one.
 
     A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`. A pretrained
@@ -54,10 +56,14 @@ def export(
 
     Args:
         layers: the nodes of each layer's attention in a converted model; None: `cfg.attention`.
-        format: "vllm": a folder that vLLM decodes with the small cache, and a card with the command.
+        format: "vllm": a folder that vLLM decodes with the small cache, and a card with the command; "deepseek": the
+            same, without refusing sizes that vLLM has no kernel for.
+
+    Returns:
+        The section `serving` of the record, if `prove.python` names an engine.
 
     Raises:
-        ConfigError: the code of the model cannot be exported.
+        ConfigError: the code of the model cannot be exported, or vLLM cannot decode it.
         DataError: the exported model differs.
         WriteError: the folder cannot be written.
     """
@@ -67,15 +73,10 @@ def export(
         f"`eos_token_id={vocabulary.end}` does so.",
         f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
     ]
-    converted: Any = None  # a model of a class of transformers
-    if format == "deepseek":
-        converted = deepseek.convert(model)
-        notes.insert(0, deepseek.SERVING.format(folder=folder.name))
-    elif type(model) is Decoder and _grouped(model):
-        converted = _original(model, cfg)
-    elif (reason := llama.refusal(model)) is None:
-        assert isinstance(model, T6)
-        converted = llama.convert(model)
+    if python := cfg.prove.python if format != "hf" else None:
+        proof.check_python(python)
+    stock = _stock(model, cfg, format)
+    converted, form, reason = stock.model, stock.form, stock.reason
     words = tokenizer_of(vocabulary, model.longest)
     # as in mode=generate, no token ends a text, and ids without a token are never chosen
     unused = list(range(vocabulary.num_ids, vocabulary.size))
@@ -90,20 +91,10 @@ def export(
         code = remote.code_of(modules)
         notes.append(f"Not a plain Llama: {reason}.")
         notes.append("Batches may have padding on the left. Beam search works; assisted decoding does not.")
-    with new_folder(folder) as partial:
-        if converted is not None:
-            converted.save_pretrained(partial)
-        else:
-            write_json(partial / CONFIG, config)
-            for name, source in code.items():
-                (partial / name).write_text(source, encoding="utf-8")
-            save(partial, model.state_dict(), prefix="model.")
-        generation.save_pretrained(partial)
-        kind = None
-        if words is not None:
-            words.save_pretrained(partial)
-            kind = "PreTrainedTokenizerFast" if code or not _is_auto(partial, vocabulary) else "AutoTokenizer"
-        text = card(
+    kind: str | None = None  # class of the tokenizer
+
+    def text_of(section: dict[str, Any] | None) -> str:
+        return card(
             record,
             title=f"{record['task']}, {record['attention']}",
             usage=_usage(folder.name, vocabulary, model.longest, kind, bool(code)),
@@ -113,11 +104,63 @@ def export(
             longest=model.longest,
             dtype=next(model.parameters()).dtype,
             notes=notes,
+            serve=None if format == "hf" else serving.section(form, folder.name, model, proof.table(section)),
             code=bool(code),
         )
-        (partial / README).write_text(text, encoding="utf-8")
-    if format == "deepseek":
-        log.warning(deepseek.SERVING.format(folder=folder))
+
+    with new_folder(folder) as partial:
+        if converted is not None:
+            converted.save_pretrained(partial)
+            if form == "exact":
+                node = json.loads((partial / CONFIG).read_text(encoding="utf-8"))
+                write_json(partial / CONFIG, node | {"architectures": [deepseek.BY_TRANSFORMERS]})
+        else:
+            write_json(partial / CONFIG, config)
+            for name, source in code.items():
+                (partial / name).write_text(source, encoding="utf-8")
+            save(partial, model.state_dict(), prefix="model.")
+        generation.save_pretrained(partial)
+        if words is not None:
+            words.save_pretrained(partial)
+            kind = "PreTrainedTokenizerFast" if code or not _is_auto(partial, vocabulary) else "AutoTokenizer"
+        (partial / README).write_text(text_of(None), encoding="utf-8")
+    if format != "hf":
+        log.info("serve it: %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
+    if python is None:
+        return None
+    settings = {"prompts": cfg.prove.prompts, "tokens": cfg.prove.tokens}
+    section = proof.prove(model, folder, form, python, num_ids=vocabulary.num_ids, end=vocabulary.end, **settings)
+    write_text(folder / README, text_of(section))
+    return section
+
+
+class Stock(NamedTuple):
+    """A model of a class of transformers, or None with the reason, and how vLLM runs it."""
+
+    model: Any
+    form: serving.Form = "plain"
+    reason: str | None = None
+
+
+def _stock(model: LanguageModel, cfg: DictConfig, format: str) -> Stock:
+    if type(model) is Decoder and _grouped(model):
+        return Stock(_original(model, cfg))
+    if (reason := llama.refusal(model)) is None:
+        assert isinstance(model, T6)
+        return Stock(llama.convert(model))
+    if format == "hf":
+        return Stock(None, "plugin", reason)
+    if (refused := deepseek.refusal(model)) is not None:
+        serving.check_plugin(model, refused)
+        return Stock(None, "plugin", reason)
+    converted, form = deepseek.convert(model)
+    try:
+        serving.check_widths(form, converted.config.kv_lora_rank, converted.config.qk_rope_head_dim)
+    except ConfigError as error:
+        if format == "vllm":
+            raise
+        log.warning("%s", error)
+    return Stock(converted, form)
 
 
 def _grouped(model: Decoder) -> bool:

@@ -39,8 +39,9 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     The folder is `exported/` in that run, where it replaces an earlier one, or `output=`.
 
     `format=hf` writes what transformers or timm loads without attnlab: a plain Llama where it can hold the model, else
-    a folder with modelling files; for images a folder of timm. `format=safetensors` writes plain weights, a
-    config of plain values, and the files of the run directory that belong to them. Each has a model card.
+    a folder with modelling files; for images a folder of timm. `format=vllm` writes what vLLM decodes, and with
+    `prove.python=` decodes it there and compares. `format=safetensors` writes plain weights, a config of plain values,
+    and the files of the run directory that belong to them. Each has a model card.
 
     Raises:
         ConfigError: the run has no model to export, or none in this format, or the folder has other files.
@@ -60,7 +61,12 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
                 "compress": cfg.choices.compress,
             }
             folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
-            task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
+            section = task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
+            if section is not None:
+                record["serving"] = section
+                for run in folders:
+                    if known := records.recorded(run):
+                        records.write(known | {"serving": section}, run)
     record["exported"] = str(place)
     print(printable(str(place)))
 

@@ -31,7 +31,7 @@ from attnlab.run.record import UNREADABLE, mechanism_of, recorded
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
 ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
 FREE = (  # keys, and everything below them, that may be set with checkpoint= and resume=
-    *OF_THE_COMMAND, *ELSEWHERE, "data_root", "cache_dir", "hydra", "trainer", "tags", "retry", "rerun",
+    *OF_THE_COMMAND, *ELSEWHERE, "prove", "data_root", "cache_dir", "hydra", "trainer", "tags", "retry", "rerun",
     "task.decode", "task.decode_max_frames", "task.sampling", "task.score", "task.evaluation", "task.data.root",
     "task.data.cache_dir", "task.data.num_workers", "task.data.batch_size", "task.data.max_frames",
     "task.data.eval_batch_size",
@@ -185,7 +185,7 @@ class _Loading:
             saved["hardware"] |= {name: root["hardware"][name] for name in names}
         if self.key == "checkpoint" or "logger" in chosen:
             saved["logger"] = root["logger"]  # what uses a run does not add to its curves
-        saved["bench"] = root["bench"]
+        saved |= {"bench": root["bench"], "prove": root["prove"]}
         for missing in map(str, root.keys() - saved.keys()):
             added = today[missing]
             saved[missing] = OmegaConf.to_container(added, resolve=True) if OmegaConf.is_config(added) else added

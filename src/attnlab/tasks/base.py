@@ -185,6 +185,9 @@ class Restores(Task):
         """
 
 
+Format = Literal["hf", "vllm", "deepseek", "safetensors"]  # of mode=export
+
+
 class Trains(ReadsData, Restores):
     """Trains a model and scores it: mode=train and mode=test; runs are exported, and used by `attnlab.load`.
 
@@ -362,11 +365,14 @@ class Trains(ReadsData, Restores):
         folders = [place] if place.is_dir() else [place.parent.parent, place.parent]
         return {name: folder / name for folder in folders for name in self.file_names if (folder / name).is_file()}
 
-    def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """Write the model of `checkpoint=` as a folder that other programs read, with a card of the `record`.
 
         An earlier folder is replaced when the new one is complete. The format "safetensors" has plain weights, a config
         of plain values, and copies of the saved files.
+
+        Returns:
+            The section `serving` of the run's record, if an engine has decoded the folder.
 
         Raises:
             ConfigError: this model has no such format.
@@ -375,8 +381,6 @@ class Trains(ReadsData, Restores):
         """
         from attnlab.export import weights
 
-        if format == "deepseek":
-            raise ConfigError("format=deepseek is for language models that convert=mla has made")
         if format != "safetensors":
             raise ConfigError(
                 f"format={format}: transformers has no model for task={self.cfg.task.name}; format=safetensors writes "
@@ -385,6 +389,7 @@ class Trains(ReadsData, Restores):
         module = self.restore().cpu()
         files = self.saved_files().values()
         weights.export(module.model, self.cached(module.model), self.cfg, record, files, folder)
+        return None
 
     def cached(self, model: Any) -> list[Attention]:
         """The mechanisms of a model that have a cache in decoding."""

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
@@ -42,7 +42,7 @@ from attnlab.run.device import device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
 from attnlab.run.record import first_process
-from attnlab.tasks.base import Compresses, Predicts, file_of_run
+from attnlab.tasks.base import Compresses, Format, Predicts, file_of_run
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
 from attnlab.tasks.prediction import Predictor, Result
@@ -186,12 +186,12 @@ class ImageClassificationTask(Predicts, Compresses):
         usual = data.transform(), data.eval_batch_size, self.cfg.hardware.precision
         return Classification(module, module.classes, *usual, **settings)
 
-    def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> None:
         """A folder of timm in either format: plain weights, a config, and the names of the classes."""
         from attnlab.export import images
 
-        if format == "deepseek":
-            raise ConfigError("format=deepseek is for language models that convert=mla has made")
+        if format in ("vllm", "deepseek"):
+            raise ConfigError(f"format={format} is for language models")
         module = self.restore()
         classes = read_classes(self.saved_files()[CLASSES_FILE])
         images.export(module.model, self.spec, classes, self.cfg, record, folder)

@@ -36,7 +36,7 @@ from attnlab.models.token_loss import chunk_of
 from attnlab.run.device import compiles, device_of, scoring_dtype
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
-from attnlab.tasks.base import Predicts, TextTask, Transforms, file_of_run
+from attnlab.tasks.base import Format, Predicts, TextTask, Transforms, file_of_run
 from attnlab.tasks.prediction import Predictor, Result, changed
 from attnlab.tasks.restored import Restored
 from attnlab.training.compiled import COMPILED_STEPS, Compiled
@@ -277,7 +277,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
         return self._restored(self._with_layers(vocabulary, self._layer_file(weights)), vocabulary)
 
-    def export(self, folder: Path, format: Literal["hf", "safetensors", "deepseek"], record: Mapping[str, Any]) -> None:
+    def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> dict[str, Any] | None:
         """The format "hf" is a Llama or a folder with modelling files, which transformers loads."""
         if format == "safetensors":
             return super().export(folder, format, record)
@@ -286,7 +286,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         module = self.restore().cpu()
         path = self.saved_files().get(CONVERSION)
         layers = None if path is None else read_layers(path)
-        language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
+        return language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
 
     def predictor(self, module: Any, **settings: Any) -> Continuation:
         return Continuation(module, self.cfg, **settings)

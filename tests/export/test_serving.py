@@ -1,0 +1,127 @@
+"""Folders for vLLM: their form, their sizes, and the proof in the engine itself."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from attnlab.attention import MLA, MTLA, Attention
+from attnlab.attention.mla import MLAQueryLatent
+from attnlab.conversion import ToMLA
+from attnlab.conversion.layers import convert
+from attnlab.conversion.split import Rotary, mix
+from attnlab.conversion.statistics import collect, frequencies_of
+from attnlab.errors import ConfigError
+from attnlab.export import deepseek, language, proof, serving
+from attnlab.models import T6, LanguageModel
+from tests.conversion.models import decoder_of, exact, reference, tokens
+from tests.export.trained import WORDS, config, record
+
+PYTHON = os.environ.get("ATTNLAB_VLLM_PYTHON")  # of an environment with vLLM
+
+
+def settings(**prove: Any) -> DictConfig:
+    cfg = OmegaConf.merge(config("mla"), {"prove": prove})
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def converted(name: str, **options: Any) -> LanguageModel:
+    model = decoder_of(reference(name))
+    convert(model, ToMLA(layers="same", **options), tokens(8, 32))
+    return model.eval()
+
+
+def trained(mechanism: type[MLA], width: int = 32, heads: int = 4, **options: Any) -> T6:
+    torch.manual_seed(0)
+
+    def attention(layer: int) -> Attention:
+        return mechanism(width, heads, **options)
+
+    return T6(WORDS.size, width, attention, num_layers=2, max_length=512, output_init="default").eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("rotary", "norm", "form"), [("standard", "rms", "native"), ("score", "rms", "exact"), ("score", "none", "exact")]
+)
+def test_converted_models_as_deepseek(name: str, rotary: Rotary, norm: Any, form: str) -> None:
+    """The logits of transformers' class are checked by `convert`; the native form has no biases and one base."""
+    model = converted(name, rotary=rotary, norm=norm, rope_dim=8, latent_dim=16)
+    exported = deepseek.convert(model)
+    assert exported.form == form
+    if form == "native":
+        assert not any(key.endswith("bias") for key in exported.model.state_dict())
+        assert exported.model.config.rope_parameters["rope_type"] == "default"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("mechanism", "options"), [(MLA, {"norm": "rms"}), (MLAQueryLatent, {"query_latent_dim": 8})])
+def test_trained_models_as_deepseek(mechanism: type[MLA], options: dict[str, Any]) -> None:
+    model = trained(mechanism, head_dim=8, rope_dim=4, latent_dim=12, **options)
+    exported = deepseek.convert(model)
+    assert exported.form == "native"
+    assert torch.allclose(exported.model(tokens(2, 9) % WORDS.size).logits, model(tokens(2, 9) % WORDS.size), atol=1e-5)
+
+
+def test_standard_frequencies_are_those_of_a_narrower_head() -> None:
+    """Of scaled frequencies only the first ones are."""
+    attention: Any = exact("llama").attentions[0]
+    statistics = collect(attention, [torch.randn(2, 9, 32, dtype=torch.float64)])
+    theta = frequencies_of(attention)
+    scaled = theta * torch.tensor([1, 1, 0.5, 0.125])
+    for frequencies, most in ((theta, 4), (scaled, 2)):
+        kept = mix(statistics, frequencies, "standard", 2 * most).frequencies
+        assert torch.allclose(kept, kept[1] ** torch.arange(most))
+        with pytest.raises(ConfigError, match=f"convert.rope_dim={2 * most + 2}.*up to 8|at most {2 * most}"):
+            mix(statistics, frequencies, "standard", 2 * most + 2)
+
+
+def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = converted("llama", rope_dim=4, latent_dim=20)
+    cfg = settings(python=None)
+    with pytest.raises(ConfigError, match="convert.latent_dim=571") as error:
+        language.export(model, cfg, WORDS, record("mla"), tmp_path / "vllm", format="vllm")
+    assert not (tmp_path / "vllm").exists()
+    language.export(model, cfg, WORDS, record("mla"), tmp_path / "deepseek", format="deepseek")
+    assert str(error.value) in caplog.text
+    node = json.loads((tmp_path / "deepseek" / "config.json").read_text())
+    assert node["architectures"] == ["TransformersForCausalLM"] and node["model_type"] == "deepseek_v3"
+
+
+def test_the_command_of_the_card() -> None:
+    model = trained(MTLA, stride=3, latent_dim=8, head_dim=8, rope_dim=4)
+    assert "--block-size 96" in serving.section("plugin", "folder", model, "proof")
+    native = serving.section("native", "folder", trained(MLA, norm="rms"), "proof")
+    assert "--attention-backend CPU_MLA" in native and '["all", "-rotary_embedding"]' in native
+
+
+def test_a_python_without_the_engine(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prove.python=.*expected the Python of an environment with vLLM"):
+        proof.check_python(str(tmp_path / "python"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="ATTNLAB_VLLM_PYTHON names no Python with vLLM")
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("native", {"mechanism": MLA, "norm": "rms"}),
+        ("native", {"mechanism": MLAQueryLatent, "query_latent_dim": 64}),
+    ],
+)
+def test_vllm_decodes_the_same(form: serving.Form, options: dict[str, Any], tmp_path: Path) -> None:
+    model = trained(width=256, heads=4, head_dim=64, rope_dim=64, latent_dim=512, **options)
+    cfg = settings(python=PYTHON, prompts=8, tokens=32)
+    section = language.export(model, cfg, WORDS, record("mla"), tmp_path / "exported", format="vllm")
+    assert section is not None
+    assert section["tokens_equal"] >= 0.999 * section["tokens"]
+    assert section["log_probability_difference"] < 1e-3
+    assert section["equal_from_prefix_cache"] and section["equal_alone"] and section["positions_from_prefix_cache"] > 0
+    assert section["cache_bytes_per_token"] == pytest.approx(section["cache_bytes_per_token_predicted"], rel=0.01)
+    assert "256 of 256" in (tmp_path / "exported" / "README.md").read_text()
