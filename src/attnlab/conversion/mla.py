@@ -10,7 +10,7 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
-from attnlab.attention import MHA, MLA, SlidingWindow
+from attnlab.attention import MHA, MLA, Attention, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
 from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of
@@ -147,7 +147,7 @@ class ToMLA(Conversion):
 
     def planned(self, attention: MHA) -> dict[str, Any]:
         sizes = self.sizes(attention)
-        if sizes is None:  # searched: three eighths of a cache are a typical share
+        if sizes is None:  # three eighths of a cache are a typical share
             total = self.budget(attention)
             rope = min(self._rope_dims(attention, total), key=lambda width: abs(width - 3 * total / 8))
             return self.node(attention, (rope, total - rope))
@@ -157,6 +157,11 @@ class ToMLA(Conversion):
                 "which keys and values are linear functions; give a smaller convert.keep or convert.latent_dim"
             )
         return self.node(attention, sizes)
+
+    def estimated(self, attention: Attention) -> str | None:
+        if not isinstance(attention, MHA) or self.sizes(attention) is not None:
+            return None
+        return "conversion searches rope_dim, on which parameters and multiply-adds depend; convert.rope_dim= sets it"
 
     def looks_ahead(self, attention: MHA) -> bool:
         known = self.latent_dim is not None or (self.rope_dim is not None and self.layers == "same")

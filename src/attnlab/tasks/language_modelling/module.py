@@ -107,10 +107,7 @@ class Healed(LanguageModelling):
 
     def freeze(self) -> None:  # type: ignore[override]
         """Leave only the weights that `healing` trains, of the model as it is now."""
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(self.healing.trained == "all")
-        for attention in self.model.attentions:
-            attention.requires_grad_(True)
+        self.healing.freeze(self.model)
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """In training the sums of the present objective, which is then also the reported loss."""
