@@ -32,6 +32,7 @@ from attnlab.conversion.split import (
 from attnlab.conversion.statistics import Statistics, frequencies_of
 from attnlab.errors import ConfigError
 
+CHOSEN = "the conversion chooses convert.rope_dim, on which parameters and multiply-adds depend"
 SPLITS = 16  # splits of a cache into rotary and content parts to compare, at most
 
 
@@ -159,9 +160,7 @@ class ToMLA(Conversion):
         return self.node(attention, sizes)
 
     def estimated(self, attention: Attention) -> str | None:
-        if not isinstance(attention, MHA) or self.sizes(attention) is not None:
-            return None
-        return "conversion searches rope_dim, on which parameters and multiply-adds depend; convert.rope_dim= sets it"
+        return CHOSEN if isinstance(attention, MHA) and self.sizes(attention) is None else None
 
     def looks_ahead(self, attention: MHA) -> bool:
         known = self.latent_dim is not None or (self.rope_dim is not None and self.layers == "same")
