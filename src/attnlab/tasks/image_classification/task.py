@@ -39,6 +39,7 @@ from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained.timm import Timm, VisionTransformer
 from attnlab.run.console import each
 from attnlab.run.device import device_of, scoring_dtype
+from attnlab.run.directory import DENSE
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
 from attnlab.run.record import first_process
@@ -227,7 +228,7 @@ class ImageClassificationTask(Predicts, Compresses):
             return
         about = self.compress(record, directory, data, module, start=start)
         if self.method and self.cfg.mode != "compress":
-            self.measure("compressed", about, data, module)
+            self.measure("compressed", about, directory, data, module)
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         self.before_fit(record, directory, data, module)
@@ -245,8 +246,9 @@ class ImageClassificationTask(Predicts, Compresses):
             pretrain(self.cfg, record, directory, data, module)
         return None
 
-    def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
-        sections = self.scored(self._meters(data), data, module)
+    def measure(self, point: str, about: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        file = [PredictionsFile(len(data.sets["val"]), directory / DENSE)] * (point == "dense")
+        sections = self.scored([*self._meters(data), *file], data, module)
         if sections:
             about["quality"][point] = sections["quality"]
             log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", sections["quality"])
@@ -293,6 +295,8 @@ class ImageClassificationTask(Predicts, Compresses):
         if "compression" in record:
             point = "compressed" if self.cfg.mode == "compress" else "finetuned"
             record["compression"]["quality"][point] = record["quality"]
+            if self.method:
+                self.changed(record, directory)
 
 
 def read_classes(path: Path) -> list[str]:
