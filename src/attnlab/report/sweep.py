@@ -138,11 +138,7 @@ def table(jobs: pd.DataFrame) -> Grid:
 
 
 def verdict(jobs: pd.DataFrame, kind: list[str]) -> list[str]:
-    """A sentence that says which mechanisms are better than the first; empty: jobs have several metrics, or no test.
-
-    Args:
-        kind: the columns that tell mechanisms apart.
-    """
+    """A sentence that says which mechanisms are better than the first; empty: jobs have several metrics, or no test."""
     tested = jobs[jobs["Test"].map(bool)]
     if tested.empty or jobs["Metric"].nunique() > 1:
         return []
@@ -154,8 +150,10 @@ def verdict(jobs: pd.DataFrame, kind: list[str]) -> list[str]:
         if signs in ({1}, {-1}):
             how = "worse" if signs == {1 if lower else -1} else "better"
         names.setdefault(how, []).append(label_of(same.iloc[0], jobs.attrs["varied"]))
-    results = "; ".join(f"{how}: {', '.join(names[how])}" for how in sorted(names))
-    first = label_of(jobs.iloc[0], kind[1:])
+    first, results = (
+        label_of(jobs.iloc[0], kind[1:]),
+        "; ".join(f"{how}: {', '.join(names[how])}" for how in sorted(names)),
+    )
     return [f"{'Lower' if lower else 'Higher'} {summary.label(metric)} is better. Compared with {first}, {results}."]
 
 

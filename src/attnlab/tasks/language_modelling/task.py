@@ -224,8 +224,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         original = self._point(record, directory, data, module)
         model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
         module.teacher = [Teacher(module.model, scale_tokens(data))]
-        module.model = model.train()
-        module.freeze()
+        module.model = target.healing.freeze(model.train())
         self.sizes(record, model)
         about["points"] = dict.fromkeys(POINTS, NOT_RUN) | {"original": original}
         if self.cfg.mode != "convert":  # there it is what the run itself scores
