@@ -22,7 +22,7 @@ from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 MEAN = "mean ± sd"
-TEST = "from the first mechanism of the same seed and corpus. p is of a paired bootstrap over the test set of one seed"
+TEST = "from the first mechanism of its seed and corpus. p is of a paired bootstrap over the test set, so of one seed"
 UNEQUAL = 1.03  # ratio of parameters above which a comparison of mechanisms mentions it
 HIDDEN = {"attention", "compress", "stride", "seed", "cache_dir"}  # settings without a column
 NUMBERS = {  # column: its key in the record, and its format
@@ -150,10 +150,8 @@ def verdict(jobs: pd.DataFrame, kind: list[str]) -> list[str]:
         if signs in ({1}, {-1}):
             how = "worse" if signs == {1 if lower else -1} else "better"
         names.setdefault(how, []).append(label_of(same.iloc[0], jobs.attrs["varied"]))
-    first, results = (
-        label_of(jobs.iloc[0], kind[1:]),
-        "; ".join(f"{how}: {', '.join(names[how])}" for how in sorted(names)),
-    )
+    first = label_of(jobs.iloc[0], kind[1:])
+    results = "; ".join(f"{how}: {', '.join(names[how])}" for how in sorted(names))
     return [f"{'Lower' if lower else 'Higher'} {summary.label(metric)} is better. Compared with {first}, {results}."]
 
 

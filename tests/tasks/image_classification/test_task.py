@@ -107,10 +107,8 @@ def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None
 
 def test_mode_compress(start: Start, tmp_path: Path) -> None:
     """Load, score, compress, score, save: the weights of mode=train before it trains, and no training."""
-    settings, directory = (
-        ["compress=truncatt", "rank=3", "compress.mlp_rank=9", "task.data.sample_val=3"],
-        tmp_path / "run",
-    )
+    settings, directory = ["compress=truncatt", "rank=3", "compress.mlp_rank=9"], tmp_path / "run"
+    settings += ["task.data.sample_val=3"]
     record = recorded(compress_mode, start("mode=compress", *settings), directory)
     assert problems(record | {"status": "finished"}) == []
     points = record["compression"]["quality"]
