@@ -180,7 +180,7 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int, own: bool = True) -> Any 
     else:
         log.warning("%s has no form as a tokenizer of transformers; none is written", type(vocabulary).__name__)
         return None
-    if own:
+    if own and tokenizer.decoder is not None:
         line = decoders.Replace(Regex(f" ?{re.escape(mark)} ?" if vocabulary.unit == "word" else re.escape(mark)), "\n")
         tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Fuse(), line])
     marks = [(mark, vocabulary.end)]
