@@ -287,6 +287,15 @@ def test_what_is_wrong_is_one_line(words: list[str], message: str, model: Path) 
         check(arguments if other else [*TINY, *arguments], load)
 
 
+def test_calibration_windows_are_at_most_the_positions_of_the_model(start: Start, tmp_path: Path) -> None:
+    """By default; a longer one that is given is refused."""
+    words = [*TINY, "convert=mla"]
+    assert check([*words, f"model='{written(tmp_path, SIZES)}'"], load).jobs[0].convert.calibration.window == 96
+    cfg, _ = start("convert=mla", "convert.calibration.window=97")
+    with pytest.raises(ConfigError, match="window=97: expected at most the model's 96 positions"):
+        LanguageModellingTask(cfg).check(tmp_path)
+
+
 def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:
     cfg, _ = start("convert=mla")
     from attnlab.config.build import instantiate

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from attnlab.compression import Method, folder
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
+from attnlab.config.bounds import Size
 from attnlab.config.build import instantiate
 from attnlab.data.corpus import read_json
 from attnlab.data.images.folder import ImageData
@@ -46,7 +48,7 @@ from attnlab.run.record import first_process
 from attnlab.tasks.base import Compresses, Predicts, file_of_run
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
-from attnlab.tasks.prediction import Predictor, Result
+from attnlab.tasks.prediction import Predictor, Result, changed
 
 log = logging.getLogger(__name__)
 
@@ -307,12 +309,20 @@ def read_classes(path: Path) -> list[str]:
     return names
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The number `top` of classes that a prediction names."""
+
+    top: Size = 5
+
+
 class Classification(Predictor):
     """The most probable class as `prediction`, and as `classes` the `top` ones with their probabilities.
 
     Args:
         names: of the classes, in the order of the logits.
         transform: from a PIL image in RGB to (3, H, W).
+        settings: fields of `Choices`.
     """
 
     def __init__(
@@ -322,11 +332,11 @@ class Classification(Predictor):
         transform: Callable[[Any], Tensor],
         limit: int = 32,
         precision: str = "32-true",
-        top: int = 5,
+        **settings: Any,
     ) -> None:
         super().__init__(module, precision)
         self.module, self.names, self.transform, self.limit = module, names, transform, limit
-        self.top = min(top, len(names))
+        self.top = min(changed(Choices(), settings, "predict").top, len(names))
 
     def read(self, value: Any) -> Tensor:
         value = value[0] if isinstance(value, tuple) else value  # an item of a dataset: (image, label)
