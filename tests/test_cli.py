@@ -72,6 +72,12 @@ def test_a_key_is_explained() -> None:
     assert "attnlab sets it" in explain(["trainer.max_steps"]) and "attnlab sets it" not in explain(["logger"])
     text = explain(["mode", "mode=describe"])
     assert "describe" in text and "the command line" in text
+    with pytest.raises(ConfigError, match="no parameter 'max_epoch'; nearest: max_epochs"):
+        explain(["trainer.max_epoch"])
+    with pytest.raises(ConfigError, match="cannot read 'rusn'.*nearest command: runs"):
+        entry.run(["rusn"])
+    with pytest.raises(ConfigError, match="no such experiment; nearest: .*own/text"):
+        explain(["seed", "experiment=own"])
     with pytest.raises(ConfigError, match=r"^task\.train\.max_stps: no such key; nearest: task\.train\.max_steps"):
         explain(["task.train.max_stps"])
     with pytest.raises(ConfigError, match="explain: give one key"):

@@ -36,6 +36,7 @@ from attnlab.config.compose import one_line
 from attnlab.config.explain import explain, help_text, listing
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
 from attnlab.run import job, sweep
+from attnlab.run.console import progress
 from attnlab.run.loading import load
 from attnlab.run.processes import end_with_parent
 from attnlab.run.record import first_process
@@ -107,14 +108,15 @@ def run(words: Sequence[str]) -> int:
     if flags.hydra_help or flags.shell_completion:
         call_hydra(flags, lambda cfg: None)
         return 0
-    checked = check(words, load)
+    with progress("checking the command line", None):  # which imports libraries for some models
+        checked = check(words, load)
+        for cfg in checked.jobs if checked.here and not flags.info else []:
+            check_present(cfg)
     if flags.cfg:
         print(shown(checked), end="")
     elif flags.info:
         call_hydra(flags, lambda cfg: None, checked.for_hydra)
     else:
-        for cfg in checked.jobs if checked.here else []:
-            check_present(cfg)
         return run_jobs(checked) if checked.line.multirun else run_job(checked)
     return 0
 

@@ -66,10 +66,11 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def matches(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """At most three names, the closest first; capitals do not matter.
+    """At most three names, the closest first, or those in the folder `word`; capitals do not matter.
 
     Args:
         cutoff: likeness from 0 to 1 that a name needs, as difflib measures it.
     """
     by_lower = {name.lower(): name for name in names}
-    return [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, 3, cutoff)]
+    inside = [name for name in by_lower if name.startswith(f"{word.lower()}/")]
+    return [by_lower[name] for name in inside or difflib.get_close_matches(word.lower(), by_lower, 3, cutoff)]

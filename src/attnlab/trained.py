@@ -53,7 +53,8 @@ class Model(ABC):
             probable first. Keys of JSON objects and of rows stay.
 
         Raises:
-            ConfigError: there is no such setting.
+            TypeError: there is no such setting, or the object is no input.
+            ConfigError: a setting has a wrong value.
             DataError: an input is missing, empty or not of the kind that the model reads.
         """
         kind, one = self.input_kind, is_one(inputs)
@@ -61,6 +62,9 @@ class Model(ABC):
         if one:
             items = items_of(inputs, kind)
             one = not isinstance(items, Inputs) or items.form == "one"
+        elif not isinstance(inputs, Iterable) and not hasattr(inputs, "__getitem__"):
+            expected = f"a str, Path, array, image or dict with the key {' or '.join(kind.keys)}, or several in a list"
+            raise TypeError(f"predict() got {inputs!r:.40}, no {kind.name}; expected {expected}")
         else:
             values = inputs if isinstance(inputs, Iterable) else map(inputs.__getitem__, range(len(inputs)))
             items = (item for value in values for item in items_of(value, kind))
@@ -142,8 +146,11 @@ class Generation(Predictor):
     def read(self, value: Any) -> list[int]:
         if isinstance(value, str) and self.tokenizer is None:
             raise DataError("the exported folder has no tokenizer; give a tensor of ids")
-        ids: list[int] = self.tokenizer(value).input_ids if isinstance(value, str) else torch.as_tensor(value).tolist()
-        return ids
+        try:
+            read: Any = self.tokenizer(value).input_ids if isinstance(value, str) else torch.as_tensor(value).tolist()
+        except Exception as error:  # tokenizers raises this class itself, for a word that it does not have
+            raise DataError(f"{str(value)[:40]!r}: {error}") from error
+        return list(read)
 
     def size(self, prepared: list[int]) -> int:
         return len(prepared)

@@ -221,8 +221,8 @@ def test_mode_convert_trains_nothing_and_exports(
         loaded = exported(run, f"format={format}", trust_remote_code=format == "hf")
         with torch.no_grad():
             assert torch.allclose(loaded(ids).logits, model(ids), atol=1e-4)
-        for text in ((run / "exported" / "README.md").read_text(), caplog.text):
-            assert ("--model-impl transformers" in text) is (format == "deepseek")
+        assert ("vllm serve" in (run / "exported" / "README.md").read_text()) is (format == "deepseek")
+    assert "vLLM's kernels for latents take" in caplog.text
 
 
 @pytest.mark.slow
@@ -285,6 +285,15 @@ def test_what_is_wrong_is_one_line(words: list[str], message: str, model: Path) 
     arguments = words if "convert=mla" in words and other else [f"model='{model}'", *words]
     with pytest.raises(ConfigError, match=message):
         check(arguments if other else [*TINY, *arguments], load)
+
+
+def test_calibration_windows_are_at_most_the_positions_of_the_model(start: Start, tmp_path: Path) -> None:
+    """By default; a longer one that is given is refused."""
+    words = [*TINY, "convert=mla"]
+    assert check([*words, f"model='{written(tmp_path, SIZES)}'"], load).jobs[0].convert.calibration.window == 96
+    cfg, _ = start("convert=mla", "convert.calibration.window=97")
+    with pytest.raises(ConfigError, match="window=97: expected at most the model's 96 positions"):
+        LanguageModellingTask(cfg).check(tmp_path)
 
 
 def test_the_scored_text_is_no_calibration_text(start: Start, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_wikitext_may_be_packed_or_be_named_as_in_other_copies(tmp_path: Path) -
     (tmp_path / "simple-examples" / "data").mkdir(parents=True)
     (tmp_path / "simple-examples" / "data" / "ptb.valid.txt").write_text(" a <unk> \n")
     assert list(PennTreebank().texts(tmp_path, "validation")) == [" a <unk> "]
-    with pytest.raises(DataError, match=r"ptb.train.txt: no such file .*Penn Treebank"):
+    with pytest.raises(DataError, match=r"ptb.train.txt: no such file .*Penn Treebank; experiment=own/text"):
         PennTreebank().files(tmp_path, "train")
 
 

@@ -57,6 +57,7 @@ def test_files(tmp_path: Path) -> None:
     ("name", "content", "kind", "told"),
     [
         ("gone.txt", None, TEXT, "gone.txt: no such file"),
+        ("gone", None, TEXT, "no such file; if it is a text, give"),
         ("gone.wav", None, SPEECH, "gone.wav: no such file"),
         ("empty.txt", b"", TEXT, "empty.txt: an empty file; expected a text"),
         ("key.jsonl", b'{"txt": "a"}\n', TEXT, r"line 1: 'text' is missing \(found: txt\)"),
@@ -74,7 +75,10 @@ def test_wrong_inputs(tmp_path: Path, name: str, content: bytes | None, kind: In
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("source", "told"), [(" ", "input= is empty; expected a text"), ("a\udcff", "not UTF-8 text")])
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [(" ", "input= is empty; expected a text"), ("a\udcff", "not UTF-8 text"), ("a.csv", "no such file; if")],
+)
 def test_what_is_no_text(source: str, told: str) -> None:
     with pytest.raises(DataError, match=told):
         Inputs(source, TEXT)

@@ -227,7 +227,8 @@ def test_tokenizers_give_the_ids_of_the_vocabulary(tmp_path: Path, monkeypatch: 
         assert ids_of_corpus == [vocabulary.ids(line) for line in corpus]
         assert tokenizer(text, add_special_tokens=False).input_ids == vocabulary.ids(text)
         assert tokenizer(text).input_ids == [vocabulary.end, *vocabulary.ids(text)]
-        assert tokenizer.decode(vocabulary.ids(text)) == vocabulary.text(vocabulary.ids(text))
+        lines = [*vocabulary.ids(text), vocabulary.end, vocabulary.end, *vocabulary.ids(text), vocabulary.end]
+        assert tokenizer.decode(lines) == vocabulary.text(lines)
         batch = tokenizer([text, text.split()[0]], padding=True)
         assert batch.attention_mask[1][0] == 0 and batch.attention_mask[1][-1] == 1
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pieces")

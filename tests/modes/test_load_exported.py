@@ -21,7 +21,7 @@ def test_a_language_model(attention: str, trained_run: TrainedRun) -> None:
     sampled = model.predict("w3 w4", top_k=4, tokens=3)
     state = torch.get_rng_state()
     assert model.predict("w3 w4", top_k=4, tokens=3) == sampled and torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(ConfigError, match="its settings are tokens, temperature"):
+    with pytest.raises(TypeError, match="no setting 'beam'; there are: seed, temperature, tokens"):
         model.predict("w3", beam=2)
 
 
@@ -35,6 +35,8 @@ def test_images(trained_run: TrainedRun) -> None:
         assert result["prediction"] == expected["prediction"]
         for one, other in zip(result["classes"], expected["classes"], strict=True):
             assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+    with pytest.raises(TypeError, match="no setting 'tops'; nearest: top"):
+        model.predict(pictures, tops=2)
 
 
 def test_plain_weights_are_refused(trained_run: TrainedRun) -> None:

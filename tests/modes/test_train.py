@@ -155,6 +155,14 @@ def test_resuming_equals_not_stopping(start: Start, tmp_path: Path, decoded: Any
     assert names[0] == names[1] and all(("val_wer" in name) == (not buckets) for name in names[0])
 
 
+@pytest.mark.parametrize("limit", ["max_epochs=3", "max_steps=1"])
+def test_a_limit_that_is_reached_is_refused(start: Start, trained: Trained, tmp_path: Path, limit: str) -> None:
+    cfg, record = start(f"task.train.{limit}", f"resume='{trained[0]}'")
+    with pytest.raises(ConfigError, match=rf"task.train.{limit}: .* has trained \d+ {limit[4:9]}.* already"):
+        train.run(cfg, record, tmp_path / "less")
+    assert not (tmp_path / "less").exists()
+
+
 def test_gradients_are_per_token_of_the_whole_update(start: Start, tmp_path: Path) -> None:
     """One update of all batches accumulated equals one update of a single batch that holds them all."""
     after = {}

@@ -43,7 +43,8 @@ def described(cfg: DictConfig) -> dict[str, Any]:
     record: dict[str, Any] = {"kv_cache": {}}
     task_of(cfg, Task).describe(record)
     record |= {"d_model": cfg.task.model.get("d_model"), "layers": cfg.task.model.get("num_layers")}
-    assert record["parameters"]["total"] == record["parameters"]["trainable"] > 0
+    trained = "total" if cfg.choices.convert == "none" else "attention"
+    assert record["parameters"][trained] == record["parameters"]["trainable"] > 0
     return record
 
 

@@ -126,6 +126,8 @@ def test_broken_specifications(tmp_path: Path) -> None:
             main(["table", str(tmp_path / "t.yaml")])
     with pytest.raises(ConfigError, match="missing.yaml: cannot be read"):
         main(["figure", str(tmp_path / "missing.yaml")])
+    with pytest.raises(ConfigError, match="nearest: .*/mtla/table1.yaml"):
+        main(["table", str(SPEC.parents[1] / "mlta" / SPEC.name)])
 
 
 def test_runs_of_other_data_in_outputs_do_not_change_a_table(

@@ -12,6 +12,7 @@ import pytest
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import evaluate
 from attnlab.report.runs import main
+from attnlab.run.record import SECTIONS
 from tests.report.conftest import Run
 from tests.run.test_ledger import write
 
@@ -41,17 +42,21 @@ def test_a_list_and_its_filters(printed: Printed, tmp_path: Path) -> None:
     write(tmp_path / "outputs" / "b", attention="tpa", stride=None, tags=[], started="2026-02", seed=12)
     write(tmp_path / "outputs" / "c", status="failed", error="disk\nfull", started="2026-03", quality={})
     lines, errors = printed()
-    headings = "started (UTC) status mode task corpus mechanism scale seed quality cache directory"
+    headings = "started (UTC) status mode task corpus mechanism scale seed updates quality cache directory parent"
     assert " ".join(lines[0].split()) == headings
-    cells = "finished train mustc embedded sample corpus mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
+    cells = "finished train mustc sample mtla s=2 sample 1 BLEU 20.5 144 outputs/a"
     assert " ".join(lines[1].split()[2:]) == cells
-    assert lines[3].endswith("not run      144  outputs/c  (disk full)")
+    assert re.search(r"not run +144  outputs/c +\(disk full\)$", lines[3])
     assert errors == "3 runs\n"
     assert names(printed("attention=tpa*")[0]) == ["outputs/b"]
     assert names(printed("status=finished,failed", "tags=b")[0]) == ["outputs/a", "outputs/c"]
     assert names(printed("stride=null", "seed=12", "outputs")[0]) == ["outputs/b"]
     assert printed("seed=12")[1] == "1 run\n"
-    write(tmp_path / "outputs" / "d", quality={"bleu": 30.0})
+    trained = dict.fromkeys(SECTIONS["training"].split(), 1200000)
+    parent = {"path": str(tmp_path / "outputs" / "a"), "run": "1234"}
+    write(tmp_path / "outputs" / "d", quality={"bleu": 30.0}, parent=parent, training=trained)
+    (line,) = [line for line in printed()[0] if "outputs/d" in line]
+    assert line.split()[-6:] == ["1200000", "BLEU", "30", "144", "outputs/d", "outputs/a"]
     assert names(printed("sort=quality")[0]) == [f"outputs/{name}" for name in "dabc"]
     for name, value in (("e", 9.0), ("f", 8.0)):
         write(tmp_path / "outputs" / name, task="wikitext2", quality={"perplexity": value})

@@ -94,14 +94,32 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     assert "# Not finished" in text.partition(f"- Corpus: {MUSTC}.")[2]
 
 
+def scored(path: Path, nats: float) -> None:
+    (path.parent / "windows.tsv").write_text("tokens\tnats\n" + f"10\t{10 * nats}\n" * 40)
+
+
 def test_a_job_is_compared_with_the_first_one_of_its_seed(job: Job, tmp_path: Path) -> None:
-    for number, nats in enumerate((1.0, 0.9, 1.0, 1.1)):
-        setting = f"attention={'mha' if number % 2 == 0 else 'mla'} seed={number // 2}"
-        path = job(f"{number}_job", setting, quality={"perplexity": round(math.exp(nats), 4)})
-        (path.parent / "windows.tsv").write_text("tokens\tnats\n" + f"10\t{10 * nats}\n" * 40)
+    for number, nats in enumerate((1.0, 0.9, 1.1, 1.0, 1.1, 1.1)):
+        setting = f"attention={('mha', 'mla', 'mqa')[number % 3]} seed={number // 3}"
+        scored(job(f"{number}_job", setting, quality={"perplexity": round(math.exp(nats), 4)}), nats)
     sweep.render(tmp_path / "runs")
     differences = [row["Difference"] for row in rows(tmp_path / "runs")]
-    assert differences == ["", "-0.26, p = 0.001", "", "+0.29, p = 0.001", "", "-0.26 to +0.29"]
+    first = ["", "-0.26, p = 0.001", "+0.29, p = 0.001", "", "+0.29, p = 0.001", "+0.29, p = 0.001"]
+    assert differences == [*first, "", "-0.26 to +0.29", "+0.29 to +0.29"]
+    text = (tmp_path / "runs" / "comparison.md").read_text(encoding="utf-8")
+    assert "Lower perplexity is better. Compared with mha, " in text
+    assert "undecided" in text and "disagree): mla; worse: mqa." in text
+
+
+def test_runs_of_two_corpora_have_no_mean_and_are_not_compared(job: Job, tmp_path: Path) -> None:
+    for number, nats in enumerate((1.0, 0.9, 2.0, 2.1)):
+        setting = f"attention={'mha' if number % 2 == 0 else 'mla'} data_root={'one' if number < 2 else 'two'}"
+        path = job(f"{number}_job", setting, quality={"perplexity": round(math.exp(nats), 4)})
+        scored(path, nats)
+    table = sweep.table(jobs_in(tmp_path / "runs"))
+    place = table.headers.index("Difference")
+    assert [(row[2], row[place][:1]) for row in table.rows] == [("one", ""), ("one", "-"), ("two", ""), ("two", "+")]
+    assert "better: mla data_root=one; worse: mla data_root=two." in table.notes[-1]
 
 
 def test_other_settings_have_columns_and_are_not_seeds(job: Job, tmp_path: Path) -> None:

@@ -129,15 +129,6 @@ def test_a_higher_limit_is_a_new_run(run: Path) -> None:
     assert longer.directory == Path("outputs/wikitext2/mtla/test")
 
 
-def test_a_finished_run_is_not_continued_below_what_it_has_trained(run: Path) -> None:
-    record = {"status": "finished", "training": {"steps": 20, "epochs": 3}}
-    (run / "record.json").write_text(json.dumps(record))
-    for limit, done in (("max_steps=19", "20 steps"), ("max_steps=40 task.train.max_epochs=3", "3 epochs")):
-        with pytest.raises(ConfigError, match=f"has trained {done} already"):
-            resume(run, *f"task.train.{limit}".split())
-    assert resume(run, "task.train.max_steps=40", "task.train.max_epochs=9").jobs[0].task.train.max_epochs == 9
-
-
 def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConfig, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "checkpoints").mkdir(parents=True)

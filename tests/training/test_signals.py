@@ -158,15 +158,17 @@ def test_an_update_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("settings", "update"),
+    ("settings", "updates"),
     [
-        ({"max_steps": 2}, 2),
-        ({"max_epochs": 1, "val_check_interval": 100}, 7),
-        ({"check_val_every_n_epoch": 3, "val_check_interval": 1.0}, 14),
-        ({"max_steps": 2, "check_val_every_n_epoch": 1, "val_check_interval": 1.0}, 2),
-        ({"max_steps": 3}, 3),
+        ({"max_steps": 2}, [2]),
+        ({"max_epochs": 1, "val_check_interval": 100}, [7]),
+        ({"check_val_every_n_epoch": 3, "val_check_interval": 1.0}, [14]),
+        ({"max_steps": 2, "check_val_every_n_epoch": 1, "val_check_interval": 1.0}, [2]),
+        ({"max_steps": 3}, [3]),
+        ({"max_steps": 4}, [3, 4]),
+        ({"max_epochs": 1}, [3, 6, 7]),
     ],
 )
-def test_every_training_is_validated(settings: dict[str, Any], update: int, tmp_path: Path) -> None:
+def test_every_training_is_validated_at_its_end(settings: dict[str, Any], updates: list[int], tmp_path: Path) -> None:
     module, best, _ = train(tmp_path, Walk(), **settings)
-    assert list(module.validated) == [update] and len(best.best_k_models) == 1
+    assert list(module.validated) == updates and len(best.best_k_models) == min(len(updates), 2)

@@ -96,6 +96,8 @@ def _compression_lines(compression: dict[str, Any]) -> Iterator[tuple[str, str]]
         sizes = f"{rate['parameters']:,} parameters in place of {rate['parameters_dense']:,}"
         saving = f"{rate['model_saving_percent']:.1f} % of the whole model saved"
         yield "compression", f"rate {rate['rate']:.2f}: {sizes}; {saving}"
+    if "change" in compression:
+        yield "change by the compression", compression["change"]
     if "search" in compression:
         yield "search", f"{compression['chosen']}, the best of {len(compression['search'])} by the validation split"
     if remaining := compression.get("remaining"):

@@ -26,6 +26,7 @@ from attnlab.config.nodes import declared, mappings, owner, parameters, require
 from attnlab.config.settings import ARGUMENTS
 from attnlab.errors import ConfigError, matches, nearest, printable
 
+COMMANDS = ("list", "explain", "report", "runs")  # the first word of a command line without a run
 QUOTES = """quote text with special signs, within the shell's quotes too: 'bench.references=[mha,"mtla.stride=4"]'"""
 
 
@@ -109,7 +110,8 @@ class Composer:
             reason = one_line(error).removeprefix(f"Error parsing override '{text}' ").partition(" See http")[0]
             return ConfigError(f"cannot read {text!r} ({reason}); {QUOTES}")
         groups = [group for group in config.GROUPS if text in self.options(group)]
-        meant = f": {groups[0]}={text}?" if groups else ", for instance attention=mtla"
+        near = [f"; nearest command: {name}" for name in matches(text, COMMANDS)]
+        meant = f": {groups[0]}={text}?" if groups else [*near, ", for instance attention=mtla"][0]
         return ConfigError(f"cannot read {text!r}: settings are written key=value{meant}")
 
     def compose(self, settings: Sequence[str], file: str = "") -> DictConfig:
@@ -250,7 +252,7 @@ def _check_missing(plain: dict[str, Any], setting: Override, key: str) -> None:
         return
     if rest[0] in known:
         raise ConfigError(f"{key} is not in the configuration, but {target} takes it; write +{key}=...")
-    if target and adding:
+    if target and (adding or path in ARGUMENTS):
         raise ConfigError(f"{key}: {target} has no parameter {rest[0]!r}{nearest(rest[0], known)}")
     raise ConfigError(f"{key}: no such key{_nearest_key(plain, key)}")
 

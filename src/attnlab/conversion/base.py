@@ -70,6 +70,10 @@ class Conversion(ABC):
         ConfigError: the cache would not shrink, or the settings do not fit the layer.
         """
 
+    def estimated(self, attention: Attention) -> str | None:
+        """Why the conversion may have other parameters than those of :meth:`planned`; None: it has the same."""
+        return None
+
     def looks_ahead(self, attention: MHA) -> bool:
         """Whether all layers of the original are surveyed before the first one, `attention`, is converted."""
         return False

@@ -42,6 +42,13 @@ class Healing:
     share: Annotated[float, Gt(0), Le(1)] = 0.5
     trained: Literal["attention", "all"] = "attention"
 
+    def freeze(self, model: Decoder) -> Decoder:
+        """Leave only the weights that are trained, in place."""
+        model.requires_grad_(self.trained == "all")
+        for attention in model.attentions:
+            attention.requires_grad_(True)
+        return model
+
     def at(self, progress: float) -> Objective:
         """The objective of an update; `progress`: share of the finished updates, 0 to 1."""
         first, *others = self.objective or DEFAULT

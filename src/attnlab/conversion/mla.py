@@ -10,7 +10,7 @@ import torch
 from annotated_types import Gt, Lt
 from torch import Tensor, nn
 
-from attnlab.attention import MHA, MLA, SlidingWindow
+from attnlab.attention import MHA, MLA, Attention, SlidingWindow
 from attnlab.attention.mla import NormedKeys, NormedQueries
 from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.conversion.base import Conversion, Inputs, Layer, attention_of
@@ -35,6 +35,7 @@ from attnlab.errors import ConfigError
 ROWS = 256  # inputs of each batch for the size of a constant
 RIDGE = 1e-6  # of the mean diagonal of a Gram matrix
 TINY = torch.finfo(torch.float64).tiny
+CHOSEN = "the conversion chooses convert.rope_dim, on which parameters and multiply-adds depend"
 SPLITS = 16  # splits of a cache into rotary and content parts to compare, at most
 
 
@@ -158,7 +159,7 @@ class ToMLA(Conversion):
 
     def planned(self, attention: MHA) -> dict[str, Any]:
         sizes = self.sizes(attention)
-        if sizes is None:  # searched: three eighths of a cache are a typical share
+        if sizes is None:  # three eighths of a cache are a typical share
             total = self.budget(attention)
             rope = min(self._rope_dims(attention, total), key=lambda width: abs(width - 3 * total / 8))
             return self.node(attention, (rope, total - rope))
@@ -168,6 +169,9 @@ class ToMLA(Conversion):
                 "which keys and values are linear functions; give a smaller convert.keep or convert.latent_dim"
             )
         return self.node(attention, sizes)
+
+    def estimated(self, attention: Attention) -> str | None:
+        return CHOSEN if isinstance(attention, MHA) and self.sizes(attention) is None else None
 
     def looks_ahead(self, attention: MHA) -> bool:
         known = self.latent_dim is not None or (self.rope_dim is not None and self.layers == "same")

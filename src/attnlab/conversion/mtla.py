@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from attnlab.attention import MHA, MTLA, Attention, MTLAWindow, SlidingWindow
 from attnlab.conversion.base import Inputs, Layer
 from attnlab.conversion.budget import LayerPlan
-from attnlab.conversion.mla import ToMLA
+from attnlab.conversion.mla import CHOSEN, ToMLA
 from attnlab.conversion.statistics import Statistics
 from attnlab.errors import ConfigError
 
@@ -43,6 +43,11 @@ class ToMTLA(ToMLA):
                 f"convert={self.name}: sliding windows with merging are not supported, and the original has a window "
                 f"of {attention.window} positions; use convert=mla, which keeps it"
             )
+
+    def estimated(self, attention: Attention) -> str | None:
+        """The gates of layers with shared sizes have other parameters than those of layers with equal sizes."""
+        shared = isinstance(attention, MHA) and self.layers == "budget" and self.looks_ahead(attention)
+        return CHOSEN.replace("rope_dim", "latent_dim") if shared else super().estimated(attention)
 
     def node(self, attention: MHA, split: tuple[int, int]) -> dict[str, Any]:
         rope, rank = split

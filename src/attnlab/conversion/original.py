@@ -37,9 +37,9 @@ def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         cfg.task.data.vocabulary = {"_target_": "attnlab.data.PretrainedTokens", "source": source}
         cfg.attention, name = attention_node(layers)
         cfg.hydra.runtime.choices.attention = name
-        window = cfg.task.data.window
-        if "task.data.window" not in overrides and window > model["max_length"]:
-            cfg.task.data.window = model["max_length"]
+        for key in ("task.data.window", "convert.calibration.window"):
+            if key not in overrides and (OmegaConf.select(cfg, key) or 0) > model["max_length"]:
+                OmegaConf.update(cfg, key, model["max_length"])
     tokens, window = OmegaConf.select(cfg, "convert.healing.tokens"), cfg.task.data.window
     valid = isinstance(tokens, int) and isinstance(window, int) and window > 0
     if valid and "task.train.batch.tokens" not in overrides:

@@ -1,5 +1,7 @@
 """The inputs of `input=`: a text, a file, a folder, or a file with one input in each line."""
 
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -9,6 +11,7 @@ from typing import Any, Literal
 from attnlab.data.corpus import Row, is_unicode, read_lines, rows
 from attnlab.errors import DataError
 
+PATHS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".md", ".gz", ".wav", ".png", ".jpg")  # of a file
 LINES, OBJECTS = (".txt",), (".jsonl", ".ndjson")  # files with one input a line: as it is, or in a JSON object
 
 
@@ -91,8 +94,11 @@ class Inputs:
             return "folder"
         if path.is_file():
             return "objects" if suffix in OBJECTS else "one" if kind.suffixes else "lines"
-        if kind.suffixes or is_path or (suffix in (*LINES, *OBJECTS) and not self.source.split()[1:]):
+        if kind.suffixes or is_path:
             raise DataError(f"input={self.source}: no such file")
+        if not self.source.split()[1:] and (os.sep in self.source or suffix in PATHS):
+            text = json.dumps({kind.keys[0]: self.source}, ensure_ascii=False)
+            raise DataError(f"input={self.source}: no such file; if it is a text, give {text} in a {OBJECTS[0]} file")
         return "one"
 
     def _files(self) -> list[Path]:

@@ -2,12 +2,13 @@
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from omegaconf import DictConfig
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from attnlab.attention import MHA
 from attnlab.config.rules import SAMPLE
@@ -30,7 +31,7 @@ USAGE = """```python
 `{folder}` is the path of this folder, as seen from the folder above it, or its name on a hub.{words}"""
 TOKENIZED = """tokenizer = {kind}.from_pretrained("{folder}")
 inputs = tokenizer({prompt}, return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new})[0]))"""
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new})[0, 1:]))"""
 TRUST = """
 
 With `trust_remote_code=True` transformers runs the Python files of this folder, which are copies of attnlab's own
@@ -77,7 +78,9 @@ def export(
         proof.check_python(python)
     stock = _stock(model, cfg, format)
     converted, form, reason = stock.model, stock.form, stock.reason
-    words = tokenizer_of(vocabulary, model.longest)
+    words = tokenizer_of(vocabulary, model.longest, own=cfg.task.get("weights") is None)
+    if isinstance(vocabulary, WordVocabulary) and vocabulary.unknown_id is None:
+        notes.append("A word that is not in the vocabulary is an error (Missing [UNK] token).")
     # as in mode=generate, no token ends a text, and ids without a token are never chosen
     unused = list(range(vocabulary.num_ids, vocabulary.size))
     generation = hub.transformers().GenerationConfig(
@@ -205,11 +208,12 @@ def _usage(folder: str, vocabulary: Vocabulary, longest: int, tokenizer: str | N
     return USAGE.format(code="\n".join(lines), folder=folder, words=advice)
 
 
-def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
+def tokenizer_of(vocabulary: Vocabulary, longest: int, own: bool = True) -> Any | None:
     """A `PreTrainedTokenizerFast` with the ids of `vocabulary`; None, with a warning, if it cannot have them.
 
     It adds the mark between texts before a text, as mode=generate does, unless called with `add_special_tokens=False`.
-    The mark is the padding too, on the left, where attention masks hide it.
+    The mark is the padding too, on the left, where attention masks hide it. It is decoded as a line end, except in
+    the tokenizer of a pretrained model, which is not the run's `own`.
     """
     if isinstance(vocabulary, BytePairVocabulary):
         tokenizer = Tokenizer.from_str(vocabulary.json)
@@ -219,6 +223,9 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int) -> Any | None:
     else:
         log.warning("%s has no form as a tokenizer of transformers; none is written", type(vocabulary).__name__)
         return None
+    if own and tokenizer.decoder is not None:
+        line = decoders.Replace(Regex(f" ?{re.escape(mark)} ?" if vocabulary.unit == "word" else re.escape(mark)), "\n")
+        tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Fuse(), line])
     marks = [(mark, vocabulary.end)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{mark} $A", pair=f"{mark} $A {mark} $B", special_tokens=marks

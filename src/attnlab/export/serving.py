@@ -1,6 +1,7 @@
 """What vLLM needs to decode an exported folder: its form, command and sizes. Measured with vLLM 0.32."""
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -12,7 +13,10 @@ from attnlab.models import Decoder, LanguageModel
 ENGINE = "0.32"
 WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take
 SLOTS = 128  # positions of a block on a CPU; 16 on a GPU
-MECHANISMS = ("MLA", "MTLA", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB")  # of the plugin
+MECHANISMS = (  # of the plugin
+    *("MHA", "MLA", "MLAQueryLatent", "MTLA", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB"),
+    "TPASharedB",
+)
 Form = Literal["plain", "native", "exact", "plugin"]
 TRUE = {
     "plain": "vLLM's own class runs it: paged cache, tensor parallelism, prefix caching and quantisation as usual.",
@@ -40,10 +44,10 @@ def check_widths(form: Form, latent: int, rope: int) -> None:
 
 def check_plugin(model: LanguageModel, reason: str) -> None:
     """ConfigError: neither vLLM nor attnlab's plugin decodes a model, for a `reason`."""
-    kinds = sorted({type(attention).__name__ for attention in model.attentions})
-    if len(kinds) > 1 or kinds[0] not in MECHANISMS or not isinstance(model, Decoder):
+    kinds = {type(attention).__name__ for attention in model.attentions}
+    if not kinds <= set(MECHANISMS) or not isinstance(model, Decoder):
         raise ConfigError(
-            f"format=vllm: {reason}; attnlab's plugin for vLLM has {', '.join(MECHANISMS)}, one in all layers; use "
+            f"format=vllm: {reason}; attnlab's plugin for vLLM has {', '.join(MECHANISMS)} in T6 and decoders; use "
             "format=hf, which transformers decodes"
         )
 
@@ -58,9 +62,9 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
     """
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": model.longest}
-    first = model.attentions[0]
-    if form == "plugin" and isinstance(first, MTLA) and SLOTS % first.stride:
-        chosen["block_size"] = 32 * first.stride
+    strides = [a.stride for a in model.attentions if isinstance(a, MTLA)]
+    if form == "plugin" and any(SLOTS % stride for stride in strides):
+        chosen["block_size"] = 32 * math.lcm(*strides)
     if cpu and form in ("native", "exact") and dtype == "float32":
         chosen["attention_backend"] = "CPU_MLA"
     if cpu and form == "native":

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from attnlab.config.batch import check_batch
 from attnlab.config.build import at
-from attnlab.pretrained.weights import check_identity, check_values, read_checkpoint
+from attnlab.errors import ConfigError
+from attnlab.pretrained.weights import check_identity, check_values, read_checkpoint, trained
 from attnlab.run import record as records
 from attnlab.run.files import replacing_summed, verify
 from attnlab.run.record import first_process
@@ -31,6 +32,9 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     resume = Path(cfg.resume) / "checkpoints" / "last.ckpt" if cfg.resume else None
     task.check(directory)
     task.check_monitors()
+    old = resume.parents[1] if resume else directory
+    if resume and (continued := old.resolve() != directory.resolve()):
+        check_limits(cfg, resume)
     check_batch(cfg, process_count(cfg))
     open_loggers(cfg, directory)  # before the data: a service may refuse
     L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -40,7 +44,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         task.save_files(directory, data)
     if resume:
         check_resumed(resume, module)
-        if not (old := resume.parents[1]).samefile(directory):
+        if continued:
             record["parent"] = {"path": str(old), "run": at(records.recorded(old), "identity.run", records.NOT_RUN)}
             for path in (
                 sorted(resume.parent.glob("step*.ckpt")) if first_process() else ()
@@ -52,6 +56,16 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         task.before_fit(record, directory, data, module)
     record["training"] = fit(cfg, directory, data, module, monitor=task.monitor, better=task.better, resume=resume)
     task.score(record, directory, data, module)
+
+
+def check_limits(cfg: DictConfig, path: Path) -> None:
+    """ConfigError for a limit that the training of a checkpoint has reached."""
+    for limit, done in trained(path).items():
+        if isinstance(most := cfg.task.train[limit], int) and 0 < most <= done:
+            raise ConfigError(
+                f"task.train.{limit}={most}: the run of resume= has trained {done} {limit[4:]} already; give more, or "
+                f"score it with mode=test checkpoint={path.parents[1]}"
+            )
 
 
 def check_resumed(path: Path, module: Module) -> None:

@@ -167,6 +167,15 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {k.removeprefix(PREFIX): v for k, v in content["state_dict"].items()}, content["identity"]
 
 
+def trained(path: Path) -> dict[str, int]:
+    """The updates and the complete epochs of a training checkpoint, by the key of their limit. DataError: damaged."""
+    with _readable(path, "attnlab checkpoint"):
+        content = torch.load(path, map_location="meta", weights_only=True)
+        loops = content["loops"]["fit_loop"]
+        epochs = loops["epoch_progress"]["current"]["completed"] + loops["epoch_loop.batch_progress"]["is_last_batch"]
+        return {"max_steps": content["global_step"], "max_epochs": epochs}
+
+
 def write_weights(path: Path, weights: dict[str, Tensor], identity: dict[str, Any]) -> None:
     """Write `weights`, by name, as safetensors, atomically and with a checksum. WriteError: the disk is full, ...
 

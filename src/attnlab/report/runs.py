@@ -18,8 +18,8 @@ from attnlab.errors import ConfigError, DataError, LockedError, nearest, printab
 from attnlab.report.significance import standard_error, sure
 from attnlab.run import store
 from attnlab.run.console import StderrHandler
-from attnlab.run.directory import refuse_live
-from attnlab.run.record import NOT_RUN, RECORD
+from attnlab.run.directory import near, refuse_live
+from attnlab.run.record import EMBEDDED, NOT_RUN, RECORD
 from attnlab.run.store import BROKEN, OUTPUTS, LedgerEntry, SavedRecord, collect, finite
 
 HELP = """\
@@ -40,8 +40,10 @@ FILTERS = (
     "recipe", "commit",
 )  # fmt: skip
 HEADINGS = (
-    "started (UTC)", "status", "mode", "task", "corpus", "mechanism", "scale", "seed", "quality", "cache", "directory",
+    "started (UTC)", "status", "mode", "task", "corpus", "mechanism", "scale", "seed", "updates", "quality", "cache",
+    "directory", "parent",
 )  # fmt: skip
+NUMERIC = ("seed", "updates", "cache")
 SORTS = ("started", "quality")
 LOWER = ("perplexity", "wer", "loss", "error")  # metrics of which lower values are better
 PRUNED = ("failed", "interrupted", BROKEN)
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigError(f"runs sort={','.join(order)}: expected one of {', '.join(SORTS)}{nearest(order[0], SORTS)}")
     runs = _chosen(_folder(names), filters)
     runs = sorted(runs, key=_best_first) if order == ["quality"] else runs
-    rows = _aligned([HEADINGS, *map(_cells, runs)], right={HEADINGS.index("seed"), HEADINGS.index("cache")})
+    rows = _aligned([HEADINGS, *map(_cells, runs)], right=[HEADINGS.index(name) for name in NUMERIC])
     errors = [f"  ({run.error[:120]})" if run.error else "" for run in runs]
     for row, error in zip(rows, ["", *errors], strict=True):
         print(row + printable(error))
@@ -231,12 +233,15 @@ def _best_first(run: LedgerEntry) -> tuple[Any, ...]:
 
 def _cells(run: LedgerEntry) -> tuple[str, ...]:
     quality = f"{label(run.score[0])} {run.score[1]:.6g}" if run.score else NOT_RUN
-    cache = "" if (size := finite(run.value("kv_cache.elements_per_token_per_layer"))) is None else f"{size:g}"
+    numbers = (finite(run.value(key)) for key in ("training.steps", "kv_cache.elements_per_token_per_layer"))
+    updates, cache = ("" if number is None else f"{number:.12g}" for number in numbers)
     mode, task, scale, seed = (str(run.record.get(key, "")) for key in ("mode", "task", "scale", "seed"))
     rank = "" if (rank := run.value("rank")) is None else f" r={rank}"
-    words = (run.status, mode, task, run.corpus, run.method + rank, scale)
+    corpus = "sample" if run.corpus.startswith(EMBEDDED) else run.corpus
+    words = (run.status, mode, task, corpus, run.method + rank, scale)
     started = run.started[:16].replace("T", " ")
-    return tuple(map(printable, (started, *words, seed, quality, cache, run.directory.as_posix())))
+    places = (run.directory.as_posix(), near(Path(parent)).as_posix() if (parent := run.value("parent.path")) else "")
+    return tuple(map(printable, (started, *words, seed, updates, quality, cache, *places)))
 
 
 def _number(run: SavedRecord, key: str, first: float | None) -> str:

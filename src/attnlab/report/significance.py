@@ -61,11 +61,15 @@ class Difference:
     resamples: int
     seed: int
 
+    @property
+    def change(self) -> float:
+        return self.second - self.first
+
     def __str__(self) -> str:
         p, other = (None if value is None else f"{value:.{3 + (value < 0.01)}f}" for value in (self.p, self.sacrebleu))
         beside = f"; sacrebleu's own p is {other}" if other else ""
         return (
-            f"{label(self.metric)} {self.second - self.first:+.2f}, 95 % interval {self.low:+.2f} to {self.high:+.2f}, "
+            f"{label(self.metric)} {self.change:+.2f}, 95 % interval {self.low:+.2f} to {self.high:+.2f}, "
             f"p = {p} (paired bootstrap of {self.items} items, {self.resamples} resamples, seed {self.seed}{beside})"
         )
 

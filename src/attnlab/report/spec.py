@@ -163,7 +163,9 @@ def read_spec(path: Path) -> Spec:
         parts = {"columns": Column, "rows": Row, "plots": Plot, "curves": Panel}
         spec = Spec(**plain | {key: [part(**item) for item in plain.get(key, ())] for key, part in parts.items()})
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        others = path.parent.parent.glob("*/*.yaml")
+        near = nearest(str(path), (str(other) for other in others if other.name[:5] == path.name[:5]))
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}){near}") from error
     except (yaml.YAMLError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not the specification of a table: {' '.join(str(error).split())}") from error
     if problem := next(_problems(spec), ""):

@@ -11,7 +11,8 @@ import pandas as pd
 from attnlab.callbacks import summary
 from attnlab.errors import DataError, printable
 from attnlab.report import figure
-from attnlab.report.significance import differences
+from attnlab.report.runs import LOWER
+from attnlab.report.significance import Difference, differences
 from attnlab.report.table import Grid, frame, known, spread
 from attnlab.run.directory import holder_of
 from attnlab.run.files import write_text
@@ -21,9 +22,9 @@ from attnlab.run.sweep import SweepJob, listed
 
 STEM = "comparison"
 MEAN = "mean ± sd"
-TEST = "from the first mechanism with the same seed. p is of a paired bootstrap over the test set, so of one seed alone"
+TEST = "from the first mechanism of its seed and corpus. p is of a paired bootstrap over the test set, so of one seed"
 UNEQUAL = 1.03  # ratio of parameters above which a comparison of mechanisms mentions it
-HIDDEN = {"attention", "compress", "stride", "seed", "data_root", "cache_dir"}  # settings without a column
+HIDDEN = {"attention", "compress", "stride", "seed", "cache_dir"}  # settings without a column
 NUMBERS = {  # column: its key in the record, and its format
     "Parameters": ("parameters.total", ",.0f"),
     "Cache per token and layer, numbers": ("kv_cache.elements_per_token_per_layer", "g"),
@@ -101,26 +102,26 @@ def table(jobs: pd.DataFrame) -> Grid:
     """A row for each job, and a row of means for each mechanism and setting with several seeds. No column is empty."""
     varied = jobs.attrs["varied"]
     present = [name for name in NUMBERS if jobs[name].notna().any()]
-    first = (
-        jobs[(jobs[["Mechanism", *varied]] == jobs.iloc[0][["Mechanism", *varied]]).all(axis=1)] if len(jobs) else jobs
-    )
-    by_seed = {job["Seed"]: job["saved"] for _, job in first.iterrows()}
-    tests = [compared(by_seed.get(job["Seed"]), job["saved"]) for _, job in jobs.iterrows()]
+    same = ["Seed", *(key for key in varied if key == "data_root")]  # in both jobs of a difference
+    kind = ["Mechanism", *(key for key in varied if key not in same)]
+    first = jobs[(jobs[kind] == jobs.iloc[0][kind]).all(axis=1)] if len(jobs) else jobs
+    baselines = {tuple(job[same]): job["saved"] for _, job in first.iterrows()}
+    tests = [compared(baselines.get(tuple(job[same])), job["saved"]) for _, job in jobs.iterrows()]
     jobs = jobs.assign(Test=pd.Series(tests, index=jobs.index, dtype=object))
     tested = ["Difference"] * (len(first) < len(jobs))
     grid = Grid("Comparison", ["Job", "Mechanism", *varied, "Seed", jobs.attrs["quality"], *tested, *present])
     for _, job in jobs.iterrows():
         score = NOT_RUN if job["Score"] is None else f"{job['Score']:g}"
         numbers = [cell(job[name], name) for name in present]
-        test = "{:+.2f}, p = {:.3f}".format(*job["Test"]) if job["Test"] else NOT_RUN
-        test = "" if by_seed.get(job["Seed"]) is job["saved"] else test
+        test = f"{job['Test'].change:+.2f}, p = {job['Test'].p:.3f}" if job["Test"] else NOT_RUN
+        test = "" if baselines.get(tuple(job[same])) is job["saved"] else test
         grid.rows.append([*job[["Job", "Mechanism", *varied, "Seed"]], score, *[test] * len(tested), *numbers])
-    for group, same in jobs.dropna(subset="Score").groupby(["Mechanism", *varied], sort=False):
-        if len(same) > 1:
-            changes = [test[0] for test in same["Test"] if test]
+    for group, seeds in jobs.dropna(subset="Score").groupby(["Mechanism", *varied], sort=False):
+        if len(seeds) > 1:
+            changes = [test.change for test in seeds["Test"] if test]
             ends = f"{min(changes):+.2f} to {max(changes):+.2f}" if changes else ""
-            cells = [MEAN, *group, ", ".join(same["Seed"]), spread(same["Score"].tolist(), ".2f")]
-            grid.rows.append([*cells, *[ends] * len(tested), *(_mean(known(same[name]), name) for name in present)])
+            cells = [MEAN, *group, ", ".join(seeds["Seed"]), spread(seeds["Score"].tolist(), ".2f")]
+            grid.rows.append([*cells, *[ends] * len(tested), *(_mean(known(seeds[name]), name) for name in present)])
     if corpora := sorted({str(saved.record["corpus"]) for saved in jobs["saved"]}):
         grid.notes.append(f"Corpus: {'; '.join(corpora)}.")
     sizes = known(jobs["Parameters"])
@@ -132,17 +133,40 @@ def table(jobs: pd.DataFrame) -> Grid:
     if busy > BUSY:
         grid.notes.append(f"Other programs kept up to {busy:.1f} cores busy before scoring: speeds are not comparable.")
     if tested:
-        grid.notes.append(f"Difference: {TEST}.")
+        grid.notes += [f"Difference: {TEST}.", *verdict(jobs, kind)]
     return grid
 
 
-def compared(first: SavedRecord | None, saved: SavedRecord) -> tuple[float, float] | None:
-    """The difference of two jobs' scores and its p; None: they are one job, or their predictions do not give it."""
+def verdict(jobs: pd.DataFrame, kind: list[str]) -> list[str]:
+    """A sentence that says which mechanisms are better than the first; empty: jobs have several metrics, or no test."""
+    tested = jobs[jobs["Test"].map(bool)]
+    if tested.empty or jobs["Metric"].nunique() > 1:
+        return []
+    metric, names = tested.iloc[0]["Metric"], dict[str, list[str]]()
+    lower = metric.startswith(LOWER)
+    for _, same in tested.groupby(["Mechanism", *jobs.attrs["varied"]], sort=False):
+        signs = {(test.low > 0) - (test.high < 0) for test in same["Test"]}
+        how = "undecided (the 95 % interval contains 0, or seeds disagree)"
+        if signs in ({1}, {-1}):
+            how = "worse" if signs == {1 if lower else -1} else "better"
+        names.setdefault(how, []).append(label_of(same.iloc[0], jobs.attrs["varied"]))
+    first = label_of(jobs.iloc[0], kind[1:])
+    results = "; ".join(f"{how}: {', '.join(names[how])}" for how in sorted(names))
+    return [f"{'Lower' if lower else 'Higher'} {summary.label(metric)} is better. Compared with {first}, {results}."]
+
+
+def label_of(job: pd.Series, keys: Sequence[str]) -> str:
+    """A job's mechanism and its settings, for people."""
+    return " ".join([job["Mechanism"], *(f"{key.rpartition('.')[2]}={job[key]}" for key in keys if job[key])])
+
+
+def compared(first: SavedRecord | None, saved: SavedRecord) -> Difference | None:
+    """The difference of two jobs' scores; None: they are one job, or their predictions do not give it."""
     try:
         tests = differences(first, saved) if first and first is not saved else []
     except DataError:
         return None
-    return next(((t.second - t.first, t.p) for t in tests if saved.score and t.metric == saved.score[0]), None)
+    return next((test for test in tests if saved.score and test.metric == saved.score[0]), None)
 
 
 def unfinished(pairs: Sequence[tuple[SweepJob, SavedRecord | None]], every: Sequence[SweepJob]) -> Grid:
@@ -166,10 +190,7 @@ def points_of(jobs: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     numbers = {name: [saved.number(key) for saved in done["saved"]] for name, key in OVER.items()}
     measured = [name for name in OVER if None not in numbers[name] and (name != "rank" or name in varied)]
     x = next(iter(measured), list(OVER)[-1])
-    labels = [
-        " ".join([job["Mechanism"], *(f"{key.rpartition('.')[2]}={job[key]}" for key in varied if job[key])])
-        for _, job in done.iterrows()
-    ]
+    labels = [label_of(job, varied) for _, job in done.iterrows()]
     columns = [labels, done["Seed"], numbers[x], done["Score"]]
     points = pd.DataFrame(dict(zip(figure.POINTS, columns, strict=True)), dtype=object).dropna()
     return x, points if done["Metric"].nunique() == 1 else points.iloc[:0]

@@ -19,6 +19,7 @@ from attnlab.run.record import RECORD, recorded
 
 CONFIG = "config.yaml"
 LOCK = ".lock"
+DENSE = "dense.predictions.tsv"  # of the model before its compression
 EXPORTED = "exported"  # the folder of mode=export
 WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
@@ -32,6 +33,7 @@ WRITTEN = (
     CONFIG,
     RECORD,
     "predictions.tsv",
+    DENSE,
     "windows.tsv",
     "tokenizer.model",
     "ctc_tokenizer.model",

@@ -147,7 +147,8 @@ def _prepare(cfg: DictConfig, record: dict[str, Any], directory: Path | None) ->
     """Import torch, and check and set up the device. Nothing is written before."""
     if records.first_process():  # libraries load for several seconds
         names = [str(record[name]) for name in ("task", "attention", "compress", "scale") if record[name] != "none"]
-        log.info("mode=%s, %s: %s", cfg.mode, " · ".join(names), near(directory) if directory else "loads libraries")
+        where = f"{near(directory)} · " if directory else ""
+        log.info("mode=%s, %s: %sloading libraries", cfg.mode, " · ".join(names), where)
         if directory and cfg.mode == "train" and "tensorboard" in cfg.get("logger", {}):
             log.info("curves: tensorboard --logdir %s", near(directory))
     record["environment"] = records.environment(cfg.hardware.accelerator, packages=cfg.mode != "describe")

@@ -122,7 +122,7 @@ class _Loading:
         config.closed(cfg)
         check_mode(cfg, cfg.choices.task)
         if self.key == "resume":
-            self._check_continues(cfg, changed)
+            self._check_continues(changed)
         try:
             check_nodes(config.written(cfg))  # what the command sets was checked as it was set
         except ConfigError as error:
@@ -235,22 +235,15 @@ class _Loading:
             raise ConfigError(f"checkpoint={self.run}: say what to do with the run, for instance mode=test")
         return changed
 
-    def _check_continues(self, cfg: DictConfig, changed: Sequence[str]) -> None:
-        """Refuse to continue a finished run as it is, or to a limit that it has reached."""
+    def _check_continues(self, changed: Sequence[str]) -> None:
+        """Refuse to continue a finished run as it is."""
         if not (self.run / "checkpoints" / "last.ckpt").is_file():
             raise ConfigError(f"resume={self.run}: nothing to resume; expected a run that saved checkpoints/last.ckpt")
-        record = recorded(self.run)
-        if record.get("status") != "finished":
-            return
-        if not changed:
+        if recorded(self.run).get("status") == "finished" and not changed:
             raise ConfigError(
                 f"resume={self.run}: the run is finished; raise task.train.max_steps or max_epochs to train further, "
                 f"or score it with mode=test checkpoint={self.run}"
             )
-        for limit, name in (("max_steps", "steps"), ("max_epochs", "epochs")):
-            done, most = record.get("training", {}).get(name), cfg.task.train[limit]
-            if isinstance(done, int | float) and isinstance(most, int) and 0 < most <= done:
-                raise ConfigError(f"task.train.{limit}={most}: the run of resume= has trained {done} {name} already")
 
     def _is_free(self, key: str) -> bool:
         more = LIMITS if self.key == "resume" else WITH_CHECKPOINT

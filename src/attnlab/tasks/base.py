@@ -33,7 +33,7 @@ from attnlab.run import record as records
 from attnlab.run.device import compiles, device_of, record_compiled
 from attnlab.run.directory import CONFIG
 from attnlab.run.identity import NOTHING_READ, corpus_content
-from attnlab.run.record import NOT_RUN
+from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.tasks.memory import check_memory, copied, with_largest_batch
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Compresses(Transforms):
 
         quality = dict.fromkeys(self.points, NOT_RUN)
         about = record["compression"] = {"method": self.cfg.choices.compress, **about, "layers": [], "quality": quality}
-        self.measure("dense", about, data, module)
+        self.measure("dense", about, directory, data, module)
         if self.method:
             began = time.perf_counter()
             dense = copied(module.model, "meta")
@@ -155,9 +155,18 @@ class Compresses(Transforms):
         self.sizes(record, module.model)
         return about
 
+    def changed(self, record: dict[str, Any], directory: Path) -> None:
+        """Fill `compression.change`: how much the quality differs from the dense model's, by a paired test."""
+        from attnlab.report.significance import sure
+        from attnlab.run.store import SavedRecord
+
+        about = record["compression"]
+        dense = SavedRecord(directory / "dense.json", {"quality": about["quality"]["dense"]})
+        about["change"] = sure(dense, SavedRecord(directory / RECORD, record))[0]
+
     @abstractmethod
-    def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
-        """Score the present model: fills `about["quality"][point]`."""
+    def measure(self, point: str, about: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        """Score the present model: fills `about["quality"][point]`; at "dense" also writes the file DENSE."""
 
     @abstractmethod
     def calibrate(self, about: dict[str, Any], data: Any, module: Any) -> Method:

@@ -13,7 +13,7 @@ from torch import nn
 from attnlab.config.nodes import require
 from attnlab.config.schema import signature
 from attnlab.data.inputs import Item, chunks
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import ConfigError, DataError, nearest
 from attnlab.run.device import autocast, scoring_dtype
 
 WINDOW = 64  # inputs that are read and put into batches together
@@ -71,14 +71,14 @@ class Predictor(ABC):
 
 
 def changed(search: Search, settings: dict[str, Any], path: str) -> Search:
-    """A search with other settings; `path`: its dotted key. ConfigError: no such setting, or it refuses the value."""
-    known = ", ".join(search.__dataclass_fields__)  # type: ignore[attr-defined]
+    """A search with other settings; `path`: its dotted key. TypeError: no such setting. ConfigError: a wrong value."""
+    known = list(search.__dataclass_fields__)  # type: ignore[attr-defined]
+    if wrong := [name for name in settings if name not in known]:
+        raise TypeError(f"predict() has no setting {wrong[0]!r}{nearest(wrong[0], known)}")
     declared = signature(f"{type(search).__module__}.{type(search).__qualname__}").parameters
     for name, value in settings.items():
-        annotation = declared.get(name)
-        if annotation is not None:
-            require(f"{path}.{name}", annotation, value)
+        require(f"{path}.{name}", declared[name], value)
     try:
         return replace(search, **settings)  # type: ignore[type-var]
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; its settings are {known}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error

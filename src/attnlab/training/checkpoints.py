@@ -46,7 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class BestAndLast(ModelCheckpoint):
     """Keeps the best checkpoints by `monitor`, and last.ckpt of every epoch and validation, whether best or not.
 
-    A training that would end without a validation has one after its last update.
+    Every training has a validation after its last update.
 
     Args: those of Lightning's `ModelCheckpoint`.
 
@@ -78,7 +78,7 @@ class BestAndLast(ModelCheckpoint):
         ended = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
         regular = trainer.is_last_batch and trainer.check_val_every_n_epoch == 1
-        if (updated or ended or stopped) and not regular and not self.best_k_models:
+        if (updated or ended or stopped) and not regular:
             trainer.val_check_batch, trainer.check_val_every_n_epoch = 1, None  # validate after this batch
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

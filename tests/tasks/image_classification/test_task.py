@@ -108,17 +108,19 @@ def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None
 def test_mode_compress(start: Start, tmp_path: Path) -> None:
     """Load, score, compress, score, save: the weights of mode=train before it trains, and no training."""
     settings, directory = ["compress=truncatt", "rank=3", "compress.mlp_rank=9"], tmp_path / "run"
+    settings += ["task.data.sample_val=3"]
     record = recorded(compress_mode, start("mode=compress", *settings), directory)
     assert problems(record | {"status": "finished"}) == []
     points = record["compression"]["quality"]
     assert points["finetuned"] == "not run" and record["training"]["steps"] == "not run"
-    assert points["compressed"] == record["quality"] and points["dense"]["images"] == 12
+    assert points["compressed"] == record["quality"] and points["dense"]["images"] == 36
+    assert record["compression"]["change"].startswith("top-1 ")
     assert record["parameters"]["total"] == record["compression"]["remaining"]["parameters"]
     assert [layer["path"] for layer in record["compression"]["layers"]] == [
         "blocks.0.attn", "blocks.1.attn", "blocks.0.mlp", "blocks.1.mlp",
     ]  # fmt: skip
     assert sorted(path.name for path in directory.iterdir() if path.name != "pretraining") == [
-        "classes.json", "compressed", "config.yaml", "predictions.tsv",
+        "classes.json", "compressed", "config.yaml", "dense.predictions.tsv", "predictions.tsv",
     ]  # fmt: skip
     model = load(directory / "compressed")
     assert sum(p.numel() for p in model.parameters()) == record["parameters"]["total"]

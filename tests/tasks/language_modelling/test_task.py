@@ -348,8 +348,10 @@ def test_a_run_is_used_elsewhere(start: Start, trained: tuple[Path, dict[str, An
     assert model.predict(tmp_path / "texts.jsonl") == [{"n": 1, "text": word} | model.predict(word)]
     with pytest.raises(DataError, match="the word 'nonsense' is not in the vocabulary"):
         model.predict("nonsense")
-    with pytest.raises(ConfigError, match=r"task.sampling: .*'beam'; its settings are tokens, temperature"):
+    with pytest.raises(TypeError, match="no setting 'beam'; there are: seed, temperature, tokens"):
         model.predict(word, beam=3)
+    with pytest.raises(TypeError, match="got 3, no text; expected a str, Path"):
+        model.predict(3)
     with pytest.raises(DataError, match=r"task.sampling.tokens=8 make 25 positions, more than the model's"):
         model.predict(" ".join([word] * 16))
     last = attnlab.load(tmp_path / "run" / "checkpoints" / "last.ckpt")

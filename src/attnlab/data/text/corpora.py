@@ -74,7 +74,8 @@ class SplitFiles(TextCorpus):
 
     def files(self, root: Path, split: Split) -> list[Path]:
         names = [f"{folder}{name.format(STEMS[split])}" for name in self.names for folder in self.folders]
-        return [first_of(root, names, f"the {split} part of {self.name}")]
+        own = "; experiment=own/text reads other text files" if [*root.glob("*.txt")] else ""
+        return [first_of(root, names, f"the {split} part of {self.name}{own}")]
 
     def write_sample(self, root: Path, source: Source) -> None:
         for split, stem in STEMS.items():

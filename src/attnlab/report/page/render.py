@@ -22,7 +22,6 @@ import numpy as np
 from bokeh.core.types import ID
 from bokeh.embed import json_item
 from bokeh.models import CDSView, ColumnDataSource, HoverTool, IndexFilter, NumeralTickFormatter
-from bokeh.palettes import Category10, Dark2
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 from itables.utils import read_package_file
@@ -33,7 +32,7 @@ from attnlab.callbacks.summary import LONGEST, label, spread
 from attnlab.config.build import leaves
 from attnlab.errors import printable
 from attnlab.report import sweep
-from attnlab.report.figure import read_curves
+from attnlab.report.figure import COLOURS, read_curves
 from attnlab.report.runs import LOWER
 from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit, corpus_of
 from attnlab.run.store import SavedRecord, collect, finite
@@ -46,7 +45,9 @@ LOSSES = {"loss": "training loss", "val_loss": "validation loss"}
 MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
 GRAY = "#808690"  # texts and lines, legible on white and on black
-PALETTE = (*Category10[10], *Dark2[8])
+MARKS = ("circle", "square", "diamond", "triangle", "inverted_triangle", "plus")  # the next one after all colours
+SHAPES = "●■◆▲▼✚"  # as texts
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot", "1 8")
 TOOLS = "box_zoom,wheel_zoom,reset,save"
 ABOUT = [("run", "@run"), ("task", "@task, @corpus"), ("in", "@name")]
 Lines = list[tuple[int, str]]
@@ -173,6 +174,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         measures=measures,
         columns=columns,
         colours=colour,
+        marks={name: SHAPES[i // len(COLOURS) % len(SHAPES)] for i, name in enumerate(colour)},
         tasks=tasks,
         legend={name: [i for i, run in enumerate(runs) if run.mechanism == name] for name in colour},
         losses=losses,
@@ -245,9 +247,9 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:
-    """A colour for each mechanism, those of scored runs first. After eighteen they repeat."""
+    """A colour for each mechanism, those of scored runs first. After eight they repeat with the next mark and dash."""
     names = dict.fromkeys(run.mechanism for run in runs)
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
 def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
@@ -258,7 +260,7 @@ def points(runs: Sequence[Shown], first: str, target: str) -> dict[str, Any]:
     columns |= {name: np.array([run.numbers.get(name, np.nan) for run in runs]) for name in sweep.NUMBERS}
     plot, view = _figure([("quality", "@score")]), _view(len(runs))
     plot.scatter(first, "quality", source=ColumnDataSource(columns), view=view, name="marks", size=11, color="colour",
-                 alpha=0.8, line_color="white")  # fmt: skip
+                 marker="mark", alpha=0.8, line_color="white")  # fmt: skip
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0.[00]a")
     return dict(json_item(plot, ID(target)))
 
@@ -272,13 +274,16 @@ def curves(runs: Sequence[Shown], loss: str) -> dict[str, Any]:
     title = LOSSES[loss]
     plot = _figure([("update", "$snap_x{0,0}"), (title, "$snap_y{0.[0000]}")], line_policy="nearest")
     source, view = ColumnDataSource(columns), _view(len(numbers))
-    plot.multi_line("xs", "ys", source=source, view=view, name="marks", color="colour", line_width=2, alpha=0.85)
+    plot.multi_line(
+        "xs", "ys", source=source, view=view, name="marks", color="colour", line_dash="dash", line_width=2, alpha=0.85
+    )
     plot.xaxis.axis_label, plot.yaxis.axis_label = "update", title
     return dict(json_item(plot, ID(loss)))
 
 
 def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
     colour = colours(runs)
+    rounds = {name: i // len(COLOURS) % len(MARKS) for i, name in enumerate(colour)}
     return {
         "number": list(range(len(runs))),
         "run": [run.title for run in runs],
@@ -286,6 +291,8 @@ def _about(runs: Sequence[Shown]) -> dict[str, list[Any]]:
         "corpus": [run.corpus for run in runs],
         "name": [Path(run.name).name for run in runs],
         "colour": [colour[run.mechanism] for run in runs],
+        "mark": [MARKS[rounds[run.mechanism]] for run in runs],
+        "dash": [DASHES[rounds[run.mechanism]] for run in runs],
     }
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from attnlab.compression import Method, folder
 from attnlab.compression.calibration import Grams, calibrated
 from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
+from attnlab.config.bounds import Size
 from attnlab.config.build import instantiate
 from attnlab.data.corpus import read_json
 from attnlab.data.images.folder import ImageData
@@ -39,13 +41,14 @@ from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained.timm import Timm, VisionTransformer
 from attnlab.run.console import each
 from attnlab.run.device import device_of, scoring_dtype
+from attnlab.run.directory import DENSE
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Compresses, Format, Predicts, file_of_run
 from attnlab.tasks.image_classification.module import ImageClassification
 from attnlab.tasks.image_classification.pretraining import pretrain
-from attnlab.tasks.prediction import Predictor, Result
+from attnlab.tasks.prediction import Predictor, Result, changed
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +230,7 @@ class ImageClassificationTask(Predicts, Compresses):
             return
         about = self.compress(record, directory, data, module, start=start)
         if self.method and self.cfg.mode != "compress":
-            self.measure("compressed", about, data, module)
+            self.measure("compressed", about, directory, data, module)
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         self.before_fit(record, directory, data, module)
@@ -245,8 +248,9 @@ class ImageClassificationTask(Predicts, Compresses):
             pretrain(self.cfg, record, directory, data, module)
         return None
 
-    def measure(self, point: str, about: dict[str, Any], data: Any, module: Any) -> None:
-        sections = self.scored(self._meters(data), data, module)
+    def measure(self, point: str, about: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
+        file = [PredictionsFile(len(data.sets["val"]), directory / DENSE)] * (point == "dense")
+        sections = self.scored([*self._meters(data), *file], data, module)
         if sections:
             about["quality"][point] = sections["quality"]
             log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", sections["quality"])
@@ -293,6 +297,8 @@ class ImageClassificationTask(Predicts, Compresses):
         if "compression" in record:
             point = "compressed" if self.cfg.mode == "compress" else "finetuned"
             record["compression"]["quality"][point] = record["quality"]
+            if self.method:
+                self.changed(record, directory)
 
 
 def read_classes(path: Path) -> list[str]:
@@ -303,12 +309,20 @@ def read_classes(path: Path) -> list[str]:
     return names
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The number `top` of classes that a prediction names."""
+
+    top: Size = 5
+
+
 class Classification(Predictor):
     """The most probable class as `prediction`, and as `classes` the `top` ones with their probabilities.
 
     Args:
         names: of the classes, in the order of the logits.
         transform: from a PIL image in RGB to (3, H, W).
+        settings: fields of `Choices`.
     """
 
     def __init__(
@@ -318,11 +332,11 @@ class Classification(Predictor):
         transform: Callable[[Any], Tensor],
         limit: int = 32,
         precision: str = "32-true",
-        top: int = 5,
+        **settings: Any,
     ) -> None:
         super().__init__(module, precision)
         self.module, self.names, self.transform, self.limit = module, names, transform, limit
-        self.top = min(top, len(names))
+        self.top = min(changed(Choices(), settings, "predict").top, len(names))
 
     def read(self, value: Any) -> Tensor:
         value = value[0] if isinstance(value, tuple) else value  # an item of a dataset: (image, label)

@@ -90,11 +90,10 @@ class Healed(LanguageModelling):
     )
 
     def __init__(self, model: Decoder, vocabulary: Vocabulary, *, healing: Healing, **arguments: Any) -> None:
-        super().__init__(model, vocabulary, **arguments)
+        super().__init__(healing.freeze(model), vocabulary, **arguments)
         self.healing = healing
         self.teacher: list[Teacher] = []
         self._updates = 0.0  # of the complete training, known when it begins
-        self.freeze()
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -104,13 +103,6 @@ class Healed(LanguageModelling):
     def on_train_start(self) -> None:
         super().on_train_start()
         self._updates = float(self.trainer.estimated_stepping_batches)
-
-    def freeze(self) -> None:  # type: ignore[override]
-        """Leave only the weights that `healing` trains, of the model as it is now."""
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(self.healing.trained == "all")
-        for attention in self.model.attentions:
-            attention.requires_grad_(True)
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """In training the sums of the present objective, which is then also the reported loss."""

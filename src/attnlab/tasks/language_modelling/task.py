@@ -76,7 +76,9 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             model = self._model(self.cfg.task.data.vocab_size)
             target = target_of(self.cfg)
             assert isinstance(model, Decoder)
-            return model if target is None else replaced(model, [target.planned_for(a) for a in model.attentions])
+            if target is None:
+                return model
+            return target.healing.freeze(replaced(model, [target.planned_for(a) for a in model.attentions]))
         data = self.cfg.task.data
         size: int = data.vocab_size
         sample = data.root is None and self.cfg.choices.scale == "sample"
@@ -92,9 +94,12 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
     def describe(self, record: dict[str, Any]) -> None:
         """With `convert=` the original's sizes are `parameters.original` and `kv_cache.original`."""
         super().describe(record)
-        if target_of(self.cfg) is not None:
+        if (target := target_of(self.cfg)) is not None:
             with without_memory():
                 original = self._model(self.cfg.task.data.vocab_size)
+            assert isinstance(original, Decoder)
+            if reason := next(filter(None, map(target.estimated, original.attentions)), None):
+                record["parameters"]["estimated"] = reason
             record["parameters"]["original"] = count_parameters(original)
             record["kv_cache"]["original"] = self.cache_sizes(original, cache_shape(self.cfg.bench))
 
@@ -219,8 +224,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         original = self._point(record, directory, data, module)
         model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
         module.teacher = [Teacher(module.model, scale_tokens(data))]
-        module.model = model.train()
-        module.freeze()
+        module.model = target.healing.freeze(model.train())
         self.sizes(record, model)
         about["points"] = dict.fromkeys(POINTS, NOT_RUN) | {"original": original}
         if self.cfg.mode != "convert":  # there it is what the run itself scores

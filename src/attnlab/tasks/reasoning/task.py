@@ -26,6 +26,7 @@ from attnlab.pretrained.weights import new_folder
 from attnlab.run import record as records
 from attnlab.run.console import each
 from attnlab.run.device import device_of
+from attnlab.run.directory import DENSE
 from attnlab.run.files import write_text
 from attnlab.run.identity import corpus_content
 from attnlab.tasks.base import Compresses, Restores
@@ -120,14 +121,18 @@ class ReasoningTask(Compresses, Restores):
         """Score, compress, score, and save the compressed folder with the tokenizer."""
         about = self.compress(record, directory, data, module)
         if self.method:
-            self.measure("compressed", about, data, module)
+            self.measure("compressed", about, directory, data, module)
         record["quality"] = about["quality"]["compressed" if self.method else "dense"]
-        self._predictions(directory, data)
+        self._predictions(directory / "predictions.tsv", data)
+        if self.method:
+            self.changed(record, directory)
         self.compare(record)
         show(record, directory)
 
-    def measure(self, point: str, about: dict[str, Any], data: Questions, module: Asked) -> None:
+    def measure(self, point: str, about: dict[str, Any], directory: Path, data: Questions, module: Asked) -> None:
         self.answers = self._asked(data, module, "test")
+        if point == "dense":
+            self._predictions(directory / DENSE, data)
         about["quality"][point] = self._quality(module, data)
         about.setdefault("validation", {})[point] = quality(self._asked(data, module, "validation"))
 
@@ -202,10 +207,10 @@ class ReasoningTask(Compresses, Restores):
             folder.save(module.model, partial, name, options, notes)
             module.tokenizer.save_pretrained(partial)
 
-    def _predictions(self, directory: Path, data: Questions) -> None:
-        """predictions.tsv: prompt, answer, what the model answered, whether it is right, and the loss."""
+    def _predictions(self, path: Path, data: Questions) -> None:
+        """A file of predictions: prompt, answer, what the model answered, whether it is right, and the loss."""
         rows = ["source\treference\thypothesis\tright\tloss"]
         for question, answer in zip(data.test, self.answers, strict=True):
             cells = [question.prompt, question.answers[0], answer.text, str(int(answer.right))]
             rows.append("\t".join(" ".join(cell.split()) for cell in cells) + f"\t{answer.nats / answer.tokens:.5f}")
-        write_text(directory / "predictions.tsv", "\n".join(rows) + "\n")
+        write_text(path, "\n".join(rows) + "\n")
