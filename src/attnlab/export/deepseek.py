@@ -153,7 +153,7 @@ def _config(library: Any, model: Decoder, mla: list[MLA], base: float | None) ->
         num_hidden_layers=len(mla),
         num_attention_heads=first.num_heads,
         num_key_value_heads=first.num_heads,
-        n_routed_experts=1,
+        n_routed_experts=2,  # none is built; llama.cpp requires more than n_group
         num_experts_per_tok=1,
         n_group=1,
         topk_group=1,
@@ -166,13 +166,13 @@ def _config(library: Any, model: Decoder, mla: list[MLA], base: float | None) ->
         hidden_act={"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation),
         max_position_embeddings=model.max_length,
         rms_norm_eps=model.norm.eps or torch.finfo(model.embedding.weight.dtype).eps,
-        tie_word_embeddings=model.output is None
-        and base is None,  # the own class of vLLM reads `lm_head` from the file
+        tie_word_embeddings=model.output is None and base is None,  # vLLM's own class reads `lm_head` from the file
         rope_interleave=base is not None,
         rope_parameters=rotary,
         attention_bias=base is None,
-        attention_dropout=0.0,
         num_mtp_layers=0,
+        bos_token_id=None,
+        eos_token_id=None,
     )
 
 

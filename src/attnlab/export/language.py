@@ -233,6 +233,7 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int, own: bool = True) -> Any 
     fast = hub.transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=mark,
+        eos_token=mark,  # without one, llama.cpp ends a text at token 11
         pad_token=mark,
         padding_side="left",
         model_max_length=longest,
