@@ -40,7 +40,8 @@ def config(attention: str, model: dict[str, Any] = T6, **values: Any) -> DictCon
         chosen: Any = {"pattern": list(HYBRID), "mechanisms": {name: node(name) for name in HYBRID}}
     else:
         chosen = node(attention) | values
-    return OmegaConf.create({"task": {"name": "wikitext2", "model": {"d_model": 32, **model}}, "attention": chosen})
+    task = {"name": "wikitext2", "model": {"d_model": 32, **model}}
+    return OmegaConf.create({"task": task, "attention": chosen, "prove": {"python": None}})
 
 
 def model_of(cfg: DictConfig, size: int = WORDS.size) -> LanguageModel:

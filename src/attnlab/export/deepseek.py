@@ -83,7 +83,7 @@ def convert(model: LanguageModel) -> Exported:
     mla = [attention for attention in model.attentions if isinstance(attention, MLA)]
     base, normed = _base(frequencies_of(mla[0])), isinstance(mla[0].norm, nn.RMSNorm)
     native = normed and base is not None and all(a.out.bias is None for a in mla)
-    config, dtype = _config(library, model, mla, base if native else None), model.embedding.weight.dtype
+    config, dtype = _config(library, model, mla, base, native), model.embedding.weight.dtype
     converted = library.DeepseekV3ForCausalLM(config).to(dtype).eval()
     state: dict[str, Any] = {
         "model.embed_tokens.weight": model.embedding.weight,
@@ -121,8 +121,8 @@ def _weight(norm: nn.Module, width: int) -> Tensor:
     return torch.ones(width) if norm.weight is None else norm.weight
 
 
-def _config(library: Any, model: Decoder, mla: list[MLA], base: float | None) -> Any:
-    """`base`: of the rotary frequencies in a native form, or None."""
+def _config(library: Any, model: Decoder, mla: list[MLA], base: float | None, native: bool) -> Any:
+    """`base`: of a standard rotary spectrum, or None."""
     first, block = mla[0], model.blocks[0]
     constant = not isinstance(first.norm, nn.RMSNorm)
     activation = next(name for name, function in ACTIVATIONS.items() if function is block.act)
@@ -166,10 +166,10 @@ def _config(library: Any, model: Decoder, mla: list[MLA], base: float | None) ->
         hidden_act={"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation),
         max_position_embeddings=model.max_length,
         rms_norm_eps=model.norm.eps or torch.finfo(model.embedding.weight.dtype).eps,
-        tie_word_embeddings=model.output is None and base is None,  # vLLM's own class reads `lm_head` from the file
-        rope_interleave=base is not None,
+        tie_word_embeddings=model.output is None and not native,  # vLLM's own class reads `lm_head` from the file
+        rope_interleave=native,
         rope_parameters=rotary,
-        attention_bias=base is None,
+        attention_bias=not native,
         num_mtp_layers=0,
         bos_token_id=None,
         eos_token_id=None,

@@ -34,10 +34,9 @@ def main(question: str, answer: str) -> None:
         asked = json.load(file)
     arguments = asked["options"]
     if not torch.cuda.is_available():
-        arguments |= asked["cpu"]
+        arguments |= asked["cpu"] | {"enforce_eager": True}
     llm = LLM(
         asked["folder"],
-        enforce_eager=not torch.cuda.is_available(),
         skip_tokenizer_init=True,
         enable_prefix_caching=True,
         enable_chunked_prefill=True,

@@ -65,6 +65,8 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
     strides = [a.stride for a in model.attentions if isinstance(a, MTLA)]
     if form == "plugin" and any(SLOTS % stride for stride in strides):
         chosen["block_size"] = 32 * math.lcm(*strides)
+    if form == "exact":
+        chosen["enforce_eager"] = True  # torch.compile cannot trace longrope in transformers
     if cpu and form in ("native", "exact") and dtype == "float32":
         chosen["attention_backend"] = "CPU_MLA"
     if cpu and form == "native":
@@ -77,7 +79,7 @@ def command(folder: str, arguments: Mapping[str, Any]) -> str:
     words = ["vllm", "serve", folder]
     for name, value in arguments.items():
         text = json.dumps(value) if isinstance(value, dict) else str(value)
-        words += [f"--{name.replace('_', '-')}", shlex.quote(text)]
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [shlex.quote(text)])]
     return " ".join(words)
 
 
