@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attnlab.attention.base import length_mask
-from attnlab.attention.positional import PositionalAttention, PositionalCache
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
+
+from attnlab.attention import TPA
+from attnlab.attention.base import length_mask
+from attnlab.attention.positional import PositionalAttention, PositionalCache
 
 
 class RaggedCache(PositionalCache):
@@ -27,8 +29,11 @@ class RaggedCache(PositionalCache):
 
     def open(self, text: dict[str, Tensor], slots: int, length: int | Tensor) -> None:
         """Continue rows of `length` positions, an int or (B,), in buffers (B, ...) with `slots` slots."""
-        self.text, static = text, isinstance(length, Tensor)
-        self.length, self.static_length = (0, length.clone()) if static else (length, None)
+        self.text, self.length, self.static_length = text, 0, None
+        if isinstance(length, Tensor):
+            self.static_length = length.clone()  # a step adds one to it
+        else:
+            self.length = length
         self.text_reads, self.prefix_reads = self.cos.new_empty(slots, 0), self.cos.new_empty(0, 0)
         self.prefix_ends = torch.zeros(1, dtype=torch.int64, device=self.cos.device)
 
@@ -131,9 +136,11 @@ class PagedAttention(AttentionLayerBase):
 
     def __init__(self, attention: PositionalAttention, name: str, engine: VllmConfig) -> None:
         self.attention, self.name, self.stride = attention, name, int(getattr(attention, "stride", 1))
-        self.kv_cache, self.cache = torch.empty(0), None
+        self.kv_cache = torch.empty(0)
+        self.cache: RaggedCache | None = None
         self.capacity, self.dtype = engine.model_config.max_model_len, engine.model_config.dtype
-        attention.has_kernel = False  # of factors, which reads buffers that are contiguous
+        if isinstance(attention, TPA):
+            attention.has_kernel = False  # it reads buffers that are contiguous
         engine.compilation_config.static_forward_context[name] = self
 
     def get_attn_backend(self) -> type[AttentionBackend]:
@@ -163,22 +170,26 @@ class PagedAttention(AttentionLayerBase):
 
     def _extend(self, x: Tensor, part: Part) -> Tensor:
         """x (B, n, d) -> (B, n, d)."""
-        if self.cache is None:
-            kind = type("Paged", (RaggedCache, self.attention.cache_type), {})
-            self.cache = kind(self.attention, 0, self.capacity, 0, 1, self.kv_cache.new_empty(0))
-            self.cache.made_by = self.attention.makes
+        cache = self.cache = self.cache or self._new_cache()
         slots, size = -(-part.length // self.stride), self.kv_cache.shape[2]
         table, place = part.table[:, : -(-slots // size)].long(), part.positions // self.stride
-        seen = self.kv_cache[table, 0].flatten(1, 2)[:, :slots]  # (B, slots, elements), a copy
+        pages = self.kv_cache.index_select(0, table.flatten())  # a copy
+        seen = pages.view(len(table), -1, pages.shape[-1])[:, :slots]  # (B, slots, elements)
         if part.cached is None:  # other requests may have left anything behind the slots of a short row
-            seen.masked_fill_(~length_mask(place[:, 0] + 1, slots).unsqueeze(-1), 0.0)
+            seen[(~length_mask(place[:, 0] + 1, slots)).nonzero(as_tuple=True)] = 0.0
         length = part.positions[:, 0] if part.cached is None else part.cached
-        self.cache.open(self._buffers(seen), slots, length)
-        out = self.attention.extend(x, self.cache)
+        cache.open(self._buffers(seen), slots, length)
+        out = self.attention.extend(x, cache)
         rows = torch.arange(len(seen), device=seen.device)[:, None]
         self.kv_cache[table.gather(1, place // size), 0, place % size] = seen[rows, place]
-        self.cache.text = {}  # the copies of all layers would be a second cache
+        cache.text = {}  # the copies of all layers would be a second cache
         return out
+
+    def _new_cache(self) -> RaggedCache:
+        kind: Any = type("PagedCache", (RaggedCache, self.attention.cache_type), {})
+        cache: RaggedCache = kind(self.attention, 0, self.capacity, 0, 1, self.kv_cache.new_empty(0))
+        cache.made_by = self.attention.makes
+        return cache
 
     def _buffers(self, seen: Tensor) -> dict[str, Tensor]:
         """Views of slots (B, K, elements) in the layout of the mechanism's cache."""

@@ -3,20 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from attnlab.export.modeling_attnlab import AttnlabConfig
 from vllm.config import VllmConfig
+
+from attnlab.export.modeling_attnlab import AttnlabConfig
 
 MODELS = {"T6", "Decoder"}
 MECHANISMS = {
     "MHA", "MLA", "MLAQueryLatent", "MTLA", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB", "TPASharedB",
 }  # fmt: skip
 VALUES = {"Llama3Scaling"}  # classes of arguments
-WITHOUT_PAGES = {
-    "SlidingWindow": "it stores the newest positions in a ring",
-    "MLAWindow": "it stores a window of keys and values beside its latents",
-    "MTLAWindow": "it stores a window of single positions beside its merged slots",
-    "Multilinear": "it stores a state of fixed size",
-}
+WITHOUT_PAGES = {"Window": "a window of positions is stored in a ring", "MultiLinear": "its state has a fixed size"}
 
 
 class ServedConfig(AttnlabConfig):
@@ -38,7 +34,7 @@ class ServedConfig(AttnlabConfig):
 def _check(key: str, node: dict[str, Any], known: set[str]) -> None:
     for name in (node.get("class"), *_nested(node)):
         if name not in known | VALUES:
-            reason = next((f": {why}" for kind, why in WITHOUT_PAGES.items() if str(name).startswith(kind)), "")
+            reason = next((f": {why}" for kind, why in WITHOUT_PAGES.items() if str(name).endswith(kind)), "")
             raise ValueError(
                 f"config.json: {key}: {name} cannot be decoded by attnlab-vllm{reason}; expected one of "
                 f"{', '.join(sorted(known))}"
@@ -55,14 +51,14 @@ def _nested(node: dict[str, Any]) -> Iterator[Any]:
 
 def check_engine(engine: VllmConfig) -> None:
     """ValueError: the engine has a setting with which the caches of the plugin would not be right."""
-    cache, model = engine.cache_config, engine.model_config
+    cache, model, devices = engine.cache_config, engine.model_config, engine.parallel_config.world_size
     for setting, found, reason in (
         ("--speculative-config", engine.speculative_config, "a rejected token cannot be taken out of a merged slot"),
-        ("--kv-transfer-config", engine.kv_transfer_config, "pages are not moved out of the engine, nor offloaded"),
-        ("--tensor-parallel-size", engine.parallel_config.world_size > 1, "weights and caches are not divided"),
+        ("--kv-transfer-config, --kv-offloading-size", engine.kv_transfer_config, "pages stay in the engine"),
+        ("--tensor-parallel-size, --pipeline-parallel-size", devices > 1, "a model is not split"),
         ("--kv-cache-dtype", cache.cache_dtype != "auto", "a cache has the dtype of the model"),
         ("--quantization", model.quantization, "weights are read as they were exported"),
         ("--enable-prompt-embeds", model.enable_prompt_embeds, "a prompt consists of tokens"),
     ):
         if found:
-            raise ValueError(f"attnlab-vllm: {setting} is not supported: {reason}; leave it out")
+            raise ValueError(f"attnlab-vllm: {setting}: not supported, because {reason}; leave it out")

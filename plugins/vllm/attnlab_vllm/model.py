@@ -1,11 +1,12 @@
 """The language model that the engine runs: attnlab's own modules, with paged caches."""
 
 from collections.abc import Iterable
+from typing import Any
 
-from attnlab.export.modeling_attnlab import AttnlabForCausalLM
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
+from attnlab.export.modeling_attnlab import AttnlabForCausalLM
 from attnlab_vllm.cache import PagedAttention
 from attnlab_vllm.config import check_engine
 
@@ -22,10 +23,10 @@ class ServedModel(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         check_engine(vllm_config)
-        self.model = AttnlabForCausalLM(vllm_config.model_config.hf_config).model
+        self.model: Any = AttnlabForCausalLM(vllm_config.model_config.hf_config).model
         self.layers = [
-            PagedAttention(attention, f"{prefix}layers.{i}", vllm_config)
-            for i, attention in enumerate(self.model.attentions)
+            PagedAttention(block.attention, f"{prefix}layers.{i}", vllm_config)
+            for i, block in enumerate(self.model.blocks)
         ]
         generation = vllm_config.model_config.try_get_generation_config()
         self.unused: list[int] = generation.get("suppress_tokens") or []
@@ -41,7 +42,7 @@ class ServedModel(nn.Module):
         intermediate_tensors: object = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """input_ids (N,) at positions (N,) of their requests -> hidden states (N, d)."""
+        """input_ids (N,) at positions (N,) of their requests -> hidden states (N, d). The others are always None."""
         x = self.model.embed(input_ids[None], positions)
         for block, layer in zip(self.model.blocks, self.layers, strict=True):
             x = block(x, layer)
