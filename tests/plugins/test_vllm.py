@@ -1,0 +1,109 @@
+"""The plugin of vLLM: exported folders, decoded by the engine whose python ATTNLAB_VLLM_PYTHON names."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from attnlab.export import language
+from attnlab.models import LanguageModel
+from tests.export.trained import T6, WORDS, config, model_of, record
+
+ROOT = Path(__file__).parents[2]
+LONG = {**T6, "max_length": 384}
+DECODER = {"_target_": "attnlab.models.Decoder", "num_layers": 2, "ffn_dim": 24, "max_length": 384, "positions": 384}
+ENGINE = {"dtype": "float32", "block_size": 32, "max_num_batched_tokens": 16, "enable_prefix_caching": True}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("ATTNLAB_VLLM_PYTHON" not in os.environ, reason="ATTNLAB_VLLM_PYTHON names no engine's python"),
+]
+
+
+def exported(folder: Path, attention: str, model: dict[str, Any] = LONG, **options: Any) -> LanguageModel:
+    """A model and its folder; the mechanisms of a mixture are joined by +."""
+    first, *others = attention.split("+")
+    cfg = config(first, model, **options)
+    if others:
+        nodes = {name: OmegaConf.to_container(config(name, model).attention) for name in (first, *others)}
+        cfg.attention = {"pattern": list(nodes), "mechanisms": nodes}
+    built = model_of(cfg)
+    language.export(built, cfg, WORDS, record(attention), folder)
+    (folder / "modeling_attnlab.py").write_text("raise RuntimeError('the code of the folder was run')")
+    return built
+
+
+def engine(folder: Path, prompts: list[list[int]], new: int = 40, **settings: Any) -> Any:
+    """The engine's answer for two passes over the prompts, or what it printed before it failed."""
+    (folder / "asked.json").write_text(json.dumps({"prompts": prompts, "new": new, "engine": ENGINE | settings}))
+    installed = folder.parent / "attnlab_vllm-0.1.0.dist-info"  # as an installation would leave it
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: attnlab-vllm\nVersion: 0.1.0\n")
+    (installed / "entry_points.txt").write_text("[vllm.general_plugins]\nattnlab = attnlab_vllm:register\n")
+    variables = {
+        "PYTHONPATH": os.pathsep.join(map(str, (installed.parent, ROOT / "plugins" / "vllm", ROOT / "src"))),
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    command = [os.environ["ATTNLAB_VLLM_PYTHON"], str(Path(__file__).with_name("engine.py")), str(folder)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
+    return json.loads((folder / "answer.json").read_text()) if not done.returncode else done.stdout + done.stderr
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(WORDS.size - 2, (length,), generator=generator).tolist() for length in lengths]
+
+
+@torch.no_grad()
+def check(model: LanguageModel, prompts: list[list[int]], answer: Any) -> None:
+    """The tokens are the most probable ones of the parallel form, with its log-probabilities."""
+    assert not isinstance(answer, str), answer[-3000:]
+    for prompt, (tokens, chosen, _) in zip(prompts * 2, answer["requests"], strict=True):
+        expected, best = model(torch.tensor([[*prompt, *tokens]]))[0, len(prompt) - 1 : -1].log_softmax(-1).max(-1)
+        assert tokens == best.tolist()
+        torch.testing.assert_close(torch.tensor(chosen), expected, rtol=0, atol=1e-3)
+    exact = sum(attention.cache_elements_per_token for attention in model.attentions) * 4
+    assert answer["bytes_per_position"] == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "block"),
+    [
+        ("mtla", {}, 32), ("mtla", {"stride": 3}, 96), ("mtla", {"stride": 4, "model": DECODER}, 32),
+        ("mla", {"model": DECODER}, 32), ("mla_t6", {}, 32), ("tpa", {}, 32), ("tpa_kvonly", {}, 32),
+        ("tpa_noncontextual_a", {}, 32), ("tpa_noncontextual_b", {}, 32), ("tpa_shared_b", {}, 32),
+        ("mha", {"qk_norm": True}, 32), ("mtla+tpa+mha", {}, 32),
+    ],
+)  # fmt: skip
+def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block: int, tmp_path: Path) -> None:
+    model, prompts = exported(tmp_path / "model", attention, **options), prompts_of(1, 7, 37, 130)
+    answer = engine(tmp_path / "model", prompts, block_size=block)
+    check(model, prompts, answer)
+    assert [cached for *_, cached in answer["requests"][4:]] == [len(p) // block * block for p in prompts]
+
+
+@pytest.mark.parametrize("attention", ["mtla", "tpa"])
+def test_a_preempted_request_is_the_same(attention: str, tmp_path: Path) -> None:
+    model, prompts = exported(tmp_path / "model", attention), prompts_of(60, 61, 62)
+    answer = engine(tmp_path / "model", prompts, new=120, num_gpu_blocks_override=13)
+    check(model, prompts, answer)
+    assert answer["preempted"]
+
+
+@pytest.mark.parametrize(
+    ("attention", "settings", "message"),
+    [
+        ("mtla", {"block_size": 33}, "--block-size 33: expected a multiple of the stride 2"),
+        ("mtla", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "--speculative-config"),
+        ("tpa", {"kv_offloading_size": 0.1}, "--kv-offloading-size"),
+        ("mtla_window", {}, "MTLAWindow cannot be decoded"),
+    ],
+)
+def test_what_is_refused(attention: str, settings: Any, message: str, tmp_path: Path) -> None:
+    exported(tmp_path / "model", attention)
+    assert message in engine(tmp_path / "model", prompts_of(3), **settings)
