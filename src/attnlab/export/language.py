@@ -128,7 +128,7 @@ def export(
             kind = "PreTrainedTokenizerFast" if code or not _is_auto(partial, vocabulary) else "AutoTokenizer"
         (partial / README).write_text(text_of(None), encoding="utf-8")
     if format != "hf":
-        log.info("serve it: %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
+        log.info("serve it: vllm serve %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
     if python is None:
         return None
     settings = {"prompts": cfg.prove.prompts, "tokens": cfg.prove.tokens}

@@ -60,8 +60,8 @@ def prove(
     """Decode sampled prompts in the engine, in attnlab and in transformers -> the section `serving` of a record.
 
     The prompts are sampled from the model, of four lengths. The engine decodes all of them together, so that batches
-    are ragged, in chunks, some of them again from its prefix cache, and some alone. It scores the tokens that attnlab
-    has chosen, too.
+    are ragged, in chunks, some of them again from its prefix cache, and some alone. (On a CPU vLLM has no chunks and no
+    prefix cache for latents.) It scores the tokens that attnlab has chosen, too.
 
     Args:
         python: the Python of the engine's environment.
@@ -121,7 +121,7 @@ def prove(
         "first_differences": [margin._asdict() for margin in differences],
         "tokens_equal_in_transformers": f"{_equal(own[:ALSO], other)} of {len(other) * tokens}",
         "log_probability_difference": float((torch.tensor(theirs) - scores).abs().max()),
-        "equal_from_prefix_cache": answer["again"] == answer["tokens"][: len(answer["again"])],
+        "equal_again": answer["again"] == answer["tokens"][: len(answer["again"])],
         "positions_from_prefix_cache": answer["reused"],
         "equal_alone": answer["alone"] == answer["tokens"][: len(answer["alone"])],
         "cache_bytes_per_token": answer["cache_bytes"] / answer["positions"],
@@ -219,7 +219,8 @@ def table(section: dict[str, Any] | None) -> str:
         "prompts": section["prompts"],
         "largest margin of a first different token": f"{margin:.1e}",
         "largest difference of a log-probability": f"{section['log_probability_difference']:.1e}",
-        "equal from the prefix cache, and alone": f"{section['equal_from_prefix_cache']}, {section['equal_alone']}",
+        "equal when asked again, and alone": f"{section['equal_again']}, {section['equal_alone']}",
+        "positions read from the prefix cache": section["positions_from_prefix_cache"],
         "cache, bytes per token, measured": f"{section['cache_bytes_per_token']:.1f}",
         "cache, bytes per token, predicted": f"{section['cache_bytes_per_token_predicted']:g}",
         "tokens per second: vLLM, attnlab, transformers": ", ".join(str(section[key]) for key in speeds),

