@@ -30,7 +30,7 @@ def make(*arguments: str) -> str:
 
 def test_make_help_lists_the_targets_and_their_commands() -> None:
     lines = make().splitlines()
-    targets = "help install demo test check docs size kill-test tables table-% figures figure-% clean"
+    targets = "help install demo test check docs size kill-test prove tables table-% figures figure-% clean"
     assert [line.split()[1] for line in lines] == targets.split()
     for target, path in {
         "table-irratt-1": "irratt/table1",

@@ -256,6 +256,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     },
     "TensorizedTransformer": {"variational_dropout": False},
     "InverseSquareRoot": {"floor": 0.0},
+    "ToMLA": {"norm": "none"},
     "TruncAtt": {"vo": "truncatt", "keep_of": "parameters"},
     "GlobalSVD": {"vo": "truncatt", "keep_of": "parameters"},
     "CPSlimAtt": {"vo": "truncatt", "keep_of": "parameters", "start": "global", "restarts": 4, "fusion": "free"},
