@@ -61,7 +61,10 @@ def main(question: str, answer: str) -> None:
     llm.reset_prefix_cache()
     scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     given = llm.generate([{"prompt_token_ids": ids} for ids in asked["given"]], scored, use_tqdm=True)
-    scores = [[next(iter(place.values())).logprob for place in output.prompt_logprobs[1:]] for output in given]
+    scores = [
+        [(place[token].logprob, place[token].rank) for token, place in zip(ids[1:], output.prompt_logprobs[1:])]
+        for ids, output in zip(asked["given"], given)
+    ]
     config = llm.llm_engine.vllm_config
     (held,) = llm.collective_rpc(cache_of)
     attention = next(iter(config.compilation_config.static_forward_context.values()))

@@ -21,7 +21,7 @@ from attnlab.run.console import waited
 CHUNK = 128  # positions that the engine reads in a step: longer prompts are read in chunks, beside others
 AGAIN, ALONE = 8, 2  # prompts that are decoded once more, from the prefix cache, and by themselves
 BATCH = 64  # rows that attnlab and transformers decode together
-ALSO = 64  # prompts that transformers decodes, which expands latents in every step
+ALSO = 16  # prompts that transformers decodes, which expands latents in every step
 ENGINE = Path(__file__).with_name("engine.py")
 
 
@@ -109,7 +109,7 @@ def prove(
         for i in range(prompts)
         if (j := _first(own[i], answer["tokens"][i])) is not None
     ]
-    theirs = [row[-tokens:] for row in answer["scores"]]
+    theirs, ranks = torch.tensor([row[-tokens:] for row in answer["scores"]]).unbind(-1)
     return {
         "engine": f"vLLM {answer['version']}",
         "backend": f"{answer['model']}, {answer['backend']}",
@@ -118,9 +118,10 @@ def prove(
         "prompts": prompts,
         "tokens": prompts * tokens,
         "tokens_equal": _equal(own, answer["tokens"]),
+        "tokens_first_after_the_same_text": int((ranks == 1).sum()),
         "first_differences": [margin._asdict() for margin in differences],
         "tokens_equal_in_transformers": f"{_equal(own[:ALSO], other)} of {len(other) * tokens}",
-        "log_probability_difference": float((torch.tensor(theirs) - scores).abs().max()),
+        "log_probability_difference": float((theirs - scores).abs().max()),
         "equal_again": answer["again"] == answer["tokens"][: len(answer["again"])],
         "positions_from_prefix_cache": answer["reused"],
         "equal_alone": answer["alone"] == answer["tokens"][: len(answer["alone"])],
@@ -217,6 +218,7 @@ def table(section: dict[str, Any] | None) -> str:
         "engine": ", ".join(section[key] for key in ("engine", "backend", "device", "dtype")),
         "greedy tokens equal to attnlab's": f"{equal:,} of {count:,} ({100 * equal / count:.2f} %)",
         "prompts": section["prompts"],
+        "attnlab's tokens that vLLM prefers after the same text": f"{section['tokens_first_after_the_same_text']:,}",
         "largest margin of a first different token": f"{margin:.1e}",
         "largest difference of a log-probability": f"{section['log_probability_difference']:.1e}",
         "equal when asked again, and alone": f"{section['equal_again']}, {section['equal_alone']}",
