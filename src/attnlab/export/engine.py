@@ -62,8 +62,11 @@ def main(question: str, answer: str) -> None:
     scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     given = llm.generate([{"prompt_token_ids": ids} for ids in asked["given"]], scored, use_tqdm=True)
     scores = [
-        [(place[token].logprob, place[token].rank) for token, place in zip(ids[1:], output.prompt_logprobs[1:])]
-        for ids, output in zip(asked["given"], given)
+        [
+            (place[token].logprob, place[token].rank)
+            for token, place in zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+        ]
+        for ids, output in zip(asked["given"], given, strict=True)
     ]
     config = llm.llm_engine.vllm_config
     (held,) = llm.collective_rpc(cache_of)
