@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attnlab.conversion.split import spaced
 from attnlab.errors import ConfigError
 
 Sharing = Literal["budget", "equal", "same"]
@@ -103,7 +104,7 @@ def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
 def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[LayerPlan]:
     """Plans with the same d_r, r and rotary frequencies for all layers. ConfigError: layers differ in shape.
 
-    Components are chosen for "score" and "two_norm"; the other methods choose the same ones in every layer.
+    Components are chosen for "score", "standard" and "two_norm"; the other methods choose the same ones in every layer.
     """
     first = surveys[0]
     if any(s.errors.shape != first.errors.shape or s.scores.shape != first.scores.shape for s in surveys):
@@ -111,10 +112,12 @@ def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[LayerPlan]:
     errors = torch.stack([survey.errors[:, total] * survey.weight for survey in surveys]).sum(0)
     rope = int(first.rope_dims[int(errors.argmin())])
     turned = None
-    if rotary in ("score", "two_norm"):
+    if rotary in ("score", "standard", "two_norm"):
         scores = torch.stack([survey.scores * survey.weight for survey in surveys]).sum(0)
         turned = torch.zeros(scores.shape, dtype=torch.bool)
-        if rotary == "score":
+        if rotary == "standard":
+            turned[0, spaced(scores[0], rope // 2)] = True
+        elif rotary == "score":
             turned.view(-1)[scores.flatten().topk(rope // 2).indices] = True
         else:
             turned.scatter_(1, scores.topk(rope // 2 // len(scores), -1).indices, True)

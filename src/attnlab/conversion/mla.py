@@ -175,7 +175,7 @@ class ToMLA(Conversion):
 
     def looks_ahead(self, attention: MHA) -> bool:
         known = self.latent_dim is not None or (self.rope_dim is not None and self.layers == "same")
-        chosen = self.layers == "same" and self.rotary in ("score", "two_norm") and attention.turned > 0
+        chosen = self.layers == "same" and self.rotary in ("score", "standard", "two_norm") and attention.turned > 0
         return self.layers != "equal" and (chosen or not known)
 
     def survey(self, attention: MHA, statistics: Statistics) -> Survey:
@@ -186,7 +186,7 @@ class ToMLA(Conversion):
             tried = self.of_size(attention, statistics, rope, self.least_rank)
             row[rope:] = tried.mixing.lost + tried.projection.errors
             row[: rope + self.least_rank] = torch.inf
-        return Survey(torch.tensor(ropes), errors, scores(statistics, self.rotary))
+        return Survey(torch.tensor(ropes), errors, scores(statistics, self.rotary, frequencies_of(attention)))
 
     def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[LayerPlan]:
         totals = [self.budget(attention) for attention in attentions]

@@ -107,14 +107,18 @@ def mix(statistics: Statistics, theta: Tensor, method: Rotary, width: int, turne
     return _mixing(statistics, theta, basis, keep, float(loss[~keep].sum()), stand_in=complex_basis)
 
 
-def scores(statistics: Statistics, method: Rotary) -> Tensor:
+def scores(statistics: Statistics, method: Rotary, theta: Tensor) -> Tensor:
     """The value of each component's rotation, (G, F).
 
-    With "score" the losses of the components of each frequency, the largest first; with "two_norm" the products of
-    norms of each key head; zeros for the other methods, which do not read the data.
+    With "score" and "standard" the losses of the components of each frequency, the largest first; with "two_norm" the
+    products of norms of each key head; zeros for the other methods, which do not read the data. "standard" cannot
+    choose scaled frequencies: their value is -inf.
     """
-    if method == "score" and statistics.pairs:
-        return _losses(statistics, _sorted_basis(statistics), stand_in=True)
+    if method in ("score", "standard") and statistics.pairs:
+        losses = _losses(statistics, _sorted_basis(statistics), stand_in=True)
+        if method == "standard":
+            losses[:, _even(theta) :] = -torch.inf
+        return losses
     if method == "two_norm" and statistics.pairs:
         return _norms(statistics)
     return torch.zeros_like(statistics.energy[: statistics.groups])
@@ -136,14 +140,24 @@ def _score(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
 
 def _standard(statistics: Statistics, count: int, theta: Tensor) -> tuple[Tensor, Tensor]:
     """ConfigError: too few frequencies fall evenly from 1; those of llama3 scaling do so only at first."""
-    ratio = theta[1:] / theta[:-1]
-    even = int(torch.cat((theta[:1] - 1, ratio / ratio[:1] - 1)).abs().lt(1e-6).cumprod(0).sum())
-    if count > even:
+    if count > (even := _even(theta)):
         raise ConfigError(
             f"convert.rotary=standard convert.rope_dim={2 * count}: only {even} rotary frequencies of the original "
             f"are a standard spectrum, before its scaling; expected at most {2 * even}"
         )
-    return _sorted_basis(statistics), torch.arange(count) * max(1, (even - 1) // max(1, count - 1))
+    return _sorted_basis(statistics), spaced(scores(statistics, "standard", theta)[0], count)
+
+
+def _even(theta: Tensor) -> int:
+    """The number of first frequencies that are powers of the second one."""
+    ratio = theta[1:] / theta[:-1]
+    return int(torch.cat((theta[:1] - 1, ratio / ratio[:1] - 1)).abs().lt(1e-6).cumprod(0).sum())
+
+
+def spaced(value: Tensor, count: int) -> Tensor:
+    """The numbers 0, k, 2 k, ... of `count` frequencies with the largest sum of `value`, over all k."""
+    steps = range(1, max(1, (len(value) - 1) // max(1, count - 1)) + 1)
+    return max((torch.arange(count) * k for k in steps), key=lambda places: float(value[places].sum()))
 
 
 def _transmla(statistics: Statistics, count: int) -> tuple[Tensor, Tensor]:
