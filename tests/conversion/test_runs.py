@@ -221,7 +221,6 @@ def test_mode_convert_trains_nothing_and_exports(
         loaded = exported(run, f"format={format}", trust_remote_code=format == "hf")
         with torch.no_grad():
             assert torch.allclose(loaded(ids).logits, model(ids), atol=1e-4)
-        assert ("vllm serve" in (run / "exported" / "README.md").read_text()) is (format == "deepseek")
     assert "vLLM's kernels for latents take" in caplog.text
 
 

@@ -85,10 +85,11 @@ def test_standard_frequencies_are_those_of_a_narrower_head() -> None:
 def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = converted("llama", rope_dim=4, latent_dim=20)
     cfg = settings(python=None)
-    with pytest.raises(ConfigError, match="convert.latent_dim=571") as error:
+    with pytest.raises(ConfigError, match="latent_dim of 315, 507, 571") as error:
         language.export(model, cfg, WORDS, record("mla"), tmp_path / "vllm", format="vllm")
     assert not (tmp_path / "vllm").exists()
     language.export(model, cfg, WORDS, record("mla"), tmp_path / "deepseek", format="deepseek")
+    assert "vllm serve" not in (tmp_path / "deepseek" / "README.md").read_text()
     assert str(error.value) in caplog.text
     node = json.loads((tmp_path / "deepseek" / "config.json").read_text())
     assert node["architectures"] == ["TransformersForCausalLM"] and node["model_type"] == "deepseek_v3"
@@ -103,7 +104,7 @@ def test_the_command_of_the_card() -> None:
 
 def test_a_python_without_the_engine(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prove.python=.*expected the Python of an environment with vLLM"):
-        proof.check_python(str(tmp_path / "python"))
+        proof.check_python(str(tmp_path / "python"), 8, 64)
 
 
 @pytest.mark.slow

@@ -38,6 +38,8 @@ class ToMTLA(ToMLA):
 
     def refuse(self, attention: Attention) -> None:
         super().refuse(attention)
+        if self.norm != "none":
+            raise ConfigError(f"convert.norm={self.norm} is for convert=mla: gates would merge normed latents")
         if isinstance(attention, SlidingWindow):
             raise ConfigError(
                 f"convert={self.name}: sliding windows with merging are not supported, and the original has a window "

@@ -53,7 +53,7 @@ def refusal(model: LanguageModel) -> str | None:
     if not isinstance(mla[0].down, nn.Linear):
         return "norms of queries and keys (Qwen3) stand before the projection of latents, which DeepseekV3 cannot do"
     if any(isinstance(a.norm, nn.LayerNorm) for a in mla):
-        return "DeepseekV3 has RMS norms of latents; train with attention.norm=rms"
+        return "DeepseekV3 has RMS norms of latents; train with +attention.norm=rms"
     first = mla[0]
     if any(isinstance(a.norm, nn.RMSNorm) and (a.down.bias is not None or getattr(a.query, "bias", None) is not None)
            for a in mla):  # fmt: skip

@@ -75,9 +75,9 @@ def export(
         f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
     ]
     if python := cfg.prove.python if format != "hf" else None:
-        proof.check_python(python)
+        proof.check_python(python, cfg.prove.tokens, model.longest)
     stock = _stock(model, cfg, format)
-    converted, form, reason = stock.model, stock.form, stock.reason
+    converted, form, reason, served = stock.model, stock.form, stock.reason, format != "hf" and stock.served
     words = tokenizer_of(vocabulary, model.longest, own=cfg.task.get("weights") is None)
     if isinstance(vocabulary, WordVocabulary) and vocabulary.unknown_id is None:
         notes.append("A word that is not in the vocabulary is an error (Missing [UNK] token).")
@@ -107,7 +107,7 @@ def export(
             longest=model.longest,
             dtype=next(model.parameters()).dtype,
             notes=notes,
-            serve=None if format == "hf" else serving.section(form, folder.name, model, proof.table(section)),
+            serve=serving.section(form, folder.name, model, proof.table(section)) if served else None,
             code=bool(code),
         )
 
@@ -127,7 +127,7 @@ def export(
             words.save_pretrained(partial)
             kind = "PreTrainedTokenizerFast" if code or not _is_auto(partial, vocabulary) else "AutoTokenizer"
         (partial / README).write_text(text_of(None), encoding="utf-8")
-    if format != "hf":
+    if served:
         log.info("serve it: vllm serve %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
     if python is None:
         return None
@@ -143,6 +143,7 @@ class Stock(NamedTuple):
     model: Any
     form: serving.Form = "plain"
     reason: str | None = None
+    served: bool = True
 
 
 def _stock(model: LanguageModel, cfg: DictConfig, format: str) -> Stock:
@@ -160,9 +161,10 @@ def _stock(model: LanguageModel, cfg: DictConfig, format: str) -> Stock:
     try:
         serving.check_widths(form, converted.config.kv_lora_rank, converted.config.qk_rope_head_dim)
     except ConfigError as error:
-        if format == "vllm":
+        if format == "vllm" or cfg.prove.python is not None:
             raise
         log.warning("%s", error)
+        return Stock(converted, form, served=False)
     return Stock(converted, form)
 
 

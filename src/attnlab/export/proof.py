@@ -33,8 +33,10 @@ class Margin(NamedTuple):
     margin: float
 
 
-def check_python(path: str) -> None:
-    """ConfigError: this Python cannot import vLLM."""
+def check_python(path: str, tokens: int, longest: int) -> None:
+    """ConfigError: this Python cannot import vLLM, or the model is too short for prompts and `tokens` new ones."""
+    if longest < tokens + 8:
+        raise ConfigError(f"prove.tokens={tokens}: the model reads {longest} positions; give fewer tokens")
     try:
         done = subprocess.run([path, "-c", "import vllm"], capture_output=True, text=True, timeout=300)
     except OSError as error:
@@ -42,7 +44,7 @@ def check_python(path: str) -> None:
             f"prove.python={path}: {error.strerror}; expected the Python of an environment with vLLM"
         ) from error
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
+        last = (done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"])[-1]
         raise ConfigError(f"prove.python={path}: `import vllm` fails there: {last}")
 
 
@@ -70,14 +72,10 @@ def prove(
         end: id before each text.
 
     Raises:
-        ConfigError: the engine is not there, or the model is too short for the prompts.
         DataError: the engine failed.
     """
-    lengths = [max(1, (model.longest - tokens) * share // 8) for share in (1, 2, 4, 8)]
-    lengths = [min(length, 2 * CHUNK) for length in lengths]
-    if model.longest <= tokens + len(lengths):
-        raise ConfigError(f"prove.tokens={tokens}: the model reads {model.longest} positions; give fewer tokens")
-    sizes = sorted(set(lengths))
+    room = min(model.longest - tokens - 1, 2 * CHUNK)  # the engine scores a text and adds a token
+    sizes = sorted({max(1, room * share // 8) for share in (1, 2, 4, 8)})
     groups = {size: list(range(i, prompts, len(sizes))) for i, size in enumerate(sizes)}
     asked: list[list[int]] = [[]] * prompts
     for length, places in groups.items():
@@ -101,7 +99,7 @@ def prove(
         "alone": min(ALONE, prompts),
         "given": [ids + new for ids, new in zip(asked, own, strict=True)],
     }
-    answer = waited(f"vLLM decodes {prompts} prompts", lambda: _answer(python, question))
+    answer = _answer(python, question)
     few = {size: [place for place in places if place < ALSO] for size, places in groups.items()}
     other, other_seconds = _transformers(folder, asked[:ALSO], few, tokens)
     differences = [
@@ -186,12 +184,15 @@ def _answer(python: str, question: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         paths = [Path(place) / name for name in ("question.json", "answer.json")]
         paths[0].write_text(json.dumps(question), encoding="utf-8")
-        done = subprocess.run([python, str(ENGINE), *map(str, paths)], capture_output=True, text=True, check=False)
-        if done.returncode or not paths[1].is_file():
-            errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
-            raise DataError(
-                f"vLLM did not decode {question['folder']}: {' / '.join(errors[-3:]) or done.stderr[-500:]}"
-            )
+        command = [python, str(ENGINE), *map(str, paths)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as engine:
+            try:
+                printed, _ = waited(f"vLLM decodes {len(question['prompts'])} prompts", engine.communicate)
+            finally:
+                engine.kill()  # an interrupt leaves no engine behind
+        if engine.returncode or not paths[1].is_file():
+            errors = [line for line in printed.splitlines() if "Error" in line and "WARNING" not in line]
+            raise DataError(f"vLLM did not decode {question['folder']}: {' / '.join(errors[-3:]) or printed[-500:]}")
         answer: dict[str, Any] = json.loads(paths[1].read_text(encoding="utf-8"))
     return answer
 

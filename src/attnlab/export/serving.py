@@ -33,12 +33,12 @@ def check_widths(form: Form, latent: int, rope: int) -> None:
     """ConfigError: the engine has no kernel for r + d_r = `latent` + `rope`; `latent` has the constant channel."""
     if latent + rope in WIDTHS:
         return
-    key, constant = ("convert.latent_dim", 1) if form == "exact" else ("latent_dim", 0)
-    near = ", ".join(f"{key}={width - rope - constant}" for width in WIDTHS if width > rope + constant)
+    constant = int(form == "exact")
+    near = ", ".join(str(width - rope - constant) for width in WIDTHS if width > rope + constant)
     raise ConfigError(
         f"format=vllm: the cache of a token has {latent} + {rope} = {latent + rope} numbers, and vLLM's kernels for "
-        f"latents take {', '.join(map(str, WIDTHS))} (on a CPU without AMX 576 alone); beside rope_dim={rope} give one "
-        f"of {near}, or use format=hf"
+        f"latents take {', '.join(map(str, WIDTHS))} (on a CPU without AMX 576 alone); beside rope_dim={rope} give a "
+        f"latent_dim of {near}, or use format=hf, which attnlab's plugin for vLLM decodes at any size"
     )
 
 

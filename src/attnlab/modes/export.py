@@ -64,9 +64,10 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
             section = task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
             if section is not None:
                 record["serving"] = section
-                for run in folders:
-                    if known := records.recorded(run):
-                        records.write(known | {"serving": section}, run)
+            if cfg.output is None and (run := next((folder for folder in folders if records.recorded(folder)), None)):
+                known = {key: value for key, value in records.recorded(run).items() if key != "serving"}
+                if section is not None or known != records.recorded(run):
+                    records.write(known | ({} if section is None else {"serving": section}), run)
     record["exported"] = str(place)
     print(printable(str(place)))
 
