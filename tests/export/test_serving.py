@@ -42,7 +42,7 @@ def trained(mechanism: type[MLA], width: int = 32, heads: int = 4, **options: An
     def attention(layer: int) -> Attention:
         return mechanism(width, heads, **options)
 
-    return T6(WORDS.size, width, attention, num_layers=2, max_length=512, output_init="default").eval()
+    return T6(WORDS.size, width, attention, num_layers=2, max_length=128, output_init="default").eval()
 
 
 @torch.no_grad()

@@ -112,7 +112,7 @@ def scores(statistics: Statistics, method: Rotary, theta: Tensor) -> Tensor:
 
     With "score" and "standard" the losses of the components of each frequency, the largest first; with "two_norm" the
     products of norms of each key head; zeros for the other methods, which do not read the data. "standard" cannot
-    choose scaled frequencies: their value is -inf.
+    choose scaled frequencies: their value is -inf. theta (F,): the frequencies.
     """
     if method in ("score", "standard") and statistics.pairs:
         losses = _losses(statistics, _sorted_basis(statistics), stand_in=True)
