@@ -48,13 +48,22 @@ def trained(mechanism: type[MLA], width: int = 32, heads: int = 4, **options: An
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 @pytest.mark.parametrize(
-    ("rotary", "norm", "form"), [("standard", "rms", "native"), ("score", "rms", "exact"), ("score", "none", "exact")]
+    ("rotary", "norm", "form"),
+    [
+        ("standard", "rms", "native"),
+        ("score", "rms", "exact"),
+        ("score", "none", "exact"),
+        ("standard", "none", "exact"),
+    ],
 )
 def test_converted_models_as_deepseek(name: str, rotary: Rotary, norm: Any, form: str) -> None:
     """The logits of transformers' class are checked by `convert`; the native form has no biases and one base."""
     model = converted(name, rotary=rotary, norm=norm, rope_dim=8, latent_dim=16)
     exported = deepseek.convert(model)
     assert exported.form == form
+    sizes = exported.model.config
+    numbers = len(model.attentions) * (sizes.kv_lora_rank + sizes.qk_rope_head_dim)
+    assert serving.cache_bytes(exported.form, model) == 4 * numbers
     if form == "native":
         assert not any(key.endswith("bias") for key in exported.model.state_dict())
         assert exported.model.config.rope_parameters["rope_type"] == "default"
@@ -104,7 +113,7 @@ def test_the_command_of_the_card() -> None:
 
 def test_a_python_without_the_engine(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prove.python=.*expected the Python of an environment with vLLM"):
-        proof.check_python(str(tmp_path / "python"), 8, 64)
+        proof.check(str(tmp_path / "python"), 8, 64)
 
 
 @pytest.mark.slow

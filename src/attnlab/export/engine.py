@@ -69,7 +69,7 @@ def main(question: str, answer: str) -> None:
         for ids, output in zip(asked["given"], given, strict=True)
     ]
     config = llm.llm_engine.vllm_config
-    (held,) = llm.collective_rpc(cache_of)
+    (cache_bytes,) = llm.collective_rpc(cache_of)
     attention = next(iter(config.compilation_config.static_forward_context.values()))
     backend = attention.get_attn_backend()
     result = {
@@ -82,7 +82,7 @@ def main(question: str, answer: str) -> None:
         "alone": alone,
         "reused": sum(output.num_cached_tokens or 0 for output in outputs),
         "scores": scores,
-        "cache_bytes": held,
+        "cache_bytes": cache_bytes,
         "positions": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
         "seconds": seconds,
     }

@@ -75,7 +75,7 @@ def export(
         f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
     ]
     if python := cfg.prove.python if format != "hf" else None:
-        proof.check_python(python, cfg.prove.tokens, model.longest)
+        proof.check(python, cfg.prove.tokens, model.longest)
     stock = _stock(model, cfg, format)
     converted, form, reason, served = stock.model, stock.form, stock.reason, format != "hf" and stock.served
     words = tokenizer_of(vocabulary, model.longest, own=cfg.task.get("weights") is None)
@@ -159,7 +159,8 @@ def _stock(model: LanguageModel, cfg: DictConfig, format: str) -> Stock:
         return Stock(None, "plugin", reason)
     converted, form = deepseek.convert(model)
     try:
-        serving.check_widths(form, converted.config.kv_lora_rank, converted.config.qk_rope_head_dim)
+        added = converted.config.kv_lora_rank - int(getattr(model.attentions[0], "latent_dim", 0))
+        serving.check_widths(converted.config.kv_lora_rank, converted.config.qk_rope_head_dim, added)
     except ConfigError as error:
         if format == "vllm" or cfg.prove.python is not None:
             raise

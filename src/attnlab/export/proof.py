@@ -33,7 +33,7 @@ class Margin(NamedTuple):
     margin: float
 
 
-def check_python(path: str, tokens: int, longest: int) -> None:
+def check(path: str, tokens: int, longest: int) -> None:
     """ConfigError: this Python cannot import vLLM, or the model is too short for prompts and `tokens` new ones."""
     if longest < tokens + 8:
         raise ConfigError(f"prove.tokens={tokens}: the model reads {longest} positions; give fewer tokens")

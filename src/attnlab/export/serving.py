@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from torch import nn
+
 from attnlab.attention import MTLA
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 
-ENGINE = "0.32"
 WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take
 SLOTS = 128  # positions of a block on a CPU; 16 on a GPU
 MECHANISMS = (  # of the plugin
@@ -18,7 +19,7 @@ MECHANISMS = (  # of the plugin
     "TPASharedB",
 )
 Form = Literal["plain", "native", "exact", "plugin"]
-TRUE = {
+ABOUT = {
     "plain": "vLLM's own class runs it: paged cache, tensor parallelism, prefix caching and quantisation as usual.",
     "native": "vLLM's own DeepSeek class runs it, with the latent cache of its MLA kernels.",
     "exact": "vLLM runs the class of transformers with its MLA kernels, and so holds the latent cache. The config "
@@ -29,11 +30,10 @@ TRUE = {
 }
 
 
-def check_widths(form: Form, latent: int, rope: int) -> None:
-    """ConfigError: the engine has no kernel for r + d_r = `latent` + `rope`; `latent` has the constant channel."""
+def check_widths(latent: int, rope: int, constant: int) -> None:
+    """ConfigError: the engine has no kernel for r + d_r = `latent` + `rope`; `constant` of them are added at export."""
     if latent + rope in WIDTHS:
         return
-    constant = int(form == "exact")
     near = ", ".join(str(width - rope - constant) for width in WIDTHS if width > rope + constant)
     raise ConfigError(
         f"format=vllm: the cache of a token has {latent} + {rope} = {latent + rope} numbers, and vLLM's kernels for "
@@ -90,11 +90,12 @@ def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
     lines.append(
         f"python -m vllm.entrypoints.openai.api_server --model {command(folder, options(form, model, cpu=True))}"
     )
-    held = f"The cache of a token has {cache_bytes(form, model):g} bytes in all layers together."
-    return "\n".join(["```bash", *lines, "```", "", TRUE[form], "", held, "", proof])
+    size = f"The cache of a token has {cache_bytes(form, model):g} bytes in all layers together."
+    return "\n".join(["```bash", *lines, "```", "", ABOUT[form], "", size, "", proof])
 
 
 def cache_bytes(form: Form, model: LanguageModel) -> float:
-    """Bytes of a token in the engine's cache: attnlab's, and in an exact form one constant of each layer."""
-    numbers = sum(a.cache_elements_per_token + (form == "exact") for a in model.attentions)
+    """Bytes of a token in the engine's cache: attnlab's, and a constant for each latent without a norm in DeepSeek."""
+    constants = [form == "exact" and isinstance(getattr(a, "norm", None), nn.Identity) for a in model.attentions]
+    numbers = sum(a.cache_elements_per_token for a in model.attentions) + sum(constants)
     return numbers * next(model.parameters()).dtype.itemsize
