@@ -107,6 +107,15 @@ def healed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return directory, record
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_conversion_is_healed_on_a_gpu(start: Start, tmp_path: Path) -> None:
+    words = ("hardware.accelerator=gpu", "hardware.precision=32-true")
+    record = recorded(train, start("convert=mla", "convert.keep=0.5", *words), tmp_path)
+    points = record["conversion"]["points"]
+    assert all(points[name]["perplexity"] > 1 for name in ("original", "converted", "healed"))
+
+
 def test_a_record_has_the_losses_of_conversion_and_healing(healed: tuple[Path, dict[str, Any]]) -> None:
     directory, record = healed
     json.dumps(record)

@@ -102,11 +102,13 @@ def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData
     from attnlab.conversion.sample import sample_model
     from attnlab.pretrained import huggingface
     from attnlab.pretrained.decoder import fill
+    from attnlab.run.device import device_of
 
     source = str(cfg.task.weights)
     if source == SAMPLE:
         if data is None or data.root is None:
             raise ConfigError("the sample model is trained on the task's text, which this mode does not read")
-        source = str(sample_model(data.source, data.root, data.cache_dir, cfg.seed, cfg.task.sample_facts))
+        device = device_of(cfg).type
+        source = str(sample_model(data.source, data.root, data.cache_dir, cfg.seed, cfg.task.sample_facts, device))
     fill(decoder, huggingface.load(source, dtype=torch.float32))
     return decoder

@@ -33,11 +33,14 @@ NEAREST, FARTHEST = 8, 200  # bytes between two facts, at most: in the first and
 TWO_FROM = 30  # distance from which one of the last two facts is repeated instead of the last one
 
 
-def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, facts: int = 0) -> Path:
+def sample_model(
+    corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, facts: int = 0, device: str = "cpu"
+) -> Path:
     """The folder of the sample model in Hugging Face's layout, trained unless it is in the cache.
 
     Args:
         facts: number of further updates on texts with repeated facts, for a model that recalls.
+        device: the type of device it is trained on; the same seed gives another model on another type.
 
     Raises:
         DataError: the corpus cannot be read, or the folder cannot be written.
@@ -46,16 +49,18 @@ def sample_model(corpus: TextCorpus, root: Path, cache_dir: Path, seed: int, fac
     settings = [VERSION, SIZES, STEPS, ROWS, WINDOW, LR, seed, sorted(digests.values())]
     if facts:
         settings += [FACTS_VERSION, facts, FACTS_LR, DIGITS, PLAIN, AGAIN, NEAREST, FARTHEST, TWO_FROM]
+    if device != "cpu":
+        settings += [device]
 
     def write(folder: Path) -> None:
         log.info("model= is not set: a small Llama is trained once, for %d updates, and stored", facts or STEPS)
         model: Any
         if facts:
-            before = sample_model(corpus, root, cache_dir, seed)
-            model = huggingface.load(str(before), dtype=torch.float32)
+            before = sample_model(corpus, root, cache_dir, seed, device=device)
+            model = huggingface.load(str(before), dtype=torch.float32).to(device)
             train_facts(model, _bytes(corpus, root), seed, facts)
         else:
-            model = train(_bytes(corpus, root), seed)
+            model = train(_bytes(corpus, root), seed, device)
         model.save_pretrained(folder)
         tokenizer().save_pretrained(folder)
 
@@ -83,12 +88,12 @@ def _bytes(corpus: TextCorpus, root: Path) -> Tensor:
     return torch.tensor(ids, dtype=torch.int16)
 
 
-def train(text: Tensor, seed: int) -> Any:
+def train(text: Tensor, seed: int, device: str = "cpu") -> Any:
     """Train a Llama to predict the next byte of a text (N,)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = huggingface.create("sample", SIZES)
+        model: Any = huggingface.create("sample", SIZES).to(device)
     _update(model, lambda step: _windows(text, ROWS, generator), STEPS, LR)
     return model.eval()
 
@@ -143,7 +148,7 @@ def _update(model: Any, rows: Callable[[int], Tensor], steps: int, lr: float) ->
             rate *= FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * step / steps))
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate
-            ids = rows(step)
+            ids = rows(step).to(model.device)
             logits = model(ids[:, :-1]).logits
             value = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
             optimizer.zero_grad()

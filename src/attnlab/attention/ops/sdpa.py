@@ -235,6 +235,7 @@ class Kernel(NamedTuple):
             )  # fmt: skip
         else:
             lse = F.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()  # the kernel reads full tiles of 32 rows
+            out = out.transpose(1, 2).contiguous().transpose(1, 2)  # the kernel has no strides of it
             dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
                 grad, q, k, v, _cuda_bias(mask, q), out, lse, random.seed, random.offset, self.dropout,
                 [True, True, True, False], causal, scale=self.scale,

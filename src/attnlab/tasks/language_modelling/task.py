@@ -222,6 +222,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if target is None or tokens is None:
             return
         original = self._point(record, directory, data, module)
+        module.cpu()  # where conversion computes; scoring left it on the device
         model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
         module.teacher = [Teacher(module.model, scale_tokens(data))]
         module.model = target.healing.freeze(model.train())
