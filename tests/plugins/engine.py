@@ -27,9 +27,11 @@ def main(folder: Path) -> None:
             chosen = [entry[token].logprob for token, entry in zip(made.token_ids, made.logprobs, strict=True)]
             answer["requests"].append([list(made.token_ids), chosen, request.num_cached_tokens])
     core = llm.llm_engine.engine_core.engine_core
-    positions = core.scheduler.kv_cache_config.num_blocks * core.vllm_config.cache_config.block_size
+    pages = core.scheduler.kv_cache_config
+    positions = pages.num_blocks * max(group.kv_cache_spec.block_size for group in pages.kv_cache_groups)
     layers = core.vllm_config.compilation_config.static_forward_context.values()
-    answer["bytes_per_position"] = sum(layer.kv_cache.nbytes for layer in layers) / positions
+    storages = {store.data_ptr(): store.nbytes() for store in (layer.kv_cache.untyped_storage() for layer in layers)}
+    answer["bytes_per_position"] = sum(storages.values()) / positions
     (folder / "answer.json").write_text(json.dumps(answer))
 
 

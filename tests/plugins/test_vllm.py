@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from attnlab.export import language
+from attnlab.export import language, serving
 from attnlab.models import LanguageModel
 from tests.export.trained import T6, WORDS, config, model_of, record
 
@@ -60,15 +60,14 @@ def prompts_of(*lengths: int) -> list[list[int]]:
 
 
 @torch.no_grad()
-def check(model: LanguageModel, prompts: list[list[int]], answer: Any) -> None:
+def check(model: LanguageModel, prompts: list[list[int]], answer: Any, block: int = 32) -> None:
     """The tokens are the most probable ones of the parallel form, with its log-probabilities."""
     assert not isinstance(answer, str), answer[-3000:]
     for prompt, (tokens, chosen, _) in zip(prompts * 2, answer["requests"], strict=True):
         expected, best = model(torch.tensor([[*prompt, *tokens]]))[0, len(prompt) - 1 : -1].log_softmax(-1).max(-1)
         assert tokens == best.tolist()
         torch.testing.assert_close(torch.tensor(chosen), expected, rtol=0, atol=1e-3)
-    exact = sum(attention.cache_elements_per_token for attention in model.attentions) * 4
-    assert answer["bytes_per_position"] == pytest.approx(exact, rel=0.01)
+    assert answer["bytes_per_position"] == pytest.approx(serving.cache_bytes("plugin", model, block), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -77,20 +76,23 @@ def check(model: LanguageModel, prompts: list[list[int]], answer: Any) -> None:
         ("mtla", {}, 32), ("mtla", {"stride": 3}, 96), ("mtla", {"stride": 4, "model": DECODER}, 32),
         ("mla", {"model": DECODER}, 32), ("mla_t6", {}, 32), ("tpa", {}, 32), ("tpa_kvonly", {}, 32),
         ("tpa_noncontextual_a", {}, 32), ("tpa_noncontextual_b", {}, 32), ("tpa_shared_b", {}, 32),
-        ("mha", {"qk_norm": True}, 32), ("mtla+tpa+mha", {}, 32),
+        ("mha", {"qk_norm": True}, 32), ("mtla+tpa+mha", {}, 32), ("mtla_window", {}, 32),
+        ("mtla_window", {"stride": 3, "recent": 3, "first": 5}, 96),
+        ("mtla_window", {"stride": 4, "model": DECODER}, 32),
     ],
 )  # fmt: skip
 def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block: int, tmp_path: Path) -> None:
     model, prompts = exported(tmp_path / "model", attention, **options), prompts_of(1, 7, 37, 130)
+    prompts.append(prompts[3][:100] + prompts[2])
     answer = engine(tmp_path / "model", prompts, block_size=block)
-    check(model, prompts, answer)
-    assert [cached for *_, cached in answer["requests"][4:]] == [len(p) // block * block for p in prompts]
+    check(model, prompts, answer, block)
+    assert [cached for *_, cached in answer["requests"][5:]] == [len(p) // block * block for p in prompts]
 
 
-@pytest.mark.parametrize("attention", ["mtla", "tpa"])
-def test_a_preempted_request_is_the_same(attention: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("attention", "blocks"), [("mtla", 13), ("mtla_window", 16), ("tpa", 13)])
+def test_a_preempted_request_is_the_same(attention: str, blocks: int, tmp_path: Path) -> None:
     model, prompts = exported(tmp_path / "model", attention), prompts_of(60, 61, 62)
-    answer = engine(tmp_path / "model", prompts, new=120, num_gpu_blocks_override=13)
+    answer = engine(tmp_path / "model", prompts, new=120, num_gpu_blocks_override=blocks)
     check(model, prompts, answer)
     assert answer["preempted"]
 
@@ -101,7 +103,8 @@ def test_a_preempted_request_is_the_same(attention: str, tmp_path: Path) -> None
         ("mtla", {"block_size": 33}, "--block-size 33: expected a multiple of the stride 2"),
         ("mtla", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "--speculative-config"),
         ("tpa", {"kv_offloading_size": 0.1}, "--kv-offloading-size"),
-        ("mtla_window", {}, "MTLAWindow cannot be decoded"),
+        ("sliding_window", {}, "SlidingWindow cannot be decoded"),
+        ("mtla_window+tpa", {}, "in all layers or in none"),
     ],
 )
 def test_what_is_refused(attention: str, settings: Any, message: str, tmp_path: Path) -> None:

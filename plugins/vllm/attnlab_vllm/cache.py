@@ -6,6 +6,7 @@ Longer chunks of a prompt are computed one by one.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SlidingWindowMLASpec
 
 from attnlab.attention import TPA
 from attnlab.attention.base import length_mask
@@ -122,58 +123,86 @@ class PagedBackend(AttentionBackend):
         return PartsBuilder
 
 
-class PagedAttention(AttentionLayerBase):
-    """A mechanism over pages of `block_size` positions, which have `block_size` / s slots, s the stride of MTLA or 1.
-
-    A slot has the entries of all buffers of `attention.layout()`, flattened, side by side: `elements_per_slot` numbers.
+class Pages(AttentionLayerBase):
+    """Pages of the engine for slots of `width` numbers, one for `stride` positions.
 
     Attributes:
-        kv_cache: pages of the layer, (pages, 1, slots, elements), which the engine sets.
-        cache: attnlab's cache, with the rotary tables and products of the weights, but no pages.
+        spare: slots of a page beside those of its positions.
+        window: newest positions that are kept, in pages of unmerged ones, as large as the others; 0: all are merged.
+        kv_cache: (pages, 1, slots, width), which the engine sets.
     """
 
     supports_dcp = False
 
-    def __init__(self, attention: PositionalAttention, name: str, engine: VllmConfig) -> None:
-        self.attention, self.name, self.stride = attention, name, int(getattr(attention, "stride", 1))
+    def __init__(
+        self, name: str, engine: VllmConfig, width: int, stride: int, spare: int = 0, first: int = 0, window: int = 0
+    ) -> None:
+        self.name, self.width, self.stride, self.dtype = name, width, stride, engine.model_config.dtype
+        self.spare, self.first, self.window = spare, first, window
         self.kv_cache = torch.empty(0)
-        self.cache: RaggedCache | None = None
-        self.capacity, self.dtype = engine.model_config.max_model_len, engine.model_config.dtype
-        if isinstance(attention, TPA):
-            attention.has_kernel = False  # it reads buffers that are contiguous
+        self._spec: KVCacheSpec | None = None
         engine.compilation_config.static_forward_context[name] = self
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return PagedBackend
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
-        """ValueError: the stride does not divide the size of a block."""
-        size = vllm_config.cache_config.block_size
-        if size % self.stride:
+        """ValueError: the stride does not divide the size of a block, or it has no room for the first positions."""
+        if self._spec is not None:  # the engine may have replaced its size of a block by the smallest of all pages
+            return self._spec
+        size, least = vllm_config.cache_config.block_size, (self.first - self.spare) * self.stride
+        if size % self.stride or size < least:
             raise ValueError(
-                f"--block-size {size}: expected a multiple of the stride {self.stride} of MTLA, because a slot lies in "
-                f"one block; set --block-size {32 * self.stride}"
+                f"--block-size {size}: expected a multiple of the stride {self.stride} of MTLA, {least} or more, as a "
+                f"slot and the first positions each lie in one block; set --block-size {max(32 * self.stride, least)}"
             )
-        width = self.attention.elements_per_slot
-        return MLAAttentionSpec(
-            block_size=size, num_kv_heads=1, head_size=width, dtype=self.dtype, tokens_per_state=self.stride
-        )
+        slots, size = size // self.stride, size // self.stride if self.window else size
+        given: dict[str, Any] = {"block_size": size, "num_kv_heads": 1, "head_size": self.width, "dtype": self.dtype}
+        given["tokens_per_state"] = Fraction(size, slots + self.spare) if self.spare else size // slots
+        if self.window:
+            self._spec = SlidingWindowMLASpec(sliding_window=self.window + 1, **given)
+        else:
+            self._spec = MLAAttentionSpec(**given)
+        return self._spec
+
+    def parts(self) -> list[Part]:
+        """The requests of a step; none while the engine measures its memory, when there are no pages yet."""
+        metadata = get_forward_context().attn_metadata
+        return metadata[self.name] if metadata is not None and self.kv_cache.numel() else []
+
+
+class PagedAttention:
+    """A mechanism over pages of `block_size` positions, which have `block_size` / s slots, s the stride of MTLA or 1.
+
+    A slot has the entries of all buffers of `attention.layout()`, flattened, side by side: `elements_per_slot` numbers.
+
+    Attributes:
+        cache: attnlab's cache, with the rotary tables and products of the weights, but no pages.
+    """
+
+    def __init__(
+        self, attention: PositionalAttention, name: str, engine: VllmConfig, pages: Pages | None = None
+    ) -> None:
+        self.attention, self.stride = attention, int(getattr(attention, "stride", 1))
+        self.pages = pages or Pages(name, engine, attention.elements_per_slot, self.stride)
+        self.cache: RaggedCache | None = None
+        self.capacity = engine.model_config.max_model_len
+        if isinstance(attention, TPA):
+            attention.has_kernel = False  # it reads buffers that are contiguous
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (1, N, d), the new tokens of all requests -> (1, N, d)."""
-        parts, out = get_forward_context().attn_metadata, torch.zeros_like(x)
-        if parts is None or not self.kv_cache.numel():  # the engine measures its memory: there are no pages yet
-            return out
-        for part in parts[self.name]:
+        out = torch.zeros_like(x)
+        for part in self.pages.parts():
             out[0, part.tokens] = self._extend(x[0, part.tokens], part)
         return out
 
     def _extend(self, x: Tensor, part: Part) -> Tensor:
         """x (B, n, d) -> (B, n, d)."""
-        cache = self.cache = self.cache or self._new_cache()
-        slots, size = -(-part.length // self.stride), self.kv_cache.shape[2]
+        cache, memory = self._cache(), self.pages.kv_cache
+        slots, size = -(-part.length // self.stride), memory.shape[2]
         table, place = part.table[:, : -(-slots // size)].long(), part.positions // self.stride
-        pages = self.kv_cache.index_select(0, table.flatten())  # a copy
+        pages = memory.index_select(0, table.flatten())  # a copy
         seen = pages.view(len(table), -1, pages.shape[-1])[:, :slots]  # (B, slots, elements)
         if part.cached is None:  # other requests may have left anything behind the slots of a short row
             seen[(~length_mask(place[:, 0] + 1, slots)).nonzero(as_tuple=True)] = 0.0
@@ -181,15 +210,16 @@ class PagedAttention(AttentionLayerBase):
         cache.open(self._buffers(seen), slots, length)
         out = self.attention.extend(x, cache)
         rows = torch.arange(len(seen), device=seen.device)[:, None]
-        self.kv_cache[table.gather(1, place // size), 0, place % size] = seen[rows, place]
+        memory[table.gather(1, place // size), 0, place % size] = seen[rows, place]
         cache.text = {}  # the copies of all layers would be a second cache
         return out
 
-    def _new_cache(self) -> RaggedCache:
-        kind: Any = type("PagedCache", (RaggedCache, self.attention.cache_type), {})
-        cache: RaggedCache = kind(self.attention, 0, self.capacity, 0, 1, self.kv_cache.new_empty(0))
-        cache.made_by = self.attention.makes
-        return cache
+    def _cache(self) -> RaggedCache:
+        if self.cache is None:
+            kind: Any = type("PagedCache", (RaggedCache, self.attention.cache_type), {})
+            self.cache = kind(self.attention, 0, self.capacity, 0, 1, self.pages.kv_cache.new_empty(0))
+            self.cache.made_by = self.attention.makes
+        return self.cache
 
     def _buffers(self, seen: Tensor) -> dict[str, Tensor]:
         """Views of slots (B, K, elements) in the layout of the mechanism's cache."""

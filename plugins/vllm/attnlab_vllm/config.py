@@ -6,11 +6,9 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from attnlab.export.modeling_attnlab import AttnlabConfig
+from attnlab.export.serving import MECHANISMS
 
 MODELS = {"T6", "Decoder"}
-MECHANISMS = {
-    "MHA", "MLA", "MLAQueryLatent", "MTLA", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB", "TPASharedB",
-}  # fmt: skip
 VALUES = {"Llama3Scaling"}  # classes of arguments
 WITHOUT_PAGES = {"Window": "a window of positions is stored in a ring", "MultiLinear": "its state has a fixed size"}
 
@@ -27,7 +25,7 @@ class ServedConfig(AttnlabConfig):
             return
         _check("model", self.model, MODELS)
         for node in self.mechanisms:
-            _check("mechanisms", node, MECHANISMS)
+            _check("mechanisms", node, set(MECHANISMS))
         self.num_attention_heads = max(int(node["num_heads"]) for node in self.mechanisms)
 
 

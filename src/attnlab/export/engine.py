@@ -16,12 +16,14 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 
 def cache_of(worker):  # type: ignore[no-untyped-def]
-    """Bytes of all caches of a worker, each counted once."""
+    """Bytes of all caches of a worker, each counted once, and their positions."""
     tensors = {}
     for value in worker.model_runner.kv_caches:
         for tensor in value if isinstance(value, list | tuple) else [value]:
             tensors[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return sum(tensors.values())
+    pages = worker.model_runner.kv_cache_config
+    size = max(group.kv_cache_spec.block_size for group in pages.kv_cache_groups)
+    return sum(tensors.values()), pages.num_blocks * size
 
 
 def main(question: str, answer: str) -> None:
@@ -69,7 +71,7 @@ def main(question: str, answer: str) -> None:
         for ids, output in zip(asked["given"], given, strict=True)
     ]
     config = llm.llm_engine.vllm_config
-    (cache_bytes,) = llm.collective_rpc(cache_of)
+    ((cache_bytes, positions),) = llm.collective_rpc(cache_of)
     attention = next(iter(config.compilation_config.static_forward_context.values()))
     backend = attention.get_attn_backend()
     result = {
@@ -83,7 +85,7 @@ def main(question: str, answer: str) -> None:
         "reused": sum(output.num_cached_tokens or 0 for output in outputs),
         "scores": scores,
         "cache_bytes": cache_bytes,
-        "positions": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
+        "positions": positions,
         "seconds": seconds,
     }
     with open(answer, "w", encoding="utf-8") as file:

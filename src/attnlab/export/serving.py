@@ -3,20 +3,20 @@
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torch import nn
 
-from attnlab.attention import MTLA
+from attnlab.attention import MTLA, Attention, MTLAWindow
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 
 WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take
 SLOTS = 128  # positions of a block on a CPU; 16 on a GPU
 MECHANISMS = (  # of the plugin
-    *("MHA", "MLA", "MLAQueryLatent", "MTLA", "TPA", "TPAKVOnly", "TPANonContextualA", "TPANonContextualB"),
-    "TPASharedB",
+    *("MHA", "MLA", "MLAQueryLatent", "MTLA", "MTLAWindow", "TPA", "TPAKVOnly", "TPANonContextualA"),
+    *("TPANonContextualB", "TPASharedB"),
 )
 Form = Literal["plain", "native", "exact", "plugin"]
 ABOUT = {
@@ -49,6 +49,17 @@ def check_plugin(model: LanguageModel, reason: str) -> None:
         raise ConfigError(
             f"format=vllm: {reason}; attnlab's plugin for vLLM has {', '.join(MECHANISMS)} in T6 and decoders; use "
             "format=hf, which transformers decodes"
+        )
+    check_windows(model.attentions)
+
+
+def check_windows(attentions: Sequence[Attention]) -> None:
+    """ConfigError: the plugin cannot put the newest positions of these layers into common pages."""
+    windows = {(a.stride, a.recent, a.first) if isinstance(a, MTLAWindow) else None for a in attentions}
+    if len(windows) > 1:
+        raise ConfigError(
+            "attnlab's plugin for vLLM takes MTLA with unmerged positions (mtla_window, convert=mtla) in all layers or "
+            "in none, with one stride, recent and first; use format=hf, which transformers decodes"
         )
 
 
@@ -94,8 +105,16 @@ def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
     return "\n".join(["```bash", *lines, "```", "", ABOUT[form], "", size, "", proof])
 
 
-def cache_bytes(form: Form, model: LanguageModel) -> float:
-    """Bytes of a token in the engine's cache: attnlab's, and a constant for each latent without a norm in DeepSeek."""
-    constants = [form == "exact" and isinstance(getattr(a, "norm", None), nn.Identity) for a in model.attentions]
-    numbers = sum(a.cache_elements_per_token for a in model.attentions) + sum(constants)
+def cache_bytes(form: Form, model: LanguageModel, block: int | None = None) -> float:
+    """Bytes of a token in the engine's cache: attnlab's, a constant for each latent without a norm in DeepSeek, and
+    spare slots of blocks of `block` positions. The newest positions of `MTLAWindow` are not counted."""
+    attentions, block = model.attentions, block or options(form, model, cpu=True).get("block_size", SLOTS)
+    constants = [form == "exact" and isinstance(getattr(a, "norm", None), nn.Identity) for a in attentions]
+    spare = sum(spare_slots(a) * a.elements_per_slot for a in attentions if isinstance(a, MTLAWindow))
+    numbers = sum(a.cache_elements_per_token for a in attentions) + sum(constants) + spare / block
     return numbers * next(model.parameters()).dtype.itemsize
+
+
+def spare_slots(attention: MTLAWindow) -> int:
+    """First positions for which a block has no slot that nothing is merged into: slots are merged W positions late."""
+    return max(0, attention.first + -(attention.first + attention.recent) // attention.stride)
