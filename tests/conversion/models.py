@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnlab.conversion.base import attention_of
 from attnlab.models import Decoder
 from attnlab.pretrained import decoder, huggingface
 
@@ -59,11 +58,7 @@ def reference(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def decoder_of(model: nn.Module) -> Decoder:
     """attnlab's decoder with the weights of a model of transformers."""
-    node, layers = decoder.nodes_of(huggingface.options_of(model), "tiny")
-    node.pop("_target_")
-    result = Decoder(VOCABULARY, node.pop("d_model"), lambda i: attention_of(layers[i]), **node)
-    decoder.fill(result.to(next(model.parameters()).dtype), model)
-    return result.eval()
+    return decoder.of(model, "tiny")
 
 
 @cache

@@ -60,6 +60,17 @@ def test_a_run_of_the_command_is_named_by_checkpoint_too(tmp_path: Path) -> None
     assert "# reasoning, tensorllm" in text and "| accuracy | 51.25 |" in text and "AutoTokenizer.from_" not in text
     with pytest.raises(ConfigError, match="format=safetensors: .*compressed is a compressed language model"):
         export.run(OmegaConf.create({**settings, "format": "safetensors"}), {}, None)
+    served = {**settings, "format": "vllm", "output": None, "prove": {"python": None}}
+    export.run(OmegaConf.create(served), {}, None)
+    assert "vllm serve exported" in (tmp_path / "run" / "exported" / "README.md").read_text()
+
+
+def test_a_compressed_encoder_is_not_served(tmp_path: Path) -> None:
+    model = tiny("roberta")
+    folder.save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
+    cfg = OmegaConf.merge(configured(str(tmp_path / "compressed"), tmp_path / "out"), {"format": "vllm"})
+    with pytest.raises(ConfigError, match="roberta has layers that attnlab's decoder does not have"):
+        export.run(cfg, {}, None)  # type: ignore[arg-type]
 
 
 def test_what_is_no_compressed_model(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from omegaconf import DictConfig
 
 from attnlab.compression import folder
 from attnlab.errors import ConfigError, printable
+from attnlab.export import proof, serving
 from attnlab.export.card import card
 from attnlab.export.weights import README
-from attnlab.pretrained import huggingface
+from attnlab.pretrained import decoder, huggingface
 from attnlab.run import record as records
 from attnlab.run.directory import EXPORTED, foreign, is_run, locked
 from attnlab.run.files import write_text
@@ -53,7 +54,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     source = _compressed_folder(cfg) if compressed else Path(cfg.checkpoint).expanduser()
     with _destination(cfg, source) as place:
         if compressed:
-            _export_compressed(source, place)
+            folders = [source.parent, source]
+            section = _export_compressed(source, place, cfg)
         else:
             about = {
                 "task": cfg.task.name,
@@ -62,12 +64,12 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
             }
             folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
             section = task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
-            if section is not None:
-                record["serving"] = section
-            if cfg.output is None and (run := next((folder for folder in folders if records.recorded(folder)), None)):
-                known = {key: value for key, value in records.recorded(run).items() if key != "serving"}
-                if section is not None or known != records.recorded(run):
-                    records.write(known | ({} if section is None else {"serving": section}), run)
+        proved = {} if section is None else {"serving": section}
+        record |= proved
+        if cfg.output is None and (run := next((folder for folder in folders if records.recorded(folder)), None)):
+            known = {key: value for key, value in records.recorded(run).items() if key != "serving"}
+            if known | proved != records.recorded(run):
+                records.write(known | proved, run)
     record["exported"] = str(place)
     print(printable(str(place)))
 
@@ -99,18 +101,19 @@ def _compressed_folder(cfg: DictConfig) -> Path:
     if source is None:
         setting = f"{key}={path}" if path else f"{key}= is not given"
         raise ConfigError(f"mode=export: {setting}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
-    if cfg.format not in (None, "hf"):
-        raise ConfigError(
-            f"format={cfg.format}: {source} is a compressed language model, which is written for transformers alone; "
-            "leave format= out"
-        )
+    if cfg.format not in (None, "hf", "vllm"):
+        raise ConfigError(f"format={cfg.format}: {source} is a compressed language model; expected hf or vllm")
     return source
 
 
-def _export_compressed(source: Path, place: Path) -> None:
-    """A compressed language model as a plain Hugging Face checkpoint: its factors multiplied out."""
+def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> dict[str, Any] | None:
+    """A compressed language model as a plain Hugging Face checkpoint, its factors multiplied out -> its proof."""
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
-    huggingface.export(folder.densified(source), place, words)
+    model = folder.densified(source)
+    served = decoder.of(model, str(source)) if cfg.format == "vllm" else None
+    if served is not None and cfg.prove.python:
+        proof.check(cfg.prove.python, cfg.prove.tokens, served.longest)
+    huggingface.export(model, place, words)
     if words is None:
         log.warning("%s has no tokenizer; the checkpoint has none", source)
     kind = json.loads((place / "config.json").read_text(encoding="utf-8"))["architectures"][0]
@@ -118,8 +121,14 @@ def _export_compressed(source: Path, place: Path) -> None:
     names, tokenizer = (f"AutoTokenizer, {kind}", WORDS.format(folder=place.name)) if words else (kind, "")
     usage = USAGE.format(kind=kind, names=names, folder=place.name, words=tokenizer)
     notes = ["The factors are multiplied out: this model is as large as a dense one, and `parameters` those it had."]
-    title = f"{about['task']}, {about.get('compress', kind)}"
-    write_text(place / README, card(about, title=title, usage=usage, library="transformers", notes=notes))
+    title, section = f"{about['task']}, {about.get('compress', kind)}", None
+    if served is not None and cfg.prove.python:
+        asked = {key: cfg.prove[key] for key in ("python", "prompts", "tokens")}
+        end = int(model.config.bos_token_id or 0)
+        section = proof.prove(served, place, "plain", num_ids=model.config.vocab_size, end=end, **asked)
+    serve = served and serving.section("plain", place.name, served, proof.table(section))
+    write_text(place / README, card(about, title=title, usage=usage, library="transformers", notes=notes, serve=serve))
+    return section
 
 
 def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[str, Any]:

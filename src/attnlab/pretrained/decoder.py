@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
+from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.models.decoder import Decoder
 from attnlab.pretrained import family_of, huggingface
@@ -139,6 +141,21 @@ def _windows(options: Mapping[str, Any], count: int) -> list[int | None]:
     if window is None or not kinds:
         return [window] * count
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def of(original: nn.Module, source: str) -> Decoder:
+    """A model of transformers as attnlab's decoder, in eval mode. ConfigError: as for :func:`nodes_of`."""
+    options = huggingface.options_of(original)
+    model, layers = nodes_of(options, source)
+    nodes = [OmegaConf.create(layer) for layer in layers]
+    decoder: Decoder = instantiate(
+        OmegaConf.create(model),
+        path="task.model",
+        vocab_size=options["vocab_size"],
+        attention=lambda layer: instantiate(nodes[layer], path="attention"),
+    )
+    fill(decoder.to(next(original.parameters()).dtype), original)
+    return decoder.eval()
 
 
 @torch.no_grad()
