@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.attention import MLA, MTLA, Attention
+from attnlab.attention import MHA, MLA, MTLA, Attention
 from attnlab.attention.mla import MLAQueryLatent
 from attnlab.conversion import ToMLA
 from attnlab.conversion.layers import convert
@@ -36,7 +36,7 @@ def converted(name: str, **options: Any) -> LanguageModel:
     return model.eval()
 
 
-def trained(mechanism: type[MLA], width: int = 32, heads: int = 4, **options: Any) -> T6:
+def trained(mechanism: type[Attention], width: int = 32, heads: int = 4, **options: Any) -> T6:
     torch.manual_seed(0)
 
     def attention(layer: int) -> Attention:
@@ -119,17 +119,21 @@ def test_a_python_without_the_engine(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="ATTNLAB_VLLM_PYTHON names no Python with vLLM")
 @pytest.mark.parametrize(
-    ("form", "options"),
+    ("run_by", "mechanism", "options"),
     [
-        ("native", {"mechanism": MLA, "norm": "rms"}),
-        ("native", {"mechanism": MLAQueryLatent, "query_latent_dim": 64}),
+        ("LlamaForCausalLM", MHA, {}),
+        ("DeepseekV3ForCausalLM", MLA, {"rope_dim": 64, "latent_dim": 512, "norm": "rms"}),
+        ("DeepseekV3ForCausalLM", MLAQueryLatent, {"rope_dim": 64, "latent_dim": 512, "query_latent_dim": 64}),
+        ("TransformersForCausalLM", MLA, {"rope_dim": 64, "latent_dim": 511, "norm": "none"}),
     ],
 )
-def test_vllm_decodes_the_same(form: serving.Form, options: dict[str, Any], tmp_path: Path) -> None:
-    model = trained(width=256, heads=4, head_dim=64, rope_dim=64, latent_dim=512, **options)
+def test_vllm_decodes_the_same(
+    run_by: str, mechanism: type[Attention], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = trained(mechanism, width=256, heads=4, head_dim=64, **options)
     cfg = settings(python=PYTHON, prompts=8, tokens=32)
     section = language.export(model, cfg, WORDS, record("mla"), tmp_path / "exported", format="vllm")
-    assert section is not None
+    assert section is not None and run_by in section["backend"]
     assert section["tokens_equal"] >= 0.999 * section["tokens"]
     assert section["log_probability_difference"] < 1e-3
     assert section["equal_again"] and section["equal_alone"]
