@@ -109,7 +109,7 @@ def _compressed_folder(cfg: DictConfig) -> Path:
 def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> dict[str, Any] | None:
     """A compressed language model as a plain Hugging Face checkpoint, its factors multiplied out -> its proof."""
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
-    model = folder.densified(source)
+    model: Any = folder.densified(source)
     served = decoder.of(model, str(source)) if cfg.format == "vllm" else None
     if served is not None and cfg.prove.python:
         proof.check(cfg.prove.python, cfg.prove.tokens, served.longest)
@@ -124,9 +124,9 @@ def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> dict[str, 
     title, section = f"{about['task']}, {about.get('compress', kind)}", None
     if served is not None and cfg.prove.python:
         asked = {key: cfg.prove[key] for key in ("python", "prompts", "tokens")}
-        end = int(model.config.bos_token_id or 0)
-        section = proof.prove(served, place, "plain", num_ids=model.config.vocab_size, end=end, **asked)
-    serve = served and serving.section("plain", place.name, served, proof.table(section))
+        sizes = {"num_ids": model.config.vocab_size, "end": model.config.bos_token_id or 0}
+        section = proof.prove(served, place, "plain", **asked, **sizes)
+    serve = None if served is None else serving.section("plain", place.name, served, proof.table(section))
     write_text(place / README, card(about, title=title, usage=usage, library="transformers", notes=notes, serve=serve))
     return section
 
