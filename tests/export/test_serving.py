@@ -94,7 +94,7 @@ def test_standard_frequencies_are_those_of_a_narrower_head() -> None:
 def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = converted("llama", rope_dim=4, latent_dim=20)
     cfg = settings(python=None)
-    with pytest.raises(ConfigError, match="latent_dim of 315, 507, 571") as error:
+    with pytest.raises(ConfigError, match="AMX 576 alone.; for this width use format=hf") as error:
         language.export(model, cfg, WORDS, record("mla"), tmp_path / "vllm", format="vllm")
     assert not (tmp_path / "vllm").exists()
     language.export(model, cfg, WORDS, record("mla"), tmp_path / "deepseek", format="deepseek")
@@ -102,6 +102,9 @@ def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.
     assert str(error.value) in caplog.text
     node = json.loads((tmp_path / "deepseek" / "config.json").read_text())
     assert node["architectures"] == ["TransformersForCausalLM"] and node["model_type"] == "deepseek_v3"
+    wide = trained(MLA, 256, head_dim=64, rope_dim=32, latent_dim=128, norm="rms")
+    with pytest.raises(ConfigError, match="latent_dim of 288, 480, or use format=hf"):
+        language.export(wide, cfg, WORDS, record("mla"), tmp_path / "vllm", format="vllm")
 
 
 def test_the_command_of_the_card() -> None:

@@ -31,6 +31,8 @@ def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     source = cfg.task.weights
     options = decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source)
     model, layers = decoder.nodes_of(options, source)
+    if layers[0]["qk_norm"] and OmegaConf.select(cfg, "convert.norm") == "rms":
+        raise ConfigError(f"convert.norm=rms: {source} has norms of queries and keys, as DeepSeek has not")
     with open_dict(cfg):
         cfg.task.model = model
         cfg.task.data.vocab_size = options["vocab_size"]

@@ -5,12 +5,12 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from omegaconf import DictConfig
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from attnlab.attention import MHA
+from attnlab.attention import MHA, MLA
 from attnlab.config.rules import SAMPLE
 from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, WordVocabulary
 from attnlab.errors import ConfigError
@@ -159,8 +159,7 @@ def _stock(model: LanguageModel, cfg: DictConfig, format: str) -> Stock:
         return Stock(None, "plugin", reason)
     converted, form = deepseek.convert(model)
     try:
-        added = converted.config.kv_lora_rank - int(getattr(model.attentions[0], "latent_dim", 0))
-        serving.check_widths(converted.config.kv_lora_rank, converted.config.qk_rope_head_dim, added)
+        serving.check_widths(converted.config.kv_lora_rank, cast(MLA, model.attentions[0]))
     except ConfigError as error:
         if format == "vllm" or cfg.prove.python is not None:
             raise

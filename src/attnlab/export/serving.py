@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from attnlab.attention import MTLA, Attention, MTLAWindow
+from attnlab.attention import MLA, MTLA, Attention, MTLAWindow
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 
@@ -30,15 +30,18 @@ ABOUT = {
 }
 
 
-def check_widths(latent: int, rope: int, constant: int) -> None:
-    """ConfigError: the engine has no kernel for r + d_r = `latent` + `rope`; `constant` of them are added at export."""
+def check_widths(latent: int, a: MLA) -> None:
+    """ConfigError: the engine has no kernel for r + d_r = `latent` + `a.rope_dim`, r as it is exported."""
+    rope, widest = a.rope_dim, a.head_dim * max(4, 2 * a.num_heads)
     if latent + rope in WIDTHS:
         return
-    near = ", ".join(str(width - rope - constant) for width in WIDTHS if width > rope + constant)
+    most = widest if a.rope_theta is not None else min(widest, a.d_model)  # the latter of a converted model
+    possible = [str(n) for width in WIDTHS if 0 < (n := width - rope - latent + a.latent_dim) <= most]
+    advice = f"beside rope_dim={rope} give a latent_dim of {', '.join(possible)}, or" if possible else "for this width"
     raise ConfigError(
         f"format=vllm: the cache of a token has {latent} + {rope} = {latent + rope} numbers, and vLLM's kernels for "
-        f"latents take {', '.join(map(str, WIDTHS))} (on a CPU without AMX 576 alone); beside rope_dim={rope} give a "
-        f"latent_dim of {near}, or use format=hf, which attnlab's plugin for vLLM decodes at any size"
+        f"latents take {', '.join(map(str, WIDTHS))} (on a CPU without AMX 576 alone); {advice} use format=hf, which "
+        "attnlab's plugin for vLLM decodes at any size"
     )
 
 
