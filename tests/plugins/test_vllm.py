@@ -105,6 +105,8 @@ def test_a_preempted_request_is_the_same(attention: str, blocks: int, tmp_path: 
         ("tpa", {"kv_offloading_size": 0.1}, "--kv-offloading-size"),
         ("sliding_window", {}, "SlidingWindow cannot be decoded"),
         ("mtla_window+tpa", {}, "in all layers or in none"),
+        ("mtla_window", {"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
+        ("mtla_window", {"block_size": 6}, "--block-size 6: expected a multiple of the stride 2 of MTLA, 8 or more"),
     ],
 )
 def test_what_is_refused(attention: str, settings: Any, message: str, tmp_path: Path) -> None:

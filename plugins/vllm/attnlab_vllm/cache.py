@@ -128,6 +128,7 @@ class Pages(AttentionLayerBase):
 
     Attributes:
         spare: slots of a page beside those of its positions.
+        first: number of first positions that lie in one page, unmerged.
         window: newest positions that are kept, in pages of unmerged ones, as large as the others; 0: all are merged.
         kv_cache: (pages, 1, slots, width), which the engine sets.
     """
