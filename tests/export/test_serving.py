@@ -94,7 +94,7 @@ def test_standard_frequencies_are_those_of_a_narrower_head() -> None:
 def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = converted("llama", rope_dim=4, latent_dim=20)
     cfg = settings(python=None)
-    with pytest.raises(ConfigError, match="AMX 576 alone.; for this width use format=hf") as error:
+    with pytest.raises(ConfigError, match="AMX the last alone.; for this width use format=hf") as error:
         language.export(model, cfg, WORDS, record("mla"), tmp_path / "vllm", format="vllm")
     assert not (tmp_path / "vllm").exists()
     language.export(model, cfg, WORDS, record("mla"), tmp_path / "deepseek", format="deepseek")

@@ -95,6 +95,4 @@ class Teacher:
         return F.kl_div(logp, target, reduction="none", log_target=True).sum(-1)
 
     def _on(self, device: torch.device) -> Decoder:
-        if next(self.decoder.parameters()).device != device:
-            self.decoder.to(device)
-        return self.decoder
+        return self.decoder.to(device)  # it shares some parts with the student, which have been moved

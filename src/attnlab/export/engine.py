@@ -78,6 +78,7 @@ def main(question: str, answer: str) -> None:
         "version": vllm.__version__,
         "backend": backend.get_name(),
         "model": type(llm.llm_engine.model_executor.driver_worker.worker.model_runner.model).__name__,
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "tokens": tokens,
         "again": again,

@@ -112,7 +112,7 @@ def prove(
         "engine": f"vLLM {answer['version']}",
         "backend": f"{answer['model']}, {answer['backend']}",
         "device": answer["device"],
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "dtype": answer["dtype"],
         "prompts": prompts,
         "tokens": prompts * tokens,
         "tokens_equal": _equal(own, answer["tokens"]),

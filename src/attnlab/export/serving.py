@@ -12,8 +12,8 @@ from attnlab.attention import MLA, MTLA, Attention, MTLAWindow
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 
-WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take
-SLOTS = 128  # positions of a block on a CPU; 16 on a GPU
+WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take; 576 is 512 + 64 on a GPU
+SLOTS, SLOTS_GPU = 128, 16  # positions of a block
 MECHANISMS = (  # of the plugin
     *("MHA", "MLA", "MLAQueryLatent", "MTLA", "MTLAWindow", "TPA", "TPAKVOnly", "TPANonContextualA"),
     *("TPANonContextualB", "TPASharedB"),
@@ -33,14 +33,15 @@ ABOUT = {
 def check_widths(latent: int, a: MLA) -> None:
     """ConfigError: the engine has no kernel for r + d_r = `latent` + `a.rope_dim`, r as it is exported."""
     rope, widest = a.rope_dim, a.head_dim * max(4, 2 * a.num_heads)
-    if latent + rope in WIDTHS:
+    taken = [width for width in WIDTHS if width != 576 or rope == 64]
+    if latent + rope in taken:
         return
     most = widest if a.rope_theta is not None else min(widest, a.d_model)  # the latter of a converted model
-    possible = [str(n) for width in WIDTHS if 0 < (n := width - rope - latent + a.latent_dim) <= most]
+    possible = [str(n) for width in taken if 0 < (n := width - rope - latent + a.latent_dim) <= most]
     advice = f"beside rope_dim={rope} give a latent_dim of {', '.join(possible)}, or" if possible else "for this width"
     raise ConfigError(
         f"format=vllm: the cache of a token has {latent} + {rope} = {latent + rope} numbers, and vLLM's kernels for "
-        f"latents take {', '.join(map(str, WIDTHS))} (on a CPU without AMX 576 alone); {advice} use format=hf, which "
+        f"latents take 320, 512, or 512 + 64 (on a CPU without AMX the last alone); {advice} use format=hf, which "
         "attnlab's plugin for vLLM decodes at any size"
     )
 
@@ -72,17 +73,17 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
     Args:
         cpu: whether the engine runs on a CPU. There the attention kernel of DeepSeek that `auto` chooses may hold
             bfloat16 alone, and the rotary kernel of 0.32 computes wrong queries of several heads, which the native form
-            would use.
+            would use. No kernel of a GPU for latents takes float32.
     """
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": model.longest}
     strides = [a.stride for a in model.attentions if isinstance(a, MTLA)]
-    if form == "plugin" and any(SLOTS % stride for stride in strides):
+    if form == "plugin" and any(SLOTS_GPU % stride for stride in strides):
         chosen["block_size"] = 32 * math.lcm(*strides)
     if form == "exact":
         chosen["enforce_eager"] = True  # torch.compile cannot trace longrope in transformers
-    if cpu and form in ("native", "exact") and dtype == "float32":
-        chosen["attention_backend"] = "CPU_MLA"
+    if form in ("native", "exact") and dtype == "float32":
+        chosen |= {"attention_backend": "CPU_MLA"} if cpu else {"dtype": "bfloat16"}
     if cpu and form == "native":
         chosen["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
     return chosen
