@@ -14,17 +14,19 @@ cell, `among` accepts them anywhere after the mark before, the others take the f
 """
 
 import csv
-import json
 import operator
+import os
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnlab.config.build import CONF
+from attnlab.run.store import collect
 
 ROOT = CONF.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").rglob("*.md"))]
@@ -42,9 +44,14 @@ FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 OPERATORS = {"-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
+@cache
+def records() -> dict[Path, dict[str, Any]]:
+    return {saved.path: saved.record for saved in collect([ROOT / "experiments"])}
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".json":
-        return [json.loads(path.read_text(encoding="utf-8"))]
+    if path in records():
+        return [records()[path]]
     header, *lines = csv.reader(path.read_text(encoding="utf-8").splitlines())
     names = [name + f" {n}" * (n > 1) for i, name in enumerate(header) for n in [header[: i + 1].count(name)]]
     return [dict(zip(names, line, strict=True)) for line in lines]
@@ -78,9 +85,9 @@ def claimed(mark: str, folder: Path) -> list[float]:
     files, fields, conditions = [*(rest if functions == first.split() else [first, *rest]), ""][:3]
     chosen: list[dict[str, Any]] = []
     for pattern in files.split():
-        paths = sorted(folder.glob(pattern)) if "*" in pattern or "?" in pattern else [folder / pattern]
-        assert paths, f"{pattern}: no such file"
-        chosen += [row for path in paths for row in rows(path)]
+        file = Path(os.path.normpath(folder / pattern))
+        paths = sorted(path for path in records() if path.match(str(file)))
+        chosen += [row for path in paths or [file] for row in rows(path)]
     for column, values in (condition.split("=", 1) for condition in filter(None, conditions.split("; "))):
         chosen = [row for row in chosen if row[column] in values.split("|")]
     assert chosen, f"no row with {conditions}"

@@ -14,6 +14,7 @@ from matplotlib.text import Annotation, Text
 from attnlab.config.build import CONF
 from attnlab.report import bench, compression, decoders, figure, needle
 from attnlab.report.figure import POINTS, Panel, Plot, scatter, together
+from attnlab.run.store import SavedRecord
 
 EXPERIMENTS = CONF.parent / "experiments"
 TITLE = "a title of the length that such a title has, with the model"
@@ -84,5 +85,7 @@ def test_a_panel_takes_some_rows_and_exp_of_its_metric(tmp_path: Path) -> None:
     (tmp_path / "curves").mkdir()
     (tmp_path / "curves" / "metrics.csv").write_text("step,epoch,loss,val_loss\n10,0,3,\n20,0,2.5,\n20,0,,1.0\n")
     panel = Panel("val_loss", "perplexity, B", exp=True, rows="B")
-    data = together([("A", 1, tmp_path), ("B", 2, tmp_path), ("B", 3, tmp_path / "none")], [panel])
+    runs = [("A", tmp_path), ("B", tmp_path), ("B", tmp_path / "none")]
+    saved = [(label, SavedRecord(folder / "record.json", {"seed": n})) for n, (label, folder) in enumerate(runs, 1)]
+    data = together(saved, [panel])
     assert data.to_numpy().tolist() == [["perplexity, B", "B", 2, 20, 2.718281828459045]]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from attnlab.config.build import CONF
 from attnlab.errors import ConfigError, DataError
 from attnlab.report.command import main
+from attnlab.report.figure import read_curves
 from attnlab.report.render import table
 from attnlab.report.spec import Spec, read_spec
 from attnlab.report.table import Grid
@@ -128,6 +130,30 @@ def test_broken_specifications(tmp_path: Path) -> None:
         main(["figure", str(tmp_path / "missing.yaml")])
     with pytest.raises(ConfigError, match="nearest: .*/mtla/table1.yaml"):
         main(["table", str(SPEC.parents[1] / "mlta" / SPEC.name)])
+
+
+def test_packed_records_give_the_same_table_and_curves(
+    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [run(f"{seed}", f"{PAPER}=mha", f"seed={seed}") for seed in (1, 2)]
+    (paths[0].parent / "curves").mkdir()
+    (paths[0].parent / "curves" / "metrics.csv").write_text("step,loss\n10,3\n20,2.5\n")
+
+    def shown() -> tuple[Grid, list[Any]]:
+        return rendered(tmp_path), [read_curves(saved) for saved in collect([tmp_path / "runs"])]
+
+    (grid, curves), file = shown(), tmp_path / "runs" / "records.jsonl"
+    assert curves == [{"loss": [(10, 3.0), (20, 2.5)]}, {}]
+    for path in paths:  # one after the other into one file
+        assert main(["records", str(path), "--out", str(file.parent)]) == 0
+        shutil.rmtree(path.parent)
+    packed, lists = shown()
+    assert packed == grid and json.dumps(lists) == json.dumps(curves)
+    with file.open("a") as opened:
+        opened.write("{\n")
+    assert rendered(tmp_path) == grid and "records.jsonl, line 3: skipped" in caplog.text
+    with pytest.raises(DataError, match="a line cannot be read"):
+        main(["records", str(file), "--out", str(file.parent)])
 
 
 def test_runs_of_other_data_in_outputs_do_not_change_a_table(

@@ -1,6 +1,7 @@
 """`attnlab report`: tables, figures and a page of runs from their records."""
 
 import argparse
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,14 +10,42 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from attnlab.errors import ConfigError, DataError, printable
-from attnlab.report import bench, decoders, needle, runs
+from attnlab.report import bench, decoders, figure, needle, runs
 from attnlab.report.match import is_of
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
+from attnlab.report.table import finished
 from attnlab.run.console import StderrHandler
 from attnlab.run.files import write_text
-from attnlab.run.record import UNREADABLE
-from attnlab.run.store import OUTPUTS, SavedRecord, collect
+from attnlab.run.record import RECORD, UNREADABLE
+from attnlab.run.store import OUTPUTS, PACKED, SavedRecord, collect
+
+
+def pack(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
+    """Add finished records with their curves to the file records.jsonl of an experiment, sorted by their paths.
+
+    A record that is not below its folder gets the path RUN/record.json or NAME.json there. DataError: the folder is
+    that of a run, or the file has a line that cannot be read, or another record of this path.
+    """
+    if (directory / RECORD).exists():
+        raise DataError(f"{directory}: the folder of one run; name that of the experiment with --out")
+    path = directory / PACKED
+    old = collect([path]) if path.exists() else []
+    if path.exists() and len(old) < len(path.read_bytes().splitlines()):
+        raise DataError(f"{path}: a line cannot be read, and would be lost; repair or remove it")
+    lines: dict[str, str] = {}
+    for saved in [*old, *finished(records, lambda _: True, "to pack")]:
+        place, root = saved.path.resolve(), directory.resolve()
+        short = Path(*place.parts[-2 if place.name == RECORD else -1 :])
+        file = (place.relative_to(root) if place.is_relative_to(root) else short).as_posix()
+        curves = figure.read_curves(saved)
+        record = {"file": file, **saved.record, **({"curves": curves} if curves else {})}
+        line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+        if lines.setdefault(file, line) != line:
+            raise DataError(f"{saved.name}: {path} has another record {file}; rename the run directory")
+    write_text(path, "".join(lines[file] + "\n" for file in sorted(lines)))
+    return [path]
+
 
 Report = Callable[[Sequence[SavedRecord], Path], list[Path]]
 REPORTS: dict[str, Report] = {
@@ -24,6 +53,7 @@ REPORTS: dict[str, Report] = {
     "speed": bench.render_speeds,
     "compressed": decoders.render,
     "needle": needle.render,
+    "records": pack,
 }
 HELP = {
     "page": "the runs in a folder as one HTML page, which needs no network (also without the word page)",
@@ -33,6 +63,7 @@ HELP = {
     "speed": "records of mode=bench: SPEED.md, with a line for each ratio",
     "compressed": "records of compressed or converted models: a table and plots",
     "needle": "records with a needle in a haystack: a table and heat maps",
+    "records": "finished runs, with their curves, as lines of records.jsonl, which one commits beside a table",
     "runs": "list, compare and remove runs (also: attnlab runs)",
 }
 

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.run.files import write_bytes
+from attnlab.run.record import RECORD
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from attnlab.run.store import SavedRecord
 
 KEY = "Data"  # entry of the PNG's text: the SHA-256 of the CSV that it was drawn from
 COLOURS = ("#0068a8", "#d1490b", "#008a5e", "#b0478c", "#4aa3df", "#b07c00", "#6a51a3", "#4d4d4d")
@@ -221,10 +224,11 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
     return page
 
 
-def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """The logged metrics of a run directory as (update, value) pairs, from all parts of a resumed run."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for path in sorted(directory.glob("curves*/metrics.csv"), key=lambda p: (len(str(p)), str(p))):
+def read_curves(saved: SavedRecord) -> dict[str, list[tuple[int, float]]]:
+    """The logged metrics of a run as (update, value) pairs, from all parts of a resumed run, or of a packed record."""
+    curves: dict[str, list[tuple[int, float]]] = {**saved.record.get("curves", {})}
+    paths = saved.path.parent.glob("curves*/metrics.csv") if saved.path.name == RECORD and not curves else ()
+    for path in sorted(paths, key=lambda p: (len(str(p)), str(p))):
         with open(path, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 for name, value in row.items():
@@ -233,17 +237,17 @@ def read_curves(directory: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def together(runs: Sequence[tuple[str, int, Path]], of: Sequence[Panel]) -> pd.DataFrame:
-    """The table CURVES of several runs, given by label, seed and run directory."""
+def together(runs: Sequence[tuple[str, SavedRecord]], of: Sequence[Panel]) -> pd.DataFrame:
+    """The table CURVES of several runs, given by label and record."""
     import pandas as pd
 
-    logged = {directory: read_curves(directory) for _, _, directory in runs}
+    logged = [(label, int(saved.record["seed"]), read_curves(saved)) for label, saved in runs]
     rows = [
         (panel.label, label, seed, update, math.exp(value) if panel.exp else value)
         for panel in of
-        for label, seed, directory in runs
+        for label, seed, curves in logged
         if label.startswith(panel.rows)
-        for update, value in logged[directory].get(panel.metric, [])
+        for update, value in curves.get(panel.metric, [])
     ]
     return pd.DataFrame(rows, columns=CURVES)
 

@@ -37,7 +37,7 @@ def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[
         draw = partial(figure.scatter, plot=plot, title=spec.title)
         paths += figure.write(stem.with_name(f"{stem.name}_{plot.name}"), data, draw)
     if spec.curves:
-        runs = [(row.label, int(saved.record["seed"]), saved.path.parent) for row, saved in chosen]
+        runs = [(row.label, saved) for row, saved in chosen]
         draw = partial(figure.draw_together, title=spec.title)
         paths += figure.write(stem.with_name(f"{stem.name}_curves"), figure.together(runs, spec.curves), draw)
     elif spec.picture and chosen:

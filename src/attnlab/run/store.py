@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 KEYS = {"schema", "status", "mode", "command"}  # any other JSON file lacks one of these
 OUTPUTS = Path("outputs")
+PACKED = "records.jsonl"  # many records: a line each, with its path, relative to the folder of this file, as `file`
 BROKEN = "broken"  # the status of a file that is not a record
 LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an error is still seen as a run
 PLACES = {"recipe": "identity.recipe", "commit": "environment.git"}  # of filters, in the record
@@ -34,7 +35,7 @@ SURROGATE = re.compile(r"(?<!\\)(\\u[dD][89a-fA-F])")  # of a file's name that i
 
 @dataclass(frozen=True)
 class SavedRecord:
-    """A record of the present schema and its file."""
+    """A record of the present schema and its file. A line of a PACKED file has the path that the file would have."""
 
     path: Path
     record: dict[str, Any]
@@ -120,49 +121,61 @@ def folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
 
 
 def record_files(place: Path) -> Iterator[Path]:
-    """The files that may be records: in a folder without a record.json every JSON file. DataError: no such place."""
+    """The files that may have records: in a folder without a record.json every JSON file and the PACKED one.
+
+    DataError: no such place.
+    """
     if place.is_file():
         yield place
         return
     if not place.exists():
         raise DataError(f"{place}: no such file or folder; expected a record of a run, or a folder with records")
     for folder, names in folders(place):
-        files = [RECORD] if RECORD in names else [name for name in names if name.endswith(".json") and name[0] != "."]
-        yield from (folder / name for name in files)
+        files = [name for name in names if (name.endswith(".json") and name[0] != ".") or name == PACKED]
+        yield from (folder / name for name in ([RECORD] if RECORD in names else files))
 
 
 def collect(places: Iterable[Path]) -> list[SavedRecord]:
     """Every record in these files and folders, the oldest first. DataError: a place does not exist."""
-    places, records = list(places), []
+    places = list(places)
+    records: dict[Path, SavedRecord] = {}
     for path in sorted({path for place in places for path in record_files(place)}):
-        try:
-            if saved := read(path):
-                records.append(saved)
-            elif path.name == RECORD or path in places:
-                log.warning("%s: skipped, not a record: expected a mapping with %s", path, ", ".join(sorted(KEYS)))
-        except DataError as error:
-            log.warning("%s", error)
+        packed = path.suffix == ".jsonl" and os.access(path, os.R_OK)
+        for number, line in enumerate(path.read_bytes().splitlines() if packed else [None], 1):
+            name = f"{path}, line {number}" if packed else str(path)
+            try:
+                saved = read(path, line, name)
+                if saved and records.setdefault(saved.path, saved) is not saved:
+                    log.warning("%s: skipped, another record is %s too: remove one", name, saved.path)
+                elif not saved and (packed or path.name == RECORD or path in places):
+                    log.warning("%s: skipped, not a record: expected a mapping with %s", name, ", ".join(sorted(KEYS)))
+            except DataError as error:
+                log.warning("%s", error)
     if not records:
         log.warning("no records in %s: a run leaves its record.json in its directory", ", ".join(map(str, places)))
-    return sorted(records, key=lambda saved: saved.record["started"])
+    return sorted(records.values(), key=lambda saved: (saved.record["started"], saved.path))
 
 
-def read(path: Path) -> SavedRecord | None:
-    """The record in a file, of the present schema; None of a JSON file that is something else.
+def read(path: Path, line: bytes | None = None, name: str | Path = "") -> SavedRecord | None:
+    """The record in a file or its `line`, of the present schema; None of JSON that is something else.
 
-    DataError: it is not JSON, or it is a record of another schema or a damaged one.
+    DataError: it is not JSON, or it is a record of another schema or a damaged one. It has the `name` of the line.
     """
+    name = name or path
     try:
-        record = json.loads(SURROGATE.sub(r"\\\1", path.read_text(encoding="utf-8")))
+        text = (path.read_bytes() if line is None else line).decode()
+        record = json.loads(SURROGATE.sub(r"\\\1", text))
         if not isinstance(record, dict) or not record.keys() >= KEYS:
             return None
         record = upgraded(record)
         wrong = problems(record)
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
-    if wrong:
-        raise DataError(f"{path}: skipped, not a record of schema {SCHEMA}: {wrong[0]}")
-    return SavedRecord(path, record)
+        raise DataError(f"{name}: skipped, not readable as JSON: {' '.join(str(error).split())}") from error
+    file = path.name if line is None else record.pop("file", None)
+    if wrong or not isinstance(file, str):
+        why = wrong[0] if wrong else f"file: expected the path of the record, got {file!r}"
+        raise DataError(f"{name}: skipped, not a record of schema {SCHEMA}: {why}")
+    return SavedRecord(path.parent / file, record)
 
 
 # --- a list of runs -----------------------------------------------------------------------------------------------

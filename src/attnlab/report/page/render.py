@@ -79,7 +79,7 @@ class Shown:
         _, _, vocabulary = corpus_of(self.record).rpartition("; vocabulary ")  # a perplexity depends on it
         self.corpus = f"{saved.corpus}, vocabulary {vocabulary}" if vocabulary.isdigit() else saved.corpus
         self.numbers = {name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None}
-        logged = read_curves(directory) if is_run else {}
+        logged = read_curves(saved)
         self.curves = {
             key: [(step, value if math.isfinite(value) else math.nan) for step, value in thinned(logged[key])]
             for key in LOSSES
