@@ -24,7 +24,7 @@ from attnlab.run.store import OUTPUTS, PACKED, SavedRecord, collect
 def pack(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Add finished records with their curves to the file records.jsonl of an experiment, sorted by their paths.
 
-    A record that is not below its folder gets the path RUN/record.json or NAME.json there. DataError: the folder is
+    Learning rates are left out: the recipe has them. A record that is not below its folder gets the path RUN/record.json or NAME.json there. DataError: the folder is
     that of a run, or the file has a line that cannot be read, or another record of this path.
     """
     if (directory / RECORD).exists():
@@ -38,7 +38,7 @@ def pack(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
         place, root = saved.path.resolve(), directory.resolve()
         short = Path(*place.parts[-2 if place.name == RECORD else -1 :])
         file = (place.relative_to(root) if place.is_relative_to(root) else short).as_posix()
-        curves = figure.read_curves(saved)
+        curves = {name: curve for name, curve in figure.read_curves(saved).items() if not name.startswith("lr-")}
         record = {"file": file, **saved.record, **({"curves": curves} if curves else {})}
         line = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
         if lines.setdefault(file, line) != line:
