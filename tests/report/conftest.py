@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.report import figure
 from attnlab.report.match import composed
 from attnlab.run import record as records
+from attnlab.run.store import collect
 
 MUSTC = "MuST-C en-de at /some/where: train 229703, dev 1423, tst-COMMON 2641 segments"
 Run = Callable[..., Path]
@@ -26,6 +28,12 @@ def finished(cfg: DictConfig, arguments: list[str]) -> dict[str, Any]:
     records.identify(record, "the corpus")
     record["inference"] |= {"batch": 8, "beam": 50, "dtype": "float32", "protocol": "search", "seconds": 100.0}
     return record
+
+
+def committed(file: str) -> dict[str, Any]:
+    """A copy of a record below experiments/, which may be a line of a packed file."""
+    path = CONF.parent / "experiments" / file
+    return {saved.path: saved.record for saved in collect([path.parent])}[path]
 
 
 def set_values(record: dict[str, Any], values: dict[str, Any]) -> None:

@@ -12,11 +12,11 @@ from attnlab.report import bench
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.run.store import collect
-from tests.report.conftest import set_values
+from tests.report.conftest import committed, set_values
 
 FOLDER = CONF.parent / "experiments" / "t6"
 SPEC = read_spec(FOLDER / "figure_context.yaml")
-RECORD = json.loads((FOLDER / "bench" / "decoding_context_epyc_2threads.json").read_text(encoding="utf-8"))
+RECORD = committed("t6/bench/decoding_context_epyc_2threads.json")
 COMMAND = "python -m src.run experiment=t6/bench_context"
 
 

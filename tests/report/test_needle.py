@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from attnlab.config.build import CONF
 from attnlab.errors import DataError
 from attnlab.report import needle
 from attnlab.report.command import main
 from attnlab.run.store import collect
+from tests.report.conftest import committed
 
 pytestmark = pytest.mark.usefixtures("unrendered")
-CONVERTED = CONF.parent / "experiments" / "convert" / "needle" / "mla_keep50_xeon.json"
 
 
 @pytest.fixture
 def record() -> dict[str, Any]:
-    return json.loads(CONVERTED.read_text(encoding="utf-8"))
+    return committed("convert/needle/mla_keep50_xeon.json")
 
 
 def test_seeds_have_one_line_and_a_scored_model_has_one(record: dict[str, Any], tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from attnlab.report.match import composed, is_recipe
 from attnlab.report.spec import Row, Spec
 from attnlab.report.table import Grid, facts, finished
 from attnlab.run.files import write_text
-from attnlab.run.record import NOT_RUN
-from attnlab.run.store import SavedRecord
+from attnlab.run.record import NOT_RUN, RECORD
+from attnlab.run.store import PACKED, SavedRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -359,12 +359,16 @@ def _line(saved: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directo
 
 
 def _place(saved: SavedRecord, directory: Path) -> list[str]:
-    """The machine and a link to the record."""
+    """The machine, and the record's name with a link to its file, which may be a packed one."""
     environment, protocol = saved.record["environment"], saved.record["bench"]["protocol"]
     device, threads = environment["device"].removeprefix("cpu: "), environment["threads"]
     place = f"{device}, {threads} thread{'s' if threads != 1 else ''}"
     place += f"; {protocol['busy_cores_before']:.1f} cores busy" if "busy_cores_before" in protocol else ""
-    return [place, f"[record]({Path(os.path.relpath(saved.path, directory)).as_posix()})"]
+    path = next(
+        (f for f in (saved.path, *(folder / PACKED for folder in saved.path.parents)) if f.exists()), saved.path
+    )
+    name = saved.path.parent.name if saved.path.name == RECORD else saved.path.stem
+    return [place, f"[{name}]({Path(os.path.relpath(path, directory)).as_posix()})"]
 
 
 def _what(saved: SavedRecord) -> str:

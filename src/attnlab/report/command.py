@@ -24,8 +24,9 @@ from attnlab.run.store import OUTPUTS, PACKED, SavedRecord, collect
 def pack(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     """Add finished records with their curves to the file records.jsonl of an experiment, sorted by their paths.
 
-    Learning rates are left out: the recipe has them. A record that is not below its folder gets the path RUN/record.json or NAME.json there. DataError: the folder is
-    that of a run, or the file has a line that cannot be read, or another record of this path.
+    Learning rates are left out: the recipe has them. A record that is not below its folder gets the path
+    RUN/record.json or NAME.json there. DataError: the folder is that of a run, or the file has a line that cannot be
+    read, or another record of this path.
     """
     if (directory / RECORD).exists():
         raise DataError(f"{directory}: the folder of one run; name that of the experiment with --out")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.report.conftest import set_values
+from tests.report.conftest import committed, set_values
 
 ROOT = Path(__file__).parents[3]
-RECORD = json.loads((ROOT / "experiments/mtla/st_digits/mha_36epochs_epyc.json").read_text(encoding="utf-8"))
+RECORD = committed("mtla/st_digits/mha_36epochs_epyc.json")
 Write = Callable[..., Path]
 
 
