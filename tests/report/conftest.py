@@ -2,7 +2,7 @@ import copy
 import json
 import shlex
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,14 @@ def finished(cfg: DictConfig, arguments: list[str]) -> dict[str, Any]:
     return record
 
 
+@cache
+def every() -> dict[Path, dict[str, Any]]:
+    """The committed records, which may be lines of packed files."""
+    return {saved.path: saved.record for saved in collect([CONF.parent / "experiments"])}
+
+
 def committed(file: str) -> dict[str, Any]:
-    """A copy of a record below experiments/, which may be a line of a packed file."""
-    path = CONF.parent / "experiments" / file
-    return {saved.path: saved.record for saved in collect([path.parent])}[path]
+    return copy.deepcopy(every()[CONF.parent / "experiments" / file])
 
 
 def set_values(record: dict[str, Any], values: dict[str, Any]) -> None:

@@ -19,14 +19,13 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.run.store import collect
+from tests.report.conftest import every
 
 ROOT = CONF.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").rglob("*.md"))]
@@ -44,14 +43,9 @@ FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 OPERATORS = {"-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
-@cache
-def records() -> dict[Path, dict[str, Any]]:
-    return {saved.path: saved.record for saved in collect([ROOT / "experiments"])}
-
-
 def rows(path: Path) -> list[dict[str, Any]]:
-    if path in records():
-        return [records()[path]]
+    if path in every():
+        return [every()[path]]
     header, *lines = csv.reader(path.read_text(encoding="utf-8").splitlines())
     names = [name + f" {n}" * (n > 1) for i, name in enumerate(header) for n in [header[: i + 1].count(name)]]
     return [dict(zip(names, line, strict=True)) for line in lines]
@@ -86,7 +80,7 @@ def claimed(mark: str, folder: Path) -> list[float]:
     chosen: list[dict[str, Any]] = []
     for pattern in files.split():
         file = Path(os.path.normpath(folder / pattern))
-        paths = sorted(path for path in records() if path.match(str(file)))
+        paths = sorted(path for path in every() if path.match(str(file)))
         chosen += [row for path in paths or [file] for row in rows(path)]
     for column, values in (condition.split("=", 1) for condition in filter(None, conditions.split("; "))):
         chosen = [row for row in chosen if row[column] in values.split("|")]

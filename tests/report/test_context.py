@@ -1,6 +1,5 @@
 """Decoding over the context: the records of mode=bench that stand for a mechanism; the numbers: test_committed.py."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tests.report.conftest import committed, set_values
 
 FOLDER = CONF.parent / "experiments" / "t6"
 SPEC = read_spec(FOLDER / "figure_context.yaml")
-RECORD = committed("t6/bench/decoding_context_epyc_2threads.json")
+RECORD = "t6/bench/decoding_context_epyc_2threads.json"
 COMMAND = "python -m src.run experiment=t6/bench_context"
 
 
@@ -32,7 +31,7 @@ def times(record: dict[str, Any], folder: Path) -> dict[str, set[str]]:
     "change", [{"config__bench__batch": 8}, {"config__task__model__d_model": 1024}, {"status": "failed"}, {}]
 )
 def test_records_of_another_shape_do_not_count(change: dict[str, Any], tmp_path: Path) -> None:
-    record = copy.deepcopy(RECORD)
+    record = committed(RECORD)
     set_values(record, change)
     if not change:  # a length less
         record["bench"]["rows"] = [row for row in record["bench"]["rows"] if row["context"] != 256]
@@ -40,7 +39,7 @@ def test_records_of_another_shape_do_not_count(change: dict[str, Any], tmp_path:
 
 
 def test_what_was_not_measured_has_its_command(tmp_path: Path) -> None:
-    record = copy.deepcopy(RECORD)
+    record = committed(RECORD)
     for row in record["bench"]["rows"]:
         row["variants"]["tpa"] = {"not run": "too large"}
     assert [name for name, cells in times(record, tmp_path).items() if "not run" in cells] == ["TPA"]

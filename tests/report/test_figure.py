@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -81,11 +82,9 @@ def test_every_seed_is_drawn_and_the_label_stands_at_the_mean() -> None:
     assert [text.xy for text in axes.texts if isinstance(text, Annotation)] == [(3.0, 5.0), (3.0, 15.0)]
 
 
-def test_a_panel_takes_some_rows_and_exp_of_its_metric(tmp_path: Path) -> None:
-    (tmp_path / "curves").mkdir()
-    (tmp_path / "curves" / "metrics.csv").write_text("step,epoch,loss,val_loss\n10,0,3,\n20,0,2.5,\n20,0,,1.0\n")
-    panel = Panel("val_loss", "perplexity, B", exp=True, rows="B")
-    runs = [("A", tmp_path), ("B", tmp_path), ("B", tmp_path / "none")]
-    saved = [(label, SavedRecord(folder / "record.json", {"seed": n})) for n, (label, folder) in enumerate(runs, 1)]
-    data = together(saved, [panel])
+def test_a_panel_takes_some_rows_and_exp_of_its_metric() -> None:
+    curves = {"loss": [[10, 3.0], [20, 2.5]], "val_loss": [[20, 1.0]]}
+    records: list[dict[str, Any]] = [{"seed": 1, "curves": curves}, {"seed": 2, "curves": curves}, {"seed": 3}]
+    saved = [SavedRecord(Path("none", "record.json"), record) for record in records]
+    data = together(list(zip("ABB", saved, strict=True)), [Panel("val_loss", "perplexity, B", exp=True, rows="B")])
     assert data.to_numpy().tolist() == [["perplexity, B", "B", 2, 20, 2.718281828459045]]

@@ -1,6 +1,5 @@
 """Records with a needle in a haystack that the committed ones do not have: of a scored model, of seeds, damaged."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,7 @@ def test_seeds_have_one_line_and_a_scored_model_has_one(record: dict[str, Any], 
 @pytest.mark.parametrize("damage", [{"cells": [{"length": "x"}]}, {"accuracy": None, "cells": 5}, {"trials": 16}])
 def test_a_damaged_record_is_named(record: dict[str, Any], tmp_path: Path, damage: dict[str, Any]) -> None:
     (tmp_path / "good.json").write_text(json.dumps(record))
-    damaged = copy.deepcopy(record) | {"seed": 2}
-    damaged["conversion"]["points"]["converted"]["needle"] = damage
-    (tmp_path / "bad.json").write_text(json.dumps(damaged))
+    record["conversion"]["points"]["converted"]["needle"] = damage
+    (tmp_path / "bad.json").write_text(json.dumps(record | {"seed": 2}))
     with pytest.raises(DataError, match=r"^\S*bad\.json: damaged"):
         main(["needle", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -1,4 +1,3 @@
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 from tests.report.conftest import committed, set_values
 
 ROOT = Path(__file__).parents[3]
-RECORD = committed("mtla/st_digits/mha_36epochs_epyc.json")
 Write = Callable[..., Path]
 
 
@@ -23,7 +21,7 @@ def write() -> Write:
         predictions: list[tuple[str, str, str]] | None = None,
         **values: Any,
     ) -> Path:
-        record = copy.deepcopy(RECORD)
+        record = committed("mtla/st_digits/mha_36epochs_epyc.json")
         set_values(record, values)
         directory.mkdir(parents=True)
         (directory / "record.json").write_text(json.dumps(record))
