@@ -146,7 +146,7 @@ def collect(places: Iterable[Path]) -> list[SavedRecord]:
             try:
                 saved = read(path, line, name)
                 if saved and records.setdefault(saved.path, saved) is not saved:
-                    log.warning("%s: skipped, another record is %s too: remove one", name, saved.path)
+                    log.warning("%s: skipped, another record has the path %s: remove one", name, saved.path)
                 elif not saved and (packed or path.name == RECORD or path in places):
                     log.warning("%s: skipped, not a record: expected a mapping with %s", name, ", ".join(sorted(KEYS)))
             except DataError as error:
