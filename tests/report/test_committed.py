@@ -20,7 +20,7 @@ ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
 SPECS = command.specifications(EXPERIMENTS)
 LONG = {"recall/shifted.yaml", "recall/table.yaml"}  # compose many rows
-LONG |= {"t6/table7.yaml", "t6/variants.yaml", "t6/wikitext2.yaml"}
+LONG |= {"t6/table7.yaml", "t6/variants.yaml", "comparison/wikitext2.yaml", "comparison/wikitext2_rates.yaml"}
 EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tuple(LONG)) else path for path in SPECS]
 FOLDERS = command.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))

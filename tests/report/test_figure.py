@@ -27,7 +27,7 @@ DRAW: dict[str, Callable[..., Figure]] = {  # committed numbers
     "tensorllm/sample/accuracy": decoders.accuracy_plot,
     "convert/sample/perplexity": decoders.perplexity_plot,
     "convert/needle/needle_gain": partial(needle.draw, label=needle.WHAT["gain"][1]),
-    "t6/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity"), title=TITLE),
+    "comparison/wikitext2_points": partial(figure.scatter, plot=Plot("", "", "bytes", "perplexity"), title=TITLE),
     "recall/table_points": partial(figure.scatter, plot=Plot("", "", "bytes", "share"), title=TITLE),
     "recall/table_curves": partial(figure.draw_together, title=TITLE),
     "irratt/low_ranks/fusion_cp_slimatt_start_global_fusion_free": partial(compression.fusion_plot, title=TITLE),

@@ -102,6 +102,8 @@ class Filled:
         if column.against:
             after, before = (_numbers(column.against, records) for records in (ours, others))
             return f"{mean(after) - mean(before):+.{column.digits}f}" if after and before else NOT_RUN
+        if column.paired:
+            return _paired(column, ours, others)
         values = [value for saved in ours if (value := _value(column, saved)) is not None]
         if not values:
             return NOT_RUN
@@ -148,6 +150,26 @@ class Filled:
 
 def _numbers(key: str, records: Sequence[SavedRecord]) -> list[float]:
     return [value for saved in records if (value := saved.number(key)) is not None]
+
+
+def _paired(column: Column, ours: Sequence[SavedRecord], others: Sequence[SavedRecord]) -> str:
+    """Mean, least and most difference of the seeds that both rows have, and p of no difference."""
+    from scipy.stats import ttest_rel
+
+    if ours == others:
+        return "–"
+    before = {saved.record["seed"]: saved for saved in others}
+    both = [
+        _numbers(column.paired, [saved, before[saved.record["seed"]]])
+        for saved in ours
+        if saved.record["seed"] in before
+    ]
+    pairs = [pair for pair in both if len(pair) == 2]
+    if len(pairs) < 2:
+        return NOT_RUN
+    changes = [number - base for number, base in pairs]
+    middle, least, most = (f"{value:+.{column.digits}f}" for value in (mean(changes), min(changes), max(changes)))
+    return f"{middle} ({least} to {most}, p = {ttest_rel(*zip(*pairs, strict=True)).pvalue:.2g})"
 
 
 def _value(column: Column, saved: SavedRecord) -> float | None:

@@ -19,12 +19,14 @@ SIZES = {"parameters": "Parameters", "cache": "Cache per token and layer"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. One of value, mean, ratio, against, computed, setting and statistic gives our number.
+    """A column of a table. One of the keys from `value` to `statistic` gives our number.
 
     Args:
         key: its name in a row's `published` and `computed`.
         value, mean: a dotted key of the record; dotted keys whose mean is our number.
         ratio, against: a dotted key. The baseline's number divided by the row's; the row's minus the baseline's.
+        paired: a dotted key. The row's minus the baseline's of the same seed: mean, least and most, and p of Student's
+            paired t-test.
         setting: a dotted key of the configuration of the row's command; a row may name another.
         statistic: a key of `statistics` in records of mode=statistics, for the row's split.
         described: the dotted key that mode=describe fills for a computed column; tests compare them.
@@ -40,6 +42,7 @@ class Column:
     mean: Sequence[str] = ()
     ratio: str = ""
     against: str = ""
+    paired: str = ""
     computed: bool = False
     setting: str = ""
     statistic: str = ""
@@ -53,7 +56,7 @@ class Column:
     @property
     def measured(self) -> bool:
         """Whether our number comes from a record, so that a row needs a run."""
-        return bool(self.value or self.mean or self.ratio or self.against or self.statistic)
+        return bool(self.value or self.mean or self.ratio or self.against or self.paired or self.statistic)
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ def _problems(spec: Spec) -> Iterator[str]:
         if note and note not in spec.notes:
             yield f"note {note!r} is not among its notes{nearest(note, list(spec.notes))}"
     rows = {row.label: row for row in spec.rows if row.command}
-    compares = any(column.ratio or column.against for column in spec.columns)
+    compares = any(column.ratio or column.against or column.paired for column in spec.columns)
     for row in rows.values():
         label = row.baseline or spec.baseline
         if label not in rows and (label or compares):
