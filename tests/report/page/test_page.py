@@ -98,7 +98,7 @@ def test_the_committed_records_make_a_page() -> None:
     assert len(runs) > 60 and not any(run.samples or run.status == "broken" for run in runs)
     assert {run.record["task"] for run in runs if run.curves} == {"recall"}
     named = {group.name: group for group in groups(runs)}
-    trained = named["wikitext2 · perplexity · WikiText-2, vocabulary 4096 (6)"]
+    trained = named["wikitext2 · perplexity · WikiText-2, vocabulary 4096 (85)"]
     assert sweep.SIZES[1] in trained.measures
     assert "wikitext2 · perplexity · WikiText-2, vocabulary 257 (6)" in named  # of bytes: not to be compared with it
     page = render(runs, [ROOT / "experiments"])
