@@ -65,7 +65,7 @@ def test_commands_of_reports_are_right(page: str, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(report, name, lambda *options: [])
     monkeypatch.setattr(report.runs, "main", lambda words: 0)
     for command in commands:
-        words = shlex.split(command.replace("PAPER", "t6").replace("TABLE", "wikitext2"), comments=True)
+        words = shlex.split(command.replace("PAPER", "t6").replace("TABLE", "variants"), comments=True)
         assert report.main(words) == 0
         for word in words:
             assert not word.startswith("experiments") or (ROOT / word).exists(), command
