@@ -135,7 +135,7 @@ def test_packed_records_give_the_same_table(tmp_path: Path, run: Run, caplog: py
     for directory in directories:  # one after the other into one file
         assert main(["records", str(directory), "--out", str(packed.parent)]) == 0
         shutil.rmtree(directory)
-    assert rendered(tmp_path) == grid and read_curves(collect([packed])[0]) == {"loss": [[10, 3.0], [20, 2.5]]}
+    assert rendered(tmp_path) == grid and read_curves(collect([packed])[0]) == {"loss": [(10, 3.0), (20, 2.5)]}
     packed.write_text(packed.read_text() + "{\n")
     assert rendered(tmp_path) == grid and "records.jsonl, line 3: skipped" in caplog.text
     with pytest.raises(DataError, match="a line cannot be read"):

@@ -26,7 +26,7 @@ class ServedModel(nn.Module):
         super().__init__()
         check_engine(vllm_config)
         self.model: Any = AttnlabForCausalLM(vllm_config.model_config.hf_config).model
-        mechanisms = self.model.attentions
+        mechanisms: Any = self.model.attentions
         self.layers = (
             windows(mechanisms, prefix, vllm_config)
             if any(isinstance(mechanism, MTLAWindow) for mechanism in mechanisms)

@@ -226,7 +226,8 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
 
 def read_curves(saved: SavedRecord) -> dict[str, list[tuple[int, float]]]:
     """The logged metrics of a run as (update, value) pairs, from all parts of a resumed run, or of a packed record."""
-    curves: dict[str, list[tuple[int, float]]] = {**saved.record.get("curves", {})}
+    packed = saved.record.get("curves", {})
+    curves: dict[str, list[tuple[int, float]]] = {name: [(at, value) for at, value in packed[name]] for name in packed}
     paths = saved.path.parent.glob("curves*/metrics.csv") if saved.path.name == RECORD and not curves else ()
     for path in sorted(paths, key=lambda p: (len(str(p)), str(p))):
         with open(path, encoding="utf-8", newline="") as file:
