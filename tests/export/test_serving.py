@@ -19,7 +19,8 @@ from attnlab.errors import ConfigError
 from attnlab.export import deepseek, language, proof, serving
 from attnlab.models import T6, LanguageModel
 from tests.conversion.models import decoder_of, exact, reference, tokens
-from tests.export.trained import WORDS, config, record
+from tests.export.trained import T6 as SMALL
+from tests.export.trained import WORDS, config, model_of, pieces, record
 
 PYTHON = os.environ.get("ATTNLAB_VLLM_PYTHON")  # of an environment with vLLM
 
@@ -116,7 +117,7 @@ def test_the_command_of_the_card() -> None:
 
 def test_a_python_without_the_engine(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prove.python=.*expected the Python of an environment with vLLM"):
-        proof.check(str(tmp_path / "python"), 8, 64)
+        proof.check(str(tmp_path / "python"), "plain", 8, 64)
 
 
 @pytest.mark.slow
@@ -135,10 +136,20 @@ def test_vllm_decodes_the_same(
 ) -> None:
     model = trained(mechanism, width=256, heads=4, head_dim=64, **options)
     cfg = settings(python=PYTHON, prompts=8, tokens=32)
-    section = language.export(model, cfg, WORDS, record("mla"), tmp_path / "exported", format="vllm")
-    assert section is not None and run_by in section["backend"]
+    prove = language.export(model, cfg, WORDS, record("mla"), tmp_path / "exported", format="vllm")
+    assert prove is not None and run_by in (section := prove())["backend"]
     assert section["tokens_equal"] >= 0.999 * section["tokens"]
     assert section["log_probability_difference"] < 1e-3
     assert section["equal_again"] and section["equal_alone"]
     assert section["cache_bytes_per_token"] == pytest.approx(section["cache_bytes_per_token_predicted"], rel=0.01)
     assert "256 of 256" in (tmp_path / "exported" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="ATTNLAB_VLLM_PYTHON names no Python with vLLM")
+def test_the_plugin_leaves_out_ids_without_a_token(tmp_path: Path) -> None:
+    """The probabilities of attnlab that are compared leave them out too."""
+    cfg = config("mtla", {**SMALL, "max_length": 64})
+    cfg.prove = {"python": PYTHON, "prompts": 4, "tokens": 8}
+    prove = language.export(model_of(cfg, 300), cfg, pieces(300), record("mtla"), tmp_path / "exported", format="vllm")
+    assert prove is not None and prove()["log_probability_difference"] < 1e-3

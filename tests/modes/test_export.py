@@ -62,7 +62,19 @@ def test_a_run_of_the_command_is_named_by_checkpoint_too(tmp_path: Path) -> None
         export.run(OmegaConf.create({**settings, "format": "safetensors"}), {}, None)
     served = {**settings, "format": "vllm", "output": None, "prove": {"python": None}}
     export.run(OmegaConf.create(served), {}, None)
-    assert "vllm serve exported" in (tmp_path / "run" / "exported" / "README.md").read_text()
+    card = tmp_path / "run" / "exported" / "README.md"
+    assert "vllm serve exported" in card.read_text()
+    card.unlink()
+    record["serving"] = {"tokens_equal": 8}  # of the folder before
+    (tmp_path / "run" / "record.json").write_text(json.dumps(record))
+    engine = tmp_path / "engine"
+    engine.write_text('#!/bin/sh\n[ "$1" = -c ]\n')  # imports everything, decodes nothing
+    engine.chmod(0o755)
+    proved = {**served, "format": "deepseek", "prove": {"python": str(engine), "prompts": 4, "tokens": 4}}
+    with pytest.raises(DataError, match="vLLM did not decode"):
+        export.run(OmegaConf.create(proved), {}, None)
+    assert "Proof in an engine: not run" in card.read_text()
+    assert "serving" not in json.loads((tmp_path / "run" / "record.json").read_text())
 
 
 def test_a_compressed_encoder_is_not_served(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def _check_checkpoint(cfg: DictConfig) -> None:
     path = Path(cfg.checkpoint).expanduser()
     if not path.is_dir():
         check_weights("checkpoint", str(path))
-    elif not any((path / name).exists() for name in USABLE):
+    elif not any((path / name).exists() for name in (USABLE[:-1] if cfg.mode == "export" else USABLE)):
         raise ConfigError(f"checkpoint={path}: not the directory of a run: there is no config.yaml")
 
 

@@ -3,7 +3,8 @@
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -20,7 +21,6 @@ from attnlab.export.weights import CONFIG, README, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import decoder, hub, huggingface
 from attnlab.pretrained.weights import new_folder
-from attnlab.run.files import write_text
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def export(
     folder: Path,
     layers: Sequence[Mapping[str, Any]] | None = None,
     format: Literal["hf", "vllm", "deepseek"] = "hf",
-) -> dict[str, Any] | None:
+) -> Callable[[], dict[str, Any]] | None:
     """Write a language model as a folder that transformers loads without attnlab, replacing an earlier one.
 
     A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`. A pretrained
@@ -61,7 +61,7 @@ def export(
             same, without refusing sizes that vLLM has no kernel for.
 
     Returns:
-        The section `serving` of the record, if `prove.python` names an engine.
+        If `prove.python` names an engine, the proof: it gives the section `serving` of the record.
 
     Raises:
         ConfigError: the code of the model cannot be exported, or vLLM cannot decode it.
@@ -74,10 +74,10 @@ def export(
         f"`eos_token_id={vocabulary.end}` does so.",
         f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
     ]
-    if python := cfg.prove.python if format != "hf" else None:
-        proof.check(python, cfg.prove.tokens, model.longest)
     stock = _stock(model, cfg, format)
     converted, form, reason, served = stock.model, stock.form, stock.reason, format != "hf" and stock.served
+    if served and cfg.prove.python:
+        proof.check(cfg.prove.python, form, cfg.prove.tokens, model.longest)
     words = tokenizer_of(vocabulary, model.longest, own=cfg.task.get("weights") is None)
     if isinstance(vocabulary, WordVocabulary) and vocabulary.unknown_id is None:
         notes.append("A word that is not in the vocabulary is an error (Missing [UNK] token).")
@@ -111,30 +111,27 @@ def export(
             code=bool(code),
         )
 
-    with new_folder(folder) as partial:
+    with new_folder(folder) as place:
         if converted is not None:
-            converted.save_pretrained(partial)
+            converted.save_pretrained(place)
             if form == "exact":
-                node = json.loads((partial / CONFIG).read_text(encoding="utf-8"))
-                write_json(partial / CONFIG, node | {"architectures": [deepseek.BY_TRANSFORMERS]})
+                node = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+                write_json(place / CONFIG, node | {"architectures": [deepseek.BY_TRANSFORMERS]})
         else:
-            write_json(partial / CONFIG, config)
+            write_json(place / CONFIG, config)
             for name, source in code.items():
-                (partial / name).write_text(source, encoding="utf-8")
-            save(partial, model.state_dict(), prefix="model.")
-        generation.save_pretrained(partial)
+                (place / name).write_text(source, encoding="utf-8")
+            save(place, model.state_dict(), prefix="model.")
+        generation.save_pretrained(place)
         if words is not None:
-            words.save_pretrained(partial)
-            kind = "PreTrainedTokenizerFast" if code or not _is_auto(partial, vocabulary) else "AutoTokenizer"
-        (partial / README).write_text(text_of(None), encoding="utf-8")
-    if served:
-        log.info("serve it: vllm serve %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
-    if python is None:
+            words.save_pretrained(place)
+            kind = "PreTrainedTokenizerFast" if code or not _is_auto(place, vocabulary) else "AutoTokenizer"
+        (place / README).write_text(text_of(None), encoding="utf-8")
+    if not served:
         return None
-    settings = {"prompts": cfg.prove.prompts, "tokens": cfg.prove.tokens}
-    section = proof.prove(model, folder, form, python, num_ids=vocabulary.num_ids, end=vocabulary.end, **settings)
-    write_text(folder / README, text_of(section))
-    return section
+    log.info("serve it: vllm serve %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
+    proved = partial(proof.prove, model, folder, form, text_of, vocabulary.num_ids, vocabulary.end, **cfg.prove)
+    return proved if cfg.prove.python else None
 
 
 class Stock(NamedTuple):
@@ -156,6 +153,7 @@ def _stock(model: LanguageModel, cfg: DictConfig, format: str) -> Stock:
         return Stock(None, "plugin", reason)
     if (refused := deepseek.refusal(model)) is not None:
         serving.check_plugin(model, refused)
+        log.info("attnlab's plugin for vLLM decodes it: %s", refused)
         return Stock(None, "plugin", reason)
     converted, form = deepseek.convert(model)
     try:

@@ -14,15 +14,19 @@ from torch import Tensor
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.export import serving
+from attnlab.export.weights import README
 from attnlab.models import LanguageModel
 from attnlab.pretrained import hub
 from attnlab.run.console import waited
+from attnlab.run.files import write_text
 
 CHUNK = 128  # positions that the engine reads in a step: longer prompts are read in chunks, beside others
 AGAIN, ALONE = 8, 2  # prompts that are decoded once more, from the prefix cache, and by themselves
 BATCH = 64  # rows that attnlab and transformers decode together
 ALSO = 16  # prompts that transformers decodes, which expands latents in every step
 ENGINE = Path(__file__).with_name("engine.py")
+IMPORTS = 300  # seconds that imports of the engine may take
+Texts = list[list[int]]  # ids of each
 
 
 class Margin(NamedTuple):
@@ -33,19 +37,18 @@ class Margin(NamedTuple):
     margin: float
 
 
-def check(path: str, tokens: int, longest: int) -> None:
-    """ConfigError: this Python cannot import vLLM, or the model is too short for prompts and `tokens` new ones."""
+def check(path: str, form: serving.Form, tokens: int, longest: int) -> None:
+    """ConfigError: this Python cannot import what a form needs, or the model is too short for `tokens` new ones."""
     if longest < tokens + 8:
         raise ConfigError(f"prove.tokens={tokens}: the model reads {longest} positions; give fewer tokens")
+    imports = "import vllm, attnlab_vllm.config" if form == "plugin" else "import vllm"
     try:
-        done = subprocess.run([path, "-c", "import vllm"], capture_output=True, text=True, timeout=300)
-    except OSError as error:
-        raise ConfigError(
-            f"prove.python={path}: {error.strerror}; expected the Python of an environment with vLLM"
-        ) from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"it ends with {done.returncode}"])[-1]
-        raise ConfigError(f"prove.python={path}: `import vllm` fails there: {last}")
+        failed, errors = _run("importing vLLM", [path, "-c", imports], IMPORTS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"prove.python={path}: {error}; expected the Python of an environment with vLLM") from error
+    if failed:
+        advice = f"; in attnlab's repository: {path} -m pip install --no-deps . plugins/vllm" * ("attnlab" in errors)
+        raise ConfigError(f"prove.python={path}: `{imports}` fails there: {errors}{advice}")
 
 
 @torch.inference_mode()
@@ -53,11 +56,12 @@ def prove(
     model: LanguageModel,
     folder: Path,
     form: serving.Form,
+    card: Callable[[dict[str, Any]], str],
+    num_ids: int,
+    end: int,
     python: str,
     prompts: int,
     tokens: int,
-    num_ids: int,
-    end: int,
 ) -> dict[str, Any]:
     """Decode sampled prompts in the engine, in attnlab and in transformers -> the section `serving` of a record.
 
@@ -66,10 +70,11 @@ def prove(
     prefix cache for latents.) It scores the tokens that attnlab has chosen, too.
 
     Args:
-        python: the Python of the engine's environment.
-        tokens: new tokens of each prompt.
+        card: the model card with a section, which replaces the folder's.
         num_ids: ids from here on are never generated.
         end: id before each text.
+        python: the Python of the engine's environment.
+        tokens: new tokens of each prompt.
 
     Raises:
         DataError: the engine failed.
@@ -77,7 +82,7 @@ def prove(
     room = min(model.longest - tokens - 1, 2 * CHUNK)  # the engine scores a text and adds a token
     sizes = sorted({max(1, room * share // 8) for share in (1, 2, 4, 8)})
     groups = {size: list(range(i, prompts, len(sizes))) for i, size in enumerate(sizes)}
-    asked: list[list[int]] = [[]] * prompts
+    asked: Texts = [[]] * prompts
     for length, places in groups.items():
         for part in _parts(places):
             begin = torch.full((len(part), 1), end)
@@ -86,7 +91,8 @@ def prove(
                 asked[place] = ids
     greedy = Sampling(tokens, temperature=0)
     own, own_seconds = _decoded(asked, groups, lambda ids: greedy(model, ids, num_ids=num_ids))
-    scores, margins = _scores(model, asked, own, groups, num_ids)
+    known = num_ids if form == "plugin" else None  # only the plugin's probabilities leave out the other ids
+    scores, margins = _scores(model, asked, own, groups, num_ids, known)
     question = {
         "folder": str(folder),
         "options": serving.options(form, model, cpu=False),
@@ -108,7 +114,7 @@ def prove(
         if (j := _first(own[i], answer["tokens"][i])) is not None
     ]
     theirs, ranks = torch.tensor([row[-tokens:] for row in answer["scores"]]).unbind(-1)
-    return {
+    section = {
         "engine": f"vLLM {answer['version']}",
         "backend": f"{answer['model']}, {answer['backend']}",
         "device": answer["device"],
@@ -129,17 +135,17 @@ def prove(
         "attnlab_tokens_per_second": round(prompts * tokens / own_seconds, 1),
         "transformers_tokens_per_second": round(len(other) * tokens / other_seconds, 1),
     }
+    write_text(folder / README, card(section))
+    return section
 
 
 def _parts(rows: list[int]) -> list[list[int]]:
     return [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
 
 
-def _decoded(
-    asked: list[list[int]], groups: dict[int, list[int]], decode: Callable[[Tensor], Tensor]
-) -> tuple[list[list[int]], float]:
+def _decoded(asked: Texts, groups: dict[int, list[int]], decode: Callable[[Tensor], Tensor]) -> tuple[Texts, float]:
     """The new tokens of each prompt, in batches of prompts of one length, and the seconds."""
-    result: list[list[int]] = [[]] * len(asked)
+    result: Texts = [[]] * len(asked)
     begin = time.perf_counter()
     for places in groups.values():
         for part in _parts(places):
@@ -150,24 +156,22 @@ def _decoded(
 
 
 def _scores(
-    model: LanguageModel, asked: list[list[int]], own: list[list[int]], groups: dict[int, list[int]], num_ids: int
+    model: LanguageModel, asked: Texts, own: Texts, groups: dict[int, list[int]], num_ids: int, known: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the new tokens, and their margins over the next best, (prompts, new)."""
+    """Log-probabilities of the new tokens among the `known` ids, and margins over the next best, (prompts, new)."""
     scores, margins = torch.zeros(len(own), len(own[0])), torch.zeros(len(own), len(own[0]))
     for places in groups.values():
         for part in _parts(places):
             ids = torch.tensor([asked[place] + own[place] for place in part])
             new = len(own[part[0]])
-            logp = model(ids[:, :-1])[:, -new:].float().log_softmax(-1)
+            logp = model(ids[:, :-1])[:, -new:, :known].float().log_softmax(-1)
             scores[part] = logp.gather(-1, ids[:, -new:, None])[..., 0]
             best = logp[..., :num_ids].topk(2).values
             margins[part] = best[..., 0] - best[..., 1]
     return scores, margins
 
 
-def _transformers(
-    folder: Path, asked: list[list[int]], groups: dict[int, list[int]], tokens: int
-) -> tuple[list[list[int]], float]:
+def _transformers(folder: Path, asked: Texts, groups: dict[int, list[int]], tokens: int) -> tuple[Texts, float]:
     library = hub.transformers()
     code = (folder / "modeling_attnlab.py").is_file()  # which this program has just written
     loaded = library.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=code, dtype="auto").eval()
@@ -185,19 +189,25 @@ def _answer(python: str, question: dict[str, Any]) -> dict[str, Any]:
         paths = [Path(place) / name for name in ("question.json", "answer.json")]
         paths[0].write_text(json.dumps(question), encoding="utf-8")
         command = [python, str(ENGINE), *map(str, paths)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as engine:
-            try:
-                printed, _ = waited(f"vLLM decodes {len(question['prompts'])} prompts", engine.communicate)
-            finally:
-                engine.kill()  # an interrupt leaves no engine behind
-        if engine.returncode or not paths[1].is_file():
-            errors = [line for line in printed.splitlines() if "Error" in line and "WARNING" not in line]
-            raise DataError(f"vLLM did not decode {question['folder']}: {' / '.join(errors[-3:]) or printed[-500:]}")
+        failed, errors = _run(f"vLLM decodes {len(question['prompts'])} prompts", command)
+        if failed or not paths[1].is_file():
+            raise DataError(f"vLLM did not decode {question['folder']}: {errors}")
         answer: dict[str, Any] = json.loads(paths[1].read_text(encoding="utf-8"))
     return answer
 
 
-def _equal(own: list[list[int]], other: list[list[int]]) -> int:
+def _run(what: str, command: list[str], seconds: float | None = None) -> tuple[int, str]:
+    """Run a program -> its exit status, and its last errors or output. TimeoutExpired: it took longer."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as engine:
+        try:
+            printed, _ = waited(what, lambda: engine.communicate(timeout=seconds))
+        finally:
+            engine.kill()  # an interrupt leaves no engine behind
+    errors = [line for line in printed.splitlines() if "Error" in line and "WARNING" not in line]
+    return engine.returncode, " / ".join(errors[-3:]) or printed[-500:] or f"it ends with {engine.returncode}"
+
+
+def _equal(own: Texts, other: Texts) -> int:
     return sum(a == b for mine, theirs in zip(own, other, strict=True) for a, b in zip(mine, theirs, strict=True))
 
 

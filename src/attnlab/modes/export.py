@@ -2,8 +2,9 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     with _destination(cfg, source) as place:
         if compressed:
             folders = [source.parent, source]
-            section = _export_compressed(source, place, cfg)
+            prove = _export_compressed(source, place, cfg)
         else:
             about = {
                 "task": cfg.task.name,
@@ -63,13 +64,15 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
                 "compress": cfg.choices.compress,
             }
             folders = [source] if source.is_dir() else [source.parent, source.parent.parent]
-            section = task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
-        proved = {} if section is None else {"serving": section}
-        record |= proved
-        if cfg.output is None and (run := next((folder for folder in folders if records.recorded(folder)), None)):
-            known = {key: value for key, value in records.recorded(run).items() if key != "serving"}
-            if known | proved != records.recorded(run):
-                records.write(known | proved, run)
+            prove = task_of(cfg, Trains).export(place, cfg.format or "hf", _record_of(folders, about))
+        run = next((folder for folder in folders if cfg.output is None and records.recorded(folder)), None)
+        known = {} if run is None else dict(records.recorded(run))
+        if run is not None and known.pop("serving", None) is not None:  # of the folder that is replaced
+            records.write(known, run)
+        if prove is not None:
+            record["serving"] = prove()
+            if run is not None:
+                records.write(known | {"serving": record["serving"]}, run)
     record["exported"] = str(place)
     print(printable(str(place)))
 
@@ -101,18 +104,18 @@ def _compressed_folder(cfg: DictConfig) -> Path:
     if source is None:
         setting = f"{key}={path}" if path else f"{key}= is not given"
         raise ConfigError(f"mode=export: {setting}; give a run of mode=compress, or its folder {folder.COMPRESSED}")
-    if cfg.format not in (None, "hf", "vllm"):
+    if cfg.format not in (None, "hf", "vllm", "deepseek"):
         raise ConfigError(f"format={cfg.format}: {source} is a compressed language model; expected hf or vllm")
     return source
 
 
-def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> dict[str, Any] | None:
-    """A compressed language model as a plain Hugging Face checkpoint, its factors multiplied out -> its proof."""
+def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> Callable[[], dict[str, Any]] | None:
+    """A compressed language model as a plain Hugging Face checkpoint, its factors multiplied out -> a proof or None."""
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
     model: Any = folder.densified(source)
-    served = decoder.of(model, str(source)) if cfg.format == "vllm" else None
+    served = decoder.of(model, str(source)) if cfg.format in ("vllm", "deepseek") else None
     if served is not None and cfg.prove.python:
-        proof.check(cfg.prove.python, cfg.prove.tokens, served.longest)
+        proof.check(cfg.prove.python, "plain", cfg.prove.tokens, served.longest)
     huggingface.export(model, place, words)
     if words is None:
         log.warning("%s has no tokenizer; the checkpoint has none", source)
@@ -121,14 +124,18 @@ def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> dict[str, 
     names, tokenizer = (f"AutoTokenizer, {kind}", WORDS.format(folder=place.name)) if words else (kind, "")
     usage = USAGE.format(kind=kind, names=names, folder=place.name, words=tokenizer)
     notes = ["The factors are multiplied out: this model is as large as a dense one, and `parameters` those it had."]
-    title, section = f"{about['task']}, {about.get('compress', kind)}", None
-    if served is not None and cfg.prove.python:
-        asked = {key: cfg.prove[key] for key in ("python", "prompts", "tokens")}
-        sizes = {"num_ids": model.config.vocab_size, "end": model.config.bos_token_id or 0}
-        section = proof.prove(served, place, "plain", **asked, **sizes)
-    serve = None if served is None else serving.section("plain", place.name, served, proof.table(section))
-    write_text(place / README, card(about, title=title, usage=usage, library="transformers", notes=notes, serve=serve))
-    return section
+    title = f"{about['task']}, {about.get('compress', kind)}"
+
+    def text_of(section: dict[str, Any] | None) -> str:
+        serve = None if served is None else serving.section("plain", place.name, served, proof.table(section))
+        return card(about, title=title, usage=usage, library="transformers", notes=notes, serve=serve)
+
+    write_text(place / README, text_of(None))
+    if served is None:
+        return None
+    log.info("serve it: vllm serve %s", serving.command(str(place), serving.options("plain", served, cpu=False)))
+    sizes = model.config.vocab_size, model.config.bos_token_id or 0
+    return partial(proof.prove, served, place, "plain", text_of, *sizes, **cfg.prove) if cfg.prove.python else None
 
 
 def _record_of(folders: Sequence[Path], otherwise: dict[str, Any]) -> Mapping[str, Any]:

@@ -374,14 +374,14 @@ class Trains(ReadsData, Restores):
         folders = [place] if place.is_dir() else [place.parent.parent, place.parent]
         return {name: folder / name for folder in folders for name in self.file_names if (folder / name).is_file()}
 
-    def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> dict[str, Any] | None:
+    def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> Callable[[], dict[str, Any]] | None:
         """Write the model of `checkpoint=` as a folder that other programs read, with a card of the `record`.
 
         An earlier folder is replaced when the new one is complete. The format "safetensors" has plain weights, a config
         of plain values, and copies of the saved files.
 
         Returns:
-            The section `serving` of the run's record, if an engine has decoded the folder.
+            A function that decodes the folder in an engine and gives the section `serving` of the record, if asked for.
 
         Raises:
             ConfigError: this model has no such format.

@@ -282,7 +282,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
         return self._restored(self._with_layers(vocabulary, self._layer_file(weights)), vocabulary)
 
-    def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> dict[str, Any] | None:
+    def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> Callable[[], dict[str, Any]] | None:
         """The format "hf" is a Llama or a folder with modelling files, which transformers loads."""
         if format == "safetensors":
             return super().export(folder, format, record)
