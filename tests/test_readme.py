@@ -78,7 +78,7 @@ RUNS = [line for line in (*COMMANDS, *INLINE, *DEMO) if "src.run" in line]
 def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compose and every key and value is accepted. Files and runs that they name stand where they say."""
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(command)[3:]
+    words = shlex.split(command, comments=True)[3:]
     for word in words:
         key, _, value = word.partition("=")
         if key in ("checkpoint", "resume", "baseline", "task.encoder_checkpoint"):
@@ -92,6 +92,8 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
             Path(value).mkdir(parents=True)
         elif key == "model" and value.startswith("experiments/"):
             Path("experiments").symlink_to(ROOT / "experiments")
+        elif key == "model" and value == "FOLDER":
+            Path(value).symlink_to(ROOT / "experiments" / "convert" / "llama_768")
         elif key == "model" and value.endswith(".pth"):
             torch.save({}, value)
     plan = check(words, load)
