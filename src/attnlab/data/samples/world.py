@@ -142,7 +142,12 @@ NAMES = (
 )  # fmt: skip
 
 
-def random_fact(draw: np.random.Generator, digits: int) -> tuple[str, str]:
-    """The beginning of a sentence about a random name, and the random number of `digits` digits at its end."""
-    beginning = " " + TEMPLATES[draw.integers(len(TEMPLATES))].format(name=NAMES[draw.integers(len(NAMES))])
+def random_fact(draw: np.random.Generator, digits: int, letters: int = 0) -> tuple[str, str]:
+    """The beginning of a sentence about a random name, and the random number of `digits` digits at its end.
+
+    letters: of an invented name; 0: one of NAMES.
+    """
+    template = TEMPLATES[draw.integers(len(TEMPLATES))]
+    invented = "".join(chr(ord("a") + letter) for letter in draw.integers(26, size=letters)).capitalize()
+    beginning = " " + template.format(name=invented or NAMES[draw.integers(len(NAMES))])
     return beginning, str(draw.integers(10 ** (digits - 1), 10**digits))
