@@ -23,6 +23,7 @@ from attnlab.conversion.layer_file import CONVERSION, read_about, read_layers
 from attnlab.conversion.layers import STORED
 from attnlab.conversion.texts import calibration_tokens
 from attnlab.data.samples import markov
+from attnlab.data.samples.world import NAMES
 from attnlab.data.text.vocabulary import BytePairVocabulary, byte_tokenizer
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
@@ -114,6 +115,19 @@ def test_a_conversion_is_healed_on_a_gpu(start: Start, tmp_path: Path) -> None:
     record = recorded(train, start("convert=mla", "convert.keep=0.5", *words), tmp_path)
     points = record["conversion"]["points"]
     assert all(points[name]["perplexity"] > 1 for name in ("original", "converted", "healed"))
+
+
+def test_half_of_the_calibration_texts_have_facts_that_the_needle_never_asks_for(start: Start) -> None:
+    cfg, record = start("convert=mla", "convert.calibration.window=96", "convert.calibration.tokens=3840")
+    data, _ = LanguageModellingTask(cfg).prepare(record, "fit")
+    tokens, about = calibration_tokens(Calibration(tokens=3840, window=96), data)
+    plain, _ = calibration_tokens(Calibration(tokens=3840, window=96, facts=0.0), data)
+    changed = (tokens != plain).any(1)
+    assert changed.sum() == 20 and "20 of 40 texts with facts" in about
+    texts = [data.vocabulary.text(row.tolist()) for row in tokens[changed]]
+    names = [re.findall(r"\b[A-Z][a-z]{8}\b", text) for text in texts]
+    assert any(len(found) > len({*found}) for found in names), "none is repeated"
+    assert not {name for found in names for name in found} & {*NAMES}
 
 
 def test_a_record_has_the_losses_of_conversion_and_healing(healed: tuple[Path, dict[str, Any]]) -> None:

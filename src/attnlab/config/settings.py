@@ -226,6 +226,8 @@ ABSENT: dict[str, dict[str, Any]] = {
         "validate_score": None,
         "validate_search": dict.fromkeys(("beam", "max_len_a", "max_len_b", "temperature")),
     },
+    "Calibration": {"facts": 0.0},
+    "Healing": {"facts": 0.0},
     "SpeechEncoder": {"mix_layers": None},
     "ConformerEncoder": {"mix_layers": None, "projection_dim": None},
     "StoredFeatures": {"layers": None},

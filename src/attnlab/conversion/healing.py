@@ -32,6 +32,8 @@ class Healing:
             distribution; "text": the negative log-probability of the text, without a teacher.
         share: of the updates with the first of several objectives.
         trained: the weights of attention, or all.
+        facts: share of the training windows with facts, as in the calibration texts: text alone brings the perplexity
+            back and not the recall.
     """
 
     steps: Annotated[int, Ge(1)] = 250
@@ -41,6 +43,7 @@ class Healing:
     objective: Annotated[list[Objective], MinLen(1)] | None = None
     share: Annotated[float, Gt(0), Le(1)] = 0.5
     trained: Literal["attention", "all"] = "attention"
+    facts: Annotated[float, Ge(0), Le(1)] = 0.5
 
     def freeze(self, model: Decoder) -> Decoder:
         """Leave only the weights that are trained, in place."""

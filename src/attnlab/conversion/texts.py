@@ -14,18 +14,16 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
-from attnlab.data.samples.world import random_fact
+from attnlab.data.text.facts import with_facts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 
 if TYPE_CHECKING:
     from attnlab.data.text.corpora import Split
     from attnlab.data.text.language_modelling import LanguageModellingData
-    from attnlab.data.text.vocabulary import Vocabulary
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
-SEED, DIGITS, LETTERS = 5, 6, 9  # of facts; the needle's numbers have five digits, and its names fewer letters
-REPEATED = 0.75  # share of the facts that repeat one of the same text
+SEED = 5  # of facts
 LONGEST = 32  # characters of a token, at most: a bound for reading a text file
 
 
@@ -72,26 +70,9 @@ def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tu
     tokens = torch.tensor(ids[: windows * settings.window]).view(windows, settings.window)
     draw, many = np.random.default_rng(SEED), round(settings.facts * windows)
     for i in draw.permutation(windows)[:many].tolist():
-        tokens[i] = torch.tensor(_with_facts(tokens[i].tolist(), vocabulary, draw))
+        tokens[i] = torch.tensor(with_facts(tokens[i].tolist(), vocabulary, draw))
     about = f", {many} of {windows} texts with facts" if many else ""
     return tokens, f"the first {len(ids)} tokens of {name}{about}"
-
-
-def _with_facts(ids: list[int], vocabulary: Vocabulary, draw: np.random.Generator) -> list[int]:
-    """A text of as many ids, with new and repeated facts between its pieces."""
-    most, place = max(2, len(ids) * 3 // 4), 0  # ids between two facts
-    row: list[int] = []
-    facts: list[list[int]] = []
-    while len(row) < len(ids):
-        size = int(draw.integers(1, most))
-        row += ids[place : place + size]
-        place += size
-        if not facts or draw.random() >= REPEATED:
-            facts.append(vocabulary.ids("{} {}.".format(*random_fact(draw, DIGITS, LETTERS))))
-            row += facts[-1]
-        else:
-            row += facts[draw.integers(len(facts))]
-    return row[: len(ids)]
 
 
 def scale_tokens(data: LanguageModellingData) -> Tensor:

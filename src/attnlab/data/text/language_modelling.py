@@ -15,6 +15,7 @@ from attnlab.data.base import Data, Loader, Workers, ordered_batches
 from attnlab.data.corpus import sample_corpus
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
+from attnlab.data.text.facts import WindowsWithFacts
 from attnlab.data.text.tokens import Ids, TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
@@ -85,6 +86,7 @@ class LanguageModellingData(Data):
         self.is_sample = root is None
         self.corpus = ""
         self.sliding_stride: int | None = None  # set by the task that scores
+        self.facts = 0.0  # share of the training windows with facts; set by the task that heals a conversion
         self.vocabulary: Vocabulary
         self.run_vocabulary: Vocabulary | None = None  # set by the task: that of a run, not learned again
         self._files: dict[Split, list[TokenFile]] = {}
@@ -171,7 +173,9 @@ class LanguageModellingData(Data):
         if not len(batches):
             most = f"expected at most {len(windows) * self.window}, the {len(windows)} windows of the training text"
             raise ConfigError(f"task.train.batch.tokens={self.update_tokens}: {most}")
-        return self.loader(windows, batches)
+        if not self.facts:
+            return self.loader(windows, batches)
+        return self.loader(WindowsWithFacts(windows, self.facts, self.vocabulary, self.seed, order["epoch"]), batches)
 
     def val_dataloader(self) -> Loader[Window]:
         return self.held_out("validation", shared=True)

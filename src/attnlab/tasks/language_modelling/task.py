@@ -170,6 +170,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
         layers = self._layer_file()
+        if (target := target_of(self.cfg)) is not None:
+            data.facts = target.healing.facts
         module: Any = self._module(data.vocabulary, layers)
         if self.cfg.resume and layers is not None and (about := read_about(layers)) is not None:
             record["conversion"] = about

@@ -1,0 +1,51 @@
+"""Texts with facts that are repeated: sentences with an invented name and a number, of which a model retrieves most.
+
+No name and no number is one of the needle's (`tasks.language_modelling.needle`), whose names are shorter, and whose
+numbers have five digits by default.
+"""
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from attnlab.data.samples.world import random_fact
+from attnlab.data.text.vocabulary import Vocabulary
+from attnlab.data.text.windows import TrainingWindows, Window
+
+DIGITS, LETTERS = 6, 9
+REPEATED = 0.75  # share of the facts that repeat one of the same text
+
+
+def with_facts(ids: list[int], vocabulary: Vocabulary, draw: np.random.Generator) -> list[int]:
+    """A text of as many ids, with new and repeated facts between its pieces."""
+    most, place = max(2, len(ids) * 3 // 4), 0  # ids between two facts
+    row: list[int] = []
+    facts: list[list[int]] = []
+    while len(row) < len(ids):
+        size = int(draw.integers(1, most))
+        row += ids[place : place + size]
+        place += size
+        if not facts or draw.random() >= REPEATED:
+            facts.append(vocabulary.ids("{} {}.".format(*random_fact(draw, DIGITS, LETTERS))))
+            row += facts[-1]
+        else:
+            row += facts[draw.integers(len(facts))]
+    return row[: len(ids)]
+
+
+class WindowsWithFacts(Dataset[Window]):
+    """Training windows, a `share` of them with facts, as a function of `seed`, epoch and index."""
+
+    def __init__(self, windows: TrainingWindows, share: float, vocabulary: Vocabulary, seed: int, epoch: int) -> None:
+        self.windows, self.share, self.vocabulary, self.key = windows, share, vocabulary, (seed, epoch, 2)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Window:
+        ids, targets = self.windows[index]
+        draw = np.random.default_rng([*self.key, index])
+        if draw.random() >= self.share:
+            return ids, targets
+        row = torch.tensor(with_facts([*ids.tolist(), int(targets[-1])], self.vocabulary, draw))
+        return row[:-1], row[1:]
