@@ -119,7 +119,7 @@ def test_a_conversion_is_healed_on_a_gpu(start: Start, tmp_path: Path) -> None:
 
 def test_half_of_the_calibration_texts_have_facts_that_the_needle_never_asks_for(start: Start) -> None:
     cfg, record = start("convert=mla", "convert.calibration.window=96", "convert.calibration.tokens=3840")
-    data, _ = LanguageModellingTask(cfg).prepare(record, "fit")
+    data, _ = LanguageModellingTask(cfg).prepare(record, None)
     tokens, about = calibration_tokens(Calibration(tokens=3840, window=96), data)
     plain, _ = calibration_tokens(Calibration(tokens=3840, window=96, facts=0.0), data)
     changed = (tokens != plain).any(1)
