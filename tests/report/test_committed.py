@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.report import command, figure
+from attnlab.report import bench, command, figure
 from attnlab.report.command import main
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
@@ -70,6 +70,16 @@ def test_a_table(path: Path, records: list[SavedRecord], tmp_path: Path, monkeyp
 def test_a_report(folder: Path, report: command.Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     same(report(collect([folder.relative_to(ROOT)]), tmp_path), folder)
+
+
+def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = EXPERIMENTS / "SPEED.md"
+    committed = page.read_bytes()
+    written: list[str] = []
+    monkeypatch.setattr(bench, "write_text", lambda path, text: written.append(text))
+    assert bench.render_speeds(records, page.parent) == [page]
+    assert written[0].encode() == committed, "render it again: report speed experiments --out experiments"
 
 
 @pytest.mark.parametrize(

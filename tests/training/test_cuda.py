@@ -40,8 +40,12 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return checked(step)(self, *args)
 
     def may_wait(*args: Any, **kwargs: Any) -> Tensor:  # torch reads the lengths of ctc_loss on the host
+        mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("default")
-        return ctc_loss(*args, **kwargs)
+        try:
+            return ctc_loss(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
     monkeypatch.setattr(F, "ctc_loss", may_wait)
     monkeypatch.setattr(Module, "training_step", stepped)
