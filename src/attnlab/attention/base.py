@@ -15,7 +15,7 @@ Every text position sees all of it.
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +38,12 @@ class Cache(ABC):
         prefix_capacity: maximum number of prefix positions.
         static_length: `length` on the device, (1,) int64, if the cache is static; else None.
         numbers_per_token: cached elements per position in the limit of long sequences.
+        block: positions after which older slots become codes, see `Attention.cache_bits`; 0: never.
     """
 
     made_by: tuple[str, int] | None = None
     numbers_per_token: float = 0
+    block: int = 0
     length: int = 0
     static_length: Tensor | None = None
     beam: int = 1
@@ -107,6 +109,9 @@ class Cache(ABC):
         device = self.buffers()[0].device
         self.static_length = torch.full((1,), self.length, dtype=torch.int64, device=device)
 
+    def seal(self) -> None:  # noqa: B027
+        """Turn the slots that are now older into codes. `extend` calls it after every `block` positions."""
+
     def bound_reads(self, length: int) -> None:  # noqa: B027
         """Limit the steps of a static cache to its first `length` text positions, until the next call.
 
@@ -130,6 +135,9 @@ class Cache(ABC):
             raise ValueError(f"cannot crop a cache of {self.length} positions to {length}")
 
 
+NO_CODES = "has a state of fixed size, which changes at every position and cannot be stored as codes"
+
+
 class Attention(nn.Module, ABC):
     """Causal self-attention with an optional prefix.
 
@@ -145,13 +153,19 @@ class Attention(nn.Module, ABC):
             `like` is an empty tensor of the cache's dtype and device.
         accumulates: whether every position is added to a state. The state is then float32 or wider in any cache,
             because a sum that is rounded at each step drifts.
+        cache_bits: 8 or 4: a new cache has its older text slots as codes of so many bits, and the newest ones and
+            prefixes in its dtype. Slots become codes in blocks, once, when no later position changes them. `extend`
+            divides its input there: every chunking gives the same. After `crop`, slots that are codes stay codes.
+            None: everything has the cache's dtype.
     """
 
     accumulates = False
+    cache_bits: Literal[8, 4] | None = None
     d_model: int
     max_positions: int | None = None
     reads_prefix: bool = True
     cache_type: type[Cache]
+    has_codes: bool = False  # whether `cache_bits` can be set
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -231,6 +245,8 @@ class Attention(nn.Module, ABC):
 
         ValueError: `prefix_batch` does not divide `batch`.
         """
+        if self.cache_bits is not None and not self.has_codes:
+            raise ValueError(f"{type(self).__name__} {NO_CODES}")
         like = next(self.parameters()).new_empty(0, dtype=dtype, device=device)
         build: type = self.cache_type
         cache: Cache = build(self, batch, capacity, prefix_capacity, rows_per_prefix(batch, prefix_batch), like)
@@ -280,11 +296,16 @@ class Attention(nn.Module, ABC):
         on_host = length is None or not torch.compiler.is_compiling()  # else it would be specialised on one length
         if on_host:
             _check_room(cache, new, cache.capacity)
+        if cache.block and 0 < (left := cache.block - cache.length % cache.block) < new:
+            parts = x[:, :left], *x[:, left:].split(cache.block, 1)
+            return torch.cat([self.extend(part, cache) for part in parts], 1)
         out = self._extend(x, cache) if x.numel() else x.clone()
         if length is not None:
             length += 1
         if on_host:
             cache.length += new
+        if cache.block and new and cache.length % cache.block == 0:
+            cache.seal()
         return out
 
     @torch.no_grad()
@@ -388,11 +409,15 @@ class Attention(nn.Module, ABC):
     def cache_elements_per_token(self) -> float:
         """Cached elements per position in the limit of long sequences, as the papers count them."""
 
+    def cache_bytes_per_token(self, dtype: torch.dtype) -> float:
+        """Bytes of the elements that `cache_elements_per_token` counts, in a cache of this dtype."""
+        return dtype.itemsize * self.cache_elements_per_token
+
     @abstractmethod
     def cache_elements(
         self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
     ) -> int:
-        """Exact number of elements that `new_cache` allocates for the same arguments."""
+        """Exact number of elements that `new_cache` allocates for the same arguments, codes included."""
 
     def cache_bytes(
         self,

@@ -155,7 +155,7 @@ class MHA(PositionalAttention):
         prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         past = []
         if start:
-            past.append(Past(self._pack(**{name: buffer[:, :, :start] for name, buffer in cache.text.items()})))
+            past.append(Past(self._pack(**{name: slots.to(q.dtype) for name, slots in cache.past(start).items()})))
         if size:
             past.append(Past(self._pack(**prefix), cache.prefix_mask))
         return self._attend(q, self._pack(**entries), past)
@@ -173,7 +173,7 @@ class MHA(PositionalAttention):
         x = x[:, 0]
         q, key, value = (linear(x).view(len(x), -1, self.head_dim) for linear in (self.query, self.key, self.value))
         q, key = self.query_norm(q), self.key_norm(key)
-        stored, values = (cache.text[name].select(2, slot) for name in ("key", "value"))
+        stored, values = (cache.text[name].select(2, slot - cache.sealed) for name in ("key", "value"))
         values.copy_(value)
         if self.turned:
             angles, turned = cache.turn(cache.length), torch.empty_like(q)
@@ -188,9 +188,11 @@ class MHA(PositionalAttention):
         """Attention of one position, (B, H, 1, D) -> (B, 1, d), to the prefix and the first `used` text slots."""
         text, prefix, counts = cache.text, cache.prefix, used if isinstance(used, Tensor) else None
         most, before = cache.reads(used)
+        older = cache.older(q[:, :, 0] * self.scale, "key", "value")
         out = attend_cached(
             q, text["key"], text["value"], self.scale, prefix["key"], prefix["value"], cache.prefix_mask,
             used=most, counts=counts, prefix_used=before, prefix_counts=cache.prefix_counts, beam=cache.beam,
+            older=older,
         )  # fmt: skip
         return self._join(out.to(q.dtype))
 

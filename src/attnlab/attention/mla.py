@@ -12,6 +12,7 @@ from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
 from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached, products
 from .ops.partial_softmax import Past, expand, expanded_attention
+from .ops.quantised import Older
 from .ops.rope import Turn, rotate, turn
 from .positional import Angles, Layout, PositionalAttention, PositionalCache
 
@@ -206,8 +207,8 @@ class MLA(PositionalAttention):
         if (step := cache.step(self, x)) is not None:
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
-            step.write(cache.length, latent, key, turn)
-            return step.read(cache.length + 1, size, cache.prefix_mask)
+            step.write(cache.length - cache.sealed, latent, key, turn)
+            return step.read(cache, cache.length + 1)
         angles = cache.angles(start, start + new)
         q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
         cache.write(cache.text, start, {"slots": torch.cat((latent, rotary), -1)})
@@ -215,7 +216,7 @@ class MLA(PositionalAttention):
             return self._step(q, cache, start + 1)
         past = []
         if start:
-            past.append(self._stored(cache.text["slots"][:, :start], q.dtype))
+            past.append(self._stored(cache.past(start)["slots"], q.dtype))
         if size:
             past.append(self._stored(cache.prefix["slots"][:, :size], q.dtype, cache.prefix_mask))
         return self._attend(q, latent, rotary, past)
@@ -239,14 +240,18 @@ class MLA(PositionalAttention):
         """
         if isinstance(used, Tensor) and text_mask is None:
             counts = used
+        if counts is not None and cache.sealed:
+            counts = counts - cache.sealed
         most, before = cache.reads(used)
         content, rotary = q[:, 0].to(cache.up_key.dtype).split([self.head_dim, self.rope_dim], -1)
         absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)  # (B, H, r), scaled
         q_bh1d = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
+        older = cache.older(q_bh1d[:, :, 0], "slots", value_dim=self.latent_dim)
         read = attend_cached(
             q_bh1d, cache.text["slots"].unsqueeze(1), None, 1.0, cache.prefix["slots"].unsqueeze(1), None,
             cache.prefix_mask, text_mask, value_dim=self.latent_dim,
             used=most, counts=counts, prefix_used=before, prefix_counts=cache.prefix_counts, beam=cache.beam,
+            older=older,
         )  # fmt: skip
         out = torch.matmul(read[:, :, 0].transpose(0, 1), cache.up_value).transpose(0, 1)  # (B, H, d_v)
         return self.out(out.reshape(q.shape[0], 1, -1).to(q.dtype))
@@ -400,28 +405,25 @@ class LatentStep:
         return self.row
 
     def read(
-        self,
-        used: int,
-        prefix_slots: int,
-        prefix_mask: Tensor | None,
-        text_mask: Tensor | None = None,
-        counts: Tensor | None = None,
+        self, cache: LatentCache, used: int, text_mask: Tensor | None = None, counts: Tensor | None = None
     ) -> Tensor:
-        """Output (B, 1, d) of the queries of `project`, attending to the first `used` text slots.
+        """Output (B, 1, d) of the queries of `project`, attending to the prefix and to the first `used` text slots.
 
         Args:
-            prefix_mask: (N, P) bool, true where a slot exists; None: all exist.
-            text_mask: (B, columns) bool, the same for the first text slots.
+            text_mask: (B, columns) bool, true where a slot exists, for the first text slots that are no codes.
             counts: number of text slots that exist, (B,), in place of `text_mask`.
         """
+        sealed, prefix_slots = cache.sealed, cache.prefix_used
+        used -= sealed
         if counts is not None:
-            text_mask = torch.arange(used) < counts.unsqueeze(1)
+            text_mask = torch.arange(used) < counts.unsqueeze(1) - sealed
         key, value = self.slots.narrow(1, 0, used), self.latents.narrow(1, 0, used)
+        older: Older | None = cache.older(self.q, "slots", value_dim=value.shape[-1]) if sealed else None
         if not prefix_slots:
-            read = products(self.q, key, value, 1, text_mask)
+            read = products(self.q, key, value, 1, text_mask, older=older)
         else:
             before, values = (t.narrow(1, 0, prefix_slots) for t in (self.prefix, self._values))
-            read = products(self.q, key, value, 1, text_mask, before, values, prefix_mask)
+            read = products(self.q, key, value, 1, text_mask, before, values, cache.prefix_mask, older=older)
         values = torch.bmm(read.transpose(0, 1), self.up_value)  # (H, B, d_v)
         return self._out(values.transpose(0, 1).reshape(len(read), -1)).unsqueeze(1)
 

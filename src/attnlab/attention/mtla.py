@@ -11,6 +11,7 @@ from .bounds import Ge, Le, Size
 from .mla import MLA, LatentCache, LatentOptions, LatentStep
 from .ops.backends import Backend, choose, memoized
 from .ops.partial_softmax import Past, expanded_attention
+from .ops.quantised import Sealing
 from .positional import Angles
 
 Stride = Annotated[int, Ge(1), Le(1024)]  # the cost of a step grows with it; the papers' texts are shorter
@@ -59,7 +60,7 @@ class MTLACache(LatentCache):
                 f"cannot crop to {length} positions: they end inside a slot of {self.stride} merged positions, "
                 "which cannot be separated; crop to a slot boundary and feed the rest again"
             )
-        self.length = length
+        self._cut(length)
 
     def prefix_end(self) -> int | Tensor:
         """Length of the prefix: an int, or (B,) if prefixes differ in length."""
@@ -129,6 +130,9 @@ class MTLA(MLA):
     def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
         open_slot = self.stride - 1 if prefix_capacity else 0
         return -(-(open_slot + capacity) // self.stride), prefix_capacity // self.stride
+
+    def sealing(self, capacity: int) -> Sealing:
+        return Sealing(self.stride, 0, capacity)
 
     def slot_gates(self, size: int) -> Tensor:
         """fc_c(pe(k)) for slots 0 ... size-1, (size, g)."""
@@ -263,7 +267,8 @@ class MTLA(MLA):
         at = (cache.starts() % s + start).expand(batch)  # first new position, counted from the start of text slot 0
         base, place = at // s, at % s
         rows = torch.arange(batch, device=q.device)[:, None]
-        carry = text[rows[:, 0], base.clamp(max=text.shape[1] - 1), :r].masked_fill((place == 0).unsqueeze(-1), 0.0)
+        here = base - cache.sealed if cache.sealed else base  # place in `text`
+        carry = text[rows[:, 0], here.clamp(max=text.shape[1] - 1), :r].masked_fill((place == 0).unsqueeze(-1), 0.0)
         past = []
         if cache.prefix_slots:
             past.append(self._stored(cache.prefix["slots"][:, : cache.prefix_slots], q.dtype, cache.prefix_mask))
@@ -276,12 +281,12 @@ class MTLA(MLA):
             exists = length_mask(base, before)
             chunk = _OpenChunk(end // s + base, cache.prefix_size // s + before, place, carry)
         if before:
-            past.append(self._stored(text[:, :before], q.dtype, exists))
+            past.append(self._stored(cache.past(before)["slots"], q.dtype, exists))
         out, sums = self._segment(q, latent, rotary, chunk, past)
         # A slot stores the newest running sum and rotary key of its chunk.
         chunks = torch.arange(-(-(s - 1 + new) // s), device=q.device)
         ends = (chunks * s + s - 1 - place[:, None]).clamp(max=new - 1)
-        text[rows, base[:, None] + (ends + place[:, None]) // s] = torch.cat(
+        text[rows, here[:, None] + (ends + place[:, None]) // s] = torch.cat(
             (take(sums, ends), take(rotary.to(sums.dtype), ends)), -1
         ).to(text.dtype)
         return self.out(out.flatten(2))
@@ -294,11 +299,11 @@ class MTLA(MLA):
         if isinstance(end, int):
             slot, place = divmod(end % s + position, s)
             gate = self._gate(latent, cache.gate_slot[end // s + slot])
-            step.merge(slot, latent, gate, key, turn, opens=place == 0)
+            step.merge(slot - cache.sealed, latent, gate, key, turn, opens=place == 0)
         else:
             step.turn_into(step.row_turned, key, turn)
             counts = self._merge_rows(latent, step.row[:, self.latent_dim :], position, cache)
-        return step.read(cache.slots_up_to(position + 1), cache.prefix_slots, cache.prefix_mask, counts=counts)
+        return step.read(cache, cache.slots_up_to(position + 1), counts=counts)
 
     def _merge_step(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into the slot of its row.
@@ -314,7 +319,7 @@ class MTLA(MLA):
             )
         if isinstance(end, int) and isinstance(start, int):  # indexing by tensors would make a step 15 % slower
             number, place = (end % s + start) // s, (end % s + start) % s
-            slot = slice(number, number + 1)  # torch.compile would specialise on an index, or on divmod
+            slot = slice(number - cache.sealed, number - cache.sealed + 1)  # torch.compile would specialise on an index
             gates = cache.gate_slot[end // s + number : end // s + number + 1]
             gated = (self._gate(latent, gates) * latent).unsqueeze(1)
             if place:
@@ -331,8 +336,9 @@ class MTLA(MLA):
         at = ends % s + start
         slots, rows = at // s, torch.arange(len(text), device=at.device)
         gated = self._gate(latent, cache.gate_slot[ends // s + slots]) * latent
-        before = text[rows, slots, :r].masked_fill((at % s == 0).unsqueeze(-1), 0.0)
-        text[rows, slots] = torch.cat((before + gated, rotary.to(gated.dtype)), -1).to(text.dtype)
+        here = slots - cache.sealed if cache.sealed else slots
+        before = text[rows, here, :r].masked_fill((at % s == 0).unsqueeze(-1), 0.0)
+        text[rows, here] = torch.cat((before + gated, rotary.to(gated.dtype)), -1).to(text.dtype)
         return slots + 1
 
     @property

@@ -12,6 +12,7 @@ from .bounds import Size, SizeOrZero
 from .mla import LatentOptions
 from .mtla import MTLA, MTLACache, Stride, take
 from .ops.backends import memoized
+from .ops.quantised import Sealing
 
 BLOCK = 256  # queries per kernel call
 
@@ -43,7 +44,8 @@ class WindowedCache(MTLACache):
                 f"cannot crop to {length} positions: of {reached} the newest {ring} are cached unmerged, and the next "
                 "position would read older ones; crop to 0 of a text without a prefix and feed the rest again"
             )
-        self.length, self.reached = length, reached if self.prefix_size + length else 0
+        self._cut(length)
+        self.reached = reached if self.prefix_size + length else 0
 
 
 def text_slots(prefix: int, length: int, unmerged: int, stride: int) -> int:
@@ -99,6 +101,13 @@ class MTLAWindow(MTLA):
     @property
     def raw(self) -> int:
         return self.first + self.recent + self.stride
+
+    @property
+    def kept(self) -> int:  # type: ignore[override]
+        return self.raw
+
+    def sealing(self, capacity: int) -> Sealing:
+        return Sealing(self.stride, self.first + self.recent, capacity)
 
     def prefix_merged(self, size: int) -> int:
         """Number of chunks that a prefix of this size merges. Every text position reads them merged."""
@@ -252,7 +261,7 @@ class MTLAWindow(MTLA):
             latent, key = step.project(x, turn)
             used, mask = self._store(step.newest(latent, key, turn), cache.length, cache)
             assert isinstance(used, int)
-            return step.read(used, cache.prefix_slots, cache.prefix_mask, mask)
+            return step.read(cache, used, mask)
         angles = cache.angles(start, start + steps)
         q, new = self._queries(x, angles), torch.cat(self._latents(x, angles), -1)
         if steps == 1 or isinstance(start, Tensor):
@@ -271,12 +280,14 @@ class MTLAWindow(MTLA):
         done = torch.maximum(self._finished(base), first_text)
         if stored := cache.used_slots() - self.raw:
             numbers = first_text[:, None] + torch.arange(stored, device=text.device)
-            slots.append((text[:, self.raw : self.raw + stored], numbers < done[:, None], numbers))
+            merged = cache.past(self.raw + stored)["slots"][:, self.raw :]
+            slots.append((merged, numbers < done[:, None], numbers))
         out, merged, numbers = self._continue(
             q, new, base, done, cache.prefix_size + start + steps, text[:, : self.first], text[rows, order], slots
         )
         full = numbers >= 0
-        text[rows.expand_as(full)[full], (self.raw + numbers - first_text[:, None])[full]] = merged[full].to(text.dtype)
+        columns = self.raw + numbers - first_text[:, None] - cache.sealed
+        text[rows.expand_as(full)[full], columns[full]] = merged[full].to(text.dtype)
         self._store_raw(text, new, base)
         return self.out(out.flatten(2))
 
@@ -301,7 +312,7 @@ class MTLAWindow(MTLA):
             return start, self._store_ragged(new, cache.starts() + start, cache, columns - self.raw)
         if cache.prefix_lengths is not None:
             slots = cache.slots_up_to(start + 1) - self.raw
-            return self.raw + slots, self._store_ragged(new, cache.starts() + start, cache, slots)
+            return self.raw + slots, self._store_ragged(new, cache.starts() + start, cache, slots - cache.sealed)
         text, s, ring, p = cache.text["slots"], self.stride, self.recent + self.stride, cache.prefix_size + start
         place = p if p < self.first else self.first + p % ring
         text[:, place : place + 1] = new.unsqueeze(1).to(text.dtype)  # torch.compile would specialise on an index
@@ -314,7 +325,7 @@ class MTLAWindow(MTLA):
             else:  # a view takes a third of the time
                 chunk = text[:, self.first + begin : self.first + begin + s]
             merged = self._slot(chunk.to(new.dtype), cache.gate_slot[number : number + 1])
-            column = self.raw + number - first_text
+            column = self.raw + number - first_text - cache.sealed
             text[:, column : column + 1] = merged.unsqueeze(1).to(text.dtype)
         if not torch.compiler.is_compiling() and p >= self.raw:
             p = self.raw + (p - self.raw) % math.lcm(ring, s)  # the mask is periodic from here on
@@ -328,7 +339,7 @@ class MTLAWindow(MTLA):
     def _store_ragged(self, new: Tensor, base: Tensor, cache: WindowedCache, count: int) -> Tensor:
         """As `_store`, if prefixes differ in length or the length is on the device -> the mask of columns.
 
-        `count` is the largest number of text slots that are read.
+        `count` is the largest number of text slots that are read and no codes.
         """
         text, s, ring = cache.text["slots"], self.stride, self.recent + self.stride
         rows = torch.arange(len(text), device=text.device)
@@ -339,9 +350,9 @@ class MTLAWindow(MTLA):
             due = ((base + 1 - self.recent - self.first) % s == 0) & (number >= first_text)
             places = self.first + (self.first + number[:, None] * s + torch.arange(s, device=text.device)) % ring
             merged = self._slot(text[rows[:, None], places].to(new.dtype), cache.gate_slot[number.clamp(min=0)])
-            column = self.raw + (number - first_text).clamp(0, size - 1)
+            column = self.raw + (number - first_text - cache.sealed).clamp(0, size - 1)
             text[rows, column] = torch.where(due[:, None], merged.to(text.dtype), text[rows, column])
-        slots = first_text[:, None] + torch.arange(count, device=text.device)
+        slots = first_text[:, None] + cache.sealed + torch.arange(count, device=text.device)
         return torch.cat((_unmerged(base, self.first, self.recent, s), slots <= number[:, None]), -1)
 
 

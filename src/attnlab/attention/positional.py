@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
 from .ops.backends import transformed
+from .ops.quantised import Coded, Older, Sealing, attend, coded_bytes
 from .ops.rope import Llama3Scaling, Turn, rotary_table, table_of
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
@@ -21,7 +22,8 @@ class PositionalCache(Cache):
     The arguments are those of `Attention.cache_type`. The buffers have the dtype and device of `like`.
 
     Attributes:
-        text: buffers (B, ...) by name.
+        text: buffers (B, ...) by name. With codes: slots 0 ... kept - 1, and those from kept + sealed on.
+        coded: codes of `sealed` slots between these, by name; empty: there are none.
         prefix: buffers of the prefixes, (N, ...), by name.
         prefix_size: length of the longest prefix.
         prefix_lengths: lengths (N,) if prefixes differ in length, else None.
@@ -45,8 +47,16 @@ class PositionalCache(Cache):
             shapes = {name: [slots if size is None else size for size in shape] for name, shape in layout.items()}
             return {name: like.new_zeros(rows, *shape) for name, shape in shapes.items()}
 
-        text_slots, prefix_slots = attention.slots(capacity, prefix_capacity)
+        (text_slots, places), (_, prefix_slots) = (
+            count(capacity, prefix_capacity) for count in (attention.text_slots, attention.slots)
+        )
         self.text, self.prefix = allocate(batch, text_slots), allocate(batch // beam, prefix_slots)
+        self.coded: dict[str, Coded] = {}
+        self.kept, self.sealing = attention.kept, attention.sealing(capacity)
+        if (bits := attention.cache_bits) is not None:
+            self.coded = {name: Coded(shape, batch, places, bits, like) for name, shape in layout.items()}
+            self.block = self.sealing.block
+        self._standing = 0  # number of slots whose codes were written and not cropped
         self.prefix_size = 0
         self.prefix_lengths: Tensor | None = None
         self.prefix_mask: Tensor | None = None
@@ -60,7 +70,53 @@ class PositionalCache(Cache):
         self._row_lengths: tuple[Tensor, Tensor] | None = None
 
     def buffers(self) -> list[Tensor]:
-        return [*self.text.values(), *self.prefix.values()]
+        return [*self.text.values(), *self.prefix.values(), *(coded.rows for coded in self.coded.values())]
+
+    @property
+    def sealed(self) -> int:
+        """Number of text slots that are codes."""
+        return self.sealing(self.length) if self.coded else 0
+
+    def seal(self) -> None:
+        first, last = self.sealing(self.length - self.block), self.sealing(self.length)
+        if first == last:
+            return
+        for name, coded in self.coded.items():
+            axis, old = self.axes[name], min(max(self._standing - first, 0), last - first)
+            newest = self.text[name].narrow(axis, self.kept, self.text[name].shape[axis] - self.kept)
+            coded.write(first + old, newest.narrow(axis, old, last - first - old))
+            rest = newest.shape[axis] - (last - first)
+            newest.narrow(axis, 0, rest).copy_(newest.narrow(axis, last - first, rest).clone())
+        self._standing = last
+
+    def _cut(self, length: int) -> None:
+        """Set the length after a crop. Codes of slots that become the newest again are read, and kept for `seal`."""
+        first, last = (self.sealing(n) if self.coded else 0 for n in (length, self.length))
+        if first < last:
+            for name, coded in self.coded.items():
+                axis, buffer = self.axes[name], self.text[name]
+                newest = buffer.narrow(axis, self.kept, buffer.shape[axis] - self.kept)
+                back = min(last - first, newest.shape[axis])
+                rest = newest.narrow(axis, 0, newest.shape[axis] - back)
+                newest.copy_(torch.cat((coded.read(first, first + back), rest), axis))
+        self._standing, self.length = min(self._standing, self.sealing.final(length)), length
+
+    def past(self, slots: int) -> dict[str, Tensor]:
+        """The first text slots, by name; codes as numbers."""
+        first, sealed, past = min(slots, self.kept), self.sealed, dict[str, Tensor]()
+        for name, buffer in self.text.items():
+            axis = self.axes[name]
+            past[name] = buffer.narrow(axis, 0, slots - sealed)
+            if sealed:
+                head, tail = past[name].split([first, slots - sealed - first], axis)
+                past[name] = torch.cat((head, self.coded[name].read(0, sealed), tail), axis)
+        return past
+
+    def older(self, q: Tensor, key: str, value: str | None = None, value_dim: int | None = None) -> Older | None:
+        """Attention of scaled queries (B, H, D) to the text slots that are codes, see `ops.quantised.attend`."""
+        if not (sealed := self.sealed):
+            return None
+        return attend(q, self.coded[key], None if value is None else self.coded[value], sealed, value_dim)
 
     def used_slots(self) -> int:
         """Number of text slots in use."""
@@ -98,7 +154,7 @@ class PositionalCache(Cache):
             text: number of text slots in use. If it is on the device, the result is the bound of a static cache.
         """
         if not isinstance(text, Tensor):
-            return text, self.prefix_used
+            return text - self.sealed, self.prefix_used
         assert self.text_reads is not None and self.prefix_reads is not None
         return self.text_reads.shape[0], self.prefix_reads.shape[0]
 
@@ -107,12 +163,17 @@ class PositionalCache(Cache):
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU this would synchronise
             moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
         for name, buffer in self.text.items():
-            used = buffer.narrow(self.axes[name], 0, self.used_slots())
+            used = buffer.narrow(self.axes[name], 0, self.used_slots() - self.sealed)
             used[moved] = used[rows[moved]]
+        for coded in self.coded.values():
+            codes = coded.rows.narrow(-3, 0, min(self.sealed, coded.rows.shape[-3]))
+            codes[moved] = codes[rows[moved]]
 
     def select(self, prefixes: Tensor) -> None:
         rows = rows_of(prefixes, self.beam)
         self.text = {name: buffer[rows] for name, buffer in self.text.items()}
+        for coded in self.coded.values():
+            coded.take(rows)
         self.prefix = {name: buffer[prefixes] for name, buffer in self.prefix.items()}
         if self.prefix_lengths is not None and self.prefix_mask is not None:
             alike = self.prefix_counts is self.prefix_lengths  # preserved: a compiled step distinguishes the two cases
@@ -124,14 +185,16 @@ class PositionalCache(Cache):
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
-        self.length = length
+        self._cut(length)
 
     @property
     def can_be_static(self) -> bool:
-        return True
+        return not self.coded
 
     def write(self, buffers: dict[str, Tensor], first: int | Tensor, new: dict[str, Tensor]) -> None:
         """Write into `text` or `prefix` from slot `first` on, or one slot if `first` is a tensor, (1,)."""
+        if buffers is self.text and isinstance(first, int):
+            first -= self.sealed
         for name, values in new.items():
             axis = self.axes[name]
             if isinstance(first, Tensor):
@@ -203,6 +266,8 @@ class PositionalAttention(Attention):
     """
 
     cache_type: type[PositionalCache] = PositionalCache
+    has_codes = True
+    kept: int = 0  # number of first text slots that never become codes
     turned: int
     rope_theta: float | None
     rope_scaling: Llama3Scaling | None = None
@@ -234,6 +299,18 @@ class PositionalAttention(Attention):
     def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
         """Numbers of slots for the given numbers of text and prefix positions."""
         return capacity, prefix_capacity
+
+    def sealing(self, capacity: int) -> Sealing:
+        """When text slots become codes."""
+        return Sealing(1, 0, capacity)
+
+    def text_slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
+        """Numbers of text slots in the dtype of the cache, and of places for codes."""
+        slots, _ = self.slots(capacity, prefix_capacity)
+        if self.cache_bits is None:
+            return slots, 0
+        sealing = self.sealing(capacity)
+        return self.kept + min(slots - self.kept, sealing.open), sealing(capacity)
 
     def rotary_table(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of positions 0 ... length-1, (length, turned / 2) each, on the device of `like`."""
@@ -269,6 +346,33 @@ class PositionalAttention(Attention):
     def cache_elements(
         self, batch: int, capacity: int, prefix_capacity: int = 0, prefix_batch: int | None = None
     ) -> int:
-        slots, prefix_slots = self.slots(capacity, prefix_capacity)
+        slots, places = self.text_slots(capacity, prefix_capacity)
+        return self._elements(batch, slots + places, prefix_capacity, prefix_batch)
+
+    def _elements(self, batch: int, text_slots: int, prefix_capacity: int, prefix_batch: int | None) -> int:
         prefixes = batch // rows_per_prefix(batch, prefix_batch)
-        return self.elements_per_slot * (batch * slots + prefixes * prefix_slots)
+        return self.elements_per_slot * (batch * text_slots + prefixes * self.slots(0, prefix_capacity)[1])
+
+    def cache_bytes(
+        self,
+        batch: int,
+        capacity: int,
+        prefix_capacity: int = 0,
+        prefix_batch: int | None = None,
+        *,
+        dtype: torch.dtype,
+    ) -> int:
+        slots, places = self.text_slots(capacity, prefix_capacity)
+        size = dtype.itemsize * self._elements(batch, slots, prefix_capacity, prefix_batch)
+        return size + (batch * places * self._coded_bytes if places else 0)
+
+    @property
+    def _coded_bytes(self) -> int:
+        """Bytes of a slot as codes, with scales and zeros."""
+        assert self.cache_bits is not None
+        return sum(coded_bytes(shape, self.cache_bits) for shape in self.layout().values())
+
+    def cache_bytes_per_token(self, dtype: torch.dtype) -> float:
+        if self.cache_bits is None:
+            return super().cache_bytes_per_token(dtype)
+        return self.cache_elements_per_token / self.elements_per_slot * self._coded_bytes

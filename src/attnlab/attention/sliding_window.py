@@ -12,6 +12,7 @@ from .bounds import PositiveFloat, Rate, Rotary, Size
 from .mha import MHA, Projection
 from .ops.backends import Backend, choose, dense_attention
 from .ops.flex import windowed
+from .ops.quantised import BLOCK as CODED
 from .ops.rope import Llama3Scaling
 from .positional import PositionalAttention, PositionalCache
 
@@ -31,7 +32,9 @@ class WindowCache(PositionalCache):
 
     @property
     def size(self) -> int:
-        """Number of allocated text slots."""
+        """Number of text positions that are stored, at most."""
+        if self.coded:
+            return self.capacity  # slots have the numbers of their positions; old codes are overwritten
         name, buffer = next(iter(self.text.items()))
         return buffer.shape[self.axes[name]]
 
@@ -47,23 +50,36 @@ class WindowCache(PositionalCache):
         self._check_crop(length)
         reached = max(self.reached, self.length)
         first = max(0, length - self.window + 1)  # the next position reads first ... length - 1
-        if length < self.length and first < min(length, reached - self.size):
+        oldest = reached - self.size
+        for coded in self.coded.values():
+            oldest = self.sealing(reached) - coded.rows.shape[-3]
+        if length < self.length and first < min(length, oldest):
             raise ValueError(
-                f"cannot crop to {length} positions: of {reached} the newest {self.size} are cached, and the next "
-                f"position would read from number {first} on; crop to 0 and feed the rest again"
+                f"cannot crop to {length} positions: of {reached} the newest {reached - oldest} are cached, and the "
+                f"next position would read from number {first} on; crop to 0 and feed the rest again"
             )
-        self.length, self.reached = length, reached if length else 0
+        self._cut(length)
+        self.reached = reached if length else 0
 
     def before(self) -> dict[str, Tensor]:
         """Entries that the next text position reads besides its own, oldest first, by the names of `text`."""
-        entries = {}
+        entries, first, sealed = {}, max(0, self.length - self.window + 1), self.sealed
         for name, buffer in self.text.items():
-            positions = torch.arange(max(0, self.length - self.window + 1), self.length, device=buffer.device)
+            if self.coded:
+                start = max(first, sealed)
+                newest = buffer.narrow(self.axes[name], start - sealed, self.length - start)
+                codes = self.coded[name].read(min(first, sealed), sealed)
+                entries[name] = torch.cat((codes, newest), self.axes[name])
+                continue
+            positions = torch.arange(first, self.length, device=buffer.device)
             entries[name] = buffer.index_select(self.axes[name], positions % self.size)
         return entries
 
     def keep(self, new: dict[str, Tensor]) -> None:
         """Write the entries of the next text positions, by the names of `text`. The newest ones remain."""
+        if self.coded:
+            self.write(self.text, self.length, new)
+            return
         for name, values in new.items():
             buffer, axis = self.text[name], self.axes[name]
             count = values.shape[axis]
@@ -101,6 +117,12 @@ class Windowed(PositionalAttention):
 
     def slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
         return min(capacity, self.window), prefix_capacity
+
+    def text_slots(self, capacity: int, prefix_capacity: int) -> tuple[int, int]:
+        if self.cache_bits is None:
+            return super().text_slots(capacity, prefix_capacity)
+        sealing = self.sealing(capacity)
+        return min(capacity, sealing.open), min(sealing(capacity), -(-self.window // CODED) * CODED)
 
     @property
     def cache_elements_per_token(self) -> float:
@@ -203,11 +225,11 @@ class SlidingWindow(Windowed, MHA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
-        if self._is_lean(x, cache):
+        if self._is_lean(x, cache) and not cache.coded:
             return self._lean_step(x, cache, cache.length % cache.size, min(cache.length + 1, cache.size))
         angles = cache.angles(start, start + new)
         q, entries = self._queries(x, angles), self._entries(x, angles)
-        if new == 1:
+        if new == 1 and not cache.coded:
             cache.write(cache.text, start % cache.size, entries)
             return self._step(q, cache, cache.used_after(start))
         key, value = (torch.cat((old.to(q.dtype), entries[name]), 2) for name, old in cache.before().items())

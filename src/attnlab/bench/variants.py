@@ -21,7 +21,7 @@ from attnlab.config.compose import mechanisms_of
 from attnlab.conversion.base import attention_of, target_of
 from attnlab.errors import ConfigError, nearest
 from attnlab.models import PrefixDecoder
-from attnlab.models.build import build_attention, without_memory
+from attnlab.models.build import build_attention, set_cache_bits, without_memory
 from attnlab.run.device import missing_compiler
 from attnlab.training.compiled import Compiled
 
@@ -72,7 +72,9 @@ class AttentionVariant(Variant):
             return build_attention(self.cfg, number)
         with without_memory():
             original = build_attention(self.cfg, number)
-        return attention_of(target.planned_for(original))
+        converted = attention_of(target.planned_for(original))
+        set_cache_bits(self.cfg, [converted])
+        return converted
 
     def compiler(self, device: torch.device) -> Compiled | None:
         """Compiler of its steps; None: steps are not compiled. LookupError: the device does not support it."""
@@ -136,6 +138,7 @@ class LayerSteps:
 def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
     """The configured mechanism, then the references in the order of the settings, without duplicates.
 
+    Caches of references have no codes. With `cache.bits` the mechanism without codes is the first reference.
     With `convert=`: the converted mechanisms and the original.
 
     ConfigError: a reference is not a mechanism, or has no such key.
@@ -144,6 +147,10 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
         return [AttentionVariant(cfg.choices.convert, cfg, converted=True), AttentionVariant("original", cfg)]
     chosen = AttentionVariant(cfg.choices.attention, cfg)
     variants = {chosen.name: chosen}
+    if cfg.cache.bits is not None:
+        cfg = OmegaConf.create(written(cfg) | {"cache": {"bits": None}})
+        chosen = replace(chosen, name=f"{chosen.name}_{settings.dtype}", cfg=cfg)
+        variants[chosen.name] = chosen
     for name in settings.references:
         kind = next((kind for kind in ("published", "compiled") if name.partition("_")[0] == kind), "")
         base, _, value = (name.removeprefix(kind).removeprefix("_") or chosen.name).partition(".")

@@ -34,6 +34,7 @@ class Root:
     retry: bool
     rerun: bool
     tags: list[Annotated[str, MinLen(1)]]
+    cache: dict[str, Any]
     cache_dir: Annotated[Path, MinLen(1)]
     scale: str
     task: dict[str, Any]
@@ -55,6 +56,13 @@ class Proof:
     python: Annotated[str, MinLen(1)] | None
     prompts: Annotated[int, Ge(4)]
     tokens: Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """The keys of `cache`, with their comments in conf/config.yaml."""
+
+    bits: Literal[8, 4] | None
 
 
 @dataclass(frozen=True)
@@ -199,6 +207,7 @@ class Text:
 SCHEMAS: dict[str, type] = {
     "": Root,
     "prove": Proof,
+    "cache": CacheSettings,
     "hardware": Hardware,
     "task": Task,
     "task.train": Train,
@@ -216,6 +225,7 @@ MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes")
 # option changes no identity.
 ABSENT: dict[str, dict[str, Any]] = {
     "bench": {"context": 0, "reorder": [False, True]},
+    "cache": {"bits": None},
     "hardware": {"tf32": True},
     "task": {"match": None, "sample_facts": 0},
     "task.train": {

@@ -12,7 +12,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from attnlab.attention import Attention
+from attnlab.attention.base import NO_CODES
 from attnlab.config.build import instantiate
+from attnlab.errors import ConfigError
 from attnlab.run.identity import architecture
 
 
@@ -42,10 +44,29 @@ def build_model(cfg: DictConfig, **sizes: Any) -> Any:
 
 
 def build_attention(cfg: DictConfig, layer: int) -> Attention:
-    """Build the mechanism of layer index `layer`. In a hybrid stack the pattern repeats over the layers."""
+    """Build the mechanism of layer index `layer`. In a hybrid stack the pattern repeats over the layers.
+
+    With `convert=` it is the original's, whose cache has no codes.
+    """
     pattern = cfg.attention.get("pattern")
     path = "attention" if pattern is None else f"attention.mechanisms.{pattern[layer % len(pattern)]}"
-    return instantiate(OmegaConf.select(cfg, path), path=path)
+    attention: Attention = instantiate(OmegaConf.select(cfg, path), path=path)
+    if cfg.choices.get("convert") in (None, "none"):
+        set_cache_bits(cfg, [attention])
+    return attention
+
+
+def set_cache_bits(cfg: DictConfig, attentions: Iterable[Attention]) -> None:
+    """Apply `cache.bits` to mechanisms. ConfigError: one has a state that cannot be stored as codes."""
+    if (bits := OmegaConf.select(cfg, "cache.bits")) is None:
+        return
+    for attention in attentions:
+        if not attention.has_codes:
+            raise ConfigError(
+                f"cache.bits={bits}: {type(attention).__name__} {NO_CODES}; expected null, or a mechanism that caches "
+                "positions, such as attention=mha, gqa, mla, mtla, sliding_window or tpa"
+            )
+        attention.cache_bits = bits
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,24 @@ class LanguageModel(Layered, ABC):
         """(B, T) -> (B, T, d), after `final`. ValueError: T is more than `max_length`."""
         if tokens.shape[1] > self.max_length:
             raise ValueError(f"{tokens.shape[1]} positions; the model has {self.max_length}")
-        x = self.embed(tokens, 0)
+        x, through = self.embed(tokens, 0), self.scored_through_caches
         for block in self.blocks:
-            x = block(x, block.attention)
+            attend = block.attention
+            if through:
+                kind = tokens.device.type
+                dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+                attend = partial(attend.extend, cache=attend.new_cache(*tokens.shape, dtype=dtype, device=x.device))
+            x = block(x, attend)
         return self.final(x)
+
+    @property
+    def scored_through_caches(self) -> bool:
+        """Whether `hidden` reads older positions from codes, so that scores have the error of `Attention.cache_bits`.
+
+        Not in training, and where gradients are computed.
+        """
+        evaluated = not self.training and not torch.is_grad_enabled()
+        return evaluated and any(attention.cache_bits for attention in self.attentions)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> logits (B, T, V). ValueError: T is more than `max_length`."""

@@ -38,7 +38,7 @@ LEFT_OUT = (
     "hardware.accelerator", "hardware.devices", "hardware.num_nodes", "hardware.strategy", "hardware.compile",
     "hardware.gradient_checkpointing", "hardware.loss_chunk", "hardware.find_batch", "hardware.find_batch_gib",
 )  # fmt: skip
-OPTIONAL = ("callbacks", "trainer", "convert")  # nodes that say nothing while they are empty
+OPTIONAL = ("callbacks", "trainer", "convert", "cache")  # nodes that say nothing while they are empty
 OF_THE_RUN = ("mode", "seed", "checkpoint", "prompt", "bench")  # not part of the recipe
 SEEDS = ("task.data.seed", "task.sampling.seed", "compress.start_seed")  # copies of `seed`, left out if equal to it
 WEIGHTS = ("checkpoint", "task.encoder_checkpoint", "task.model.weights", "task.weights", "task.data.vocabulary.file")

@@ -31,7 +31,8 @@ from attnlab.run.record import UNREADABLE, mechanism_of, recorded
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
 ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
 FREE = (  # keys, and everything below them, that may be set with checkpoint= and resume=
-    *OF_THE_COMMAND, *ELSEWHERE, "prove", "data_root", "cache_dir", "hydra", "trainer", "tags", "retry", "rerun",
+    *OF_THE_COMMAND, *ELSEWHERE, "prove", "data_root", "cache", "cache_dir", "hydra", "trainer", "tags", "retry",
+    "rerun",
     "task.decode", "task.decode_max_frames", "task.sampling", "task.score", "task.evaluation", "task.data.root",
     "task.data.cache_dir", "task.data.num_workers", "task.data.batch_size", "task.data.max_frames",
     "task.data.eval_batch_size",

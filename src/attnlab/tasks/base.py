@@ -443,13 +443,16 @@ class TextTask(Trains):
         size = shape.batch * shape.beam, shape.text, shape.prefix, shape.batch
         return {
             "elements_per_token_per_layer": per_layer(decoder.attentions),
-            "bytes_per_token": sum(a.cache_elements_per_token for a in decoder.attentions) * shape.dtype.itemsize,
+            "bytes_per_token": sum(a.cache_bytes_per_token(shape.dtype) for a in decoder.attentions),
             "bytes_predicted": decoder.cache_bytes(*size, dtype=shape.dtype),
         }
 
     def sizes(self, record: dict[str, Any], model: Any) -> None:
         super().sizes(record, model)
-        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(self.decoder(model).attentions)
+        attentions = self.decoder(model).attentions
+        record["kv_cache"]["elements_per_token_per_layer"] = per_layer(attentions)
+        if bits := next((a.cache_bits for a in attentions if a.cache_bits), None):
+            record["kv_cache"]["bits"] = bits
 
 
 class Predicts(Trains):

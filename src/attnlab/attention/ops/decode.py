@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import Backend, choose
+from .quantised import Older
 
 WIDE = (torch.float32, torch.float64)
 
@@ -25,6 +26,7 @@ def attend_cached(
     prefix_used: int | None = None,
     prefix_counts: Tensor | None = None,
     beam: int | None = None,
+    older: Older | None = None,
 ) -> Tensor:
     """One softmax over the prefix and the text of each row, (B, H, 1, Dv).
 
@@ -47,13 +49,14 @@ def attend_cached(
         prefix_counts: number of slots that exist in each prefix, (N,), if these are the first ones; a kernel reads it
             in place of `prefix_mask`.
         beam: B / N, as a constant for torch.compile, to which the quotient of two sizes is not one.
+        older: attention to further slots of each row, see `products`.
     """
     q_bhd = q[:, :, 0].to(key.dtype)
     batch, heads, width = q_bhd.shape
     prefix_used = prefix_key.shape[2] if prefix_used is None else prefix_used
     narrow = width != (value_dim if value is None else value.shape[-1])
     masked = bool(prefix_used) or text_mask is not None or counts is not None or narrow
-    backend = choose("step", q_bhd, masked=masked)
+    backend = choose("step", q_bhd, masked=masked) if older is None else Backend.PLAIN
     if backend is Backend.TRITON:
         from .kernels.latent import CacheSegment, latent_decode  # needs triton
 
@@ -76,11 +79,11 @@ def attend_cached(
     text = _columns(key, value, used, value_dim)
     q_bgd = q_bhd if scale == 1.0 else q_bhd * scale
     if not prefix_used:
-        return products(q_bgd, *text, groups, text_mask).unsqueeze(2)
+        return products(q_bgd, *text, groups, text_mask, older=older).unsqueeze(2)
     if beam is not None:
         share(batch, beam, len(prefix_key))
     prefix = _columns(prefix_key, prefix_value, prefix_used, value_dim)
-    return products(q_bgd, *text, groups, text_mask, *prefix, prefix_mask, beam=beam).unsqueeze(2)
+    return products(q_bgd, *text, groups, text_mask, *prefix, prefix_mask, beam=beam, older=older).unsqueeze(2)
 
 
 def share(rows: int, beam: int, prefixes: int) -> None:
@@ -105,6 +108,7 @@ def products(
     prefix_value: Tensor | None = None,
     prefix_mask: Tensor | None = None,
     beam: int | None = None,
+    older: Older | None = None,
 ) -> Tensor:
     """`attend_cached` by batched matrix products: a matrix consists of the queries of a row that read one key head.
 
@@ -116,6 +120,7 @@ def products(
         prefix_key, prefix_value: (N G, P, .), P > 0; None: no prefix.
         prefix_mask: (N, P) bool, true where a key exists.
         beam: number of rows that share a prefix; None: B / N.
+        older: outputs (B G, Q, Dv) of attention to further slots, and their log-sum-exp (B G, Q, 1).
 
     Returns:
         (B, H, Dv).
@@ -126,15 +131,26 @@ def products(
     logits = torch.bmm(q, key.mT)
     if mask is not None:
         _exclude(logits, mask)
+    count = logits.shape[-1]
+    if older is not None:  # together they are one more slot
+        logits = torch.cat((logits, older[1]), -1)
     if prefix_key is None or prefix_value is None:
-        out = torch.bmm(_softmax(logits), value)
+        p = _softmax(logits)
+        if older is None:
+            out = torch.bmm(p, value)
+        else:
+            out = torch.bmm(p[..., :count].to(value.dtype), value).add_(p[..., count:] * older[0])
         return out if groups == 1 else out.view(batch, heads, -1)
     size, beam = prefix_key.shape[1], batch // (prefix_key.shape[0] // groups) if beam is None else beam
     before = torch.bmm(_fold(q, beam, groups), prefix_key.mT)
     if prefix_mask is not None:
         _exclude(before, prefix_mask)
     p = _softmax(torch.cat((_unfold(before, beam, groups), logits), -1))
-    out = torch.bmm(p[..., size:], value)
+    if older is not None:
+        older_out, p = p[..., size + count :] * older[0], p.to(value.dtype)
+    out = torch.bmm(p[..., size : size + count], value)
+    if older is not None:
+        out += older_out
     weights = _fold(p[..., :size], beam, groups)
     if (groups > 1 and beam > 1) or not out.dtype == weights.dtype == prefix_value.dtype:  # dtypes: under autocast
         out += _unfold(torch.bmm(weights, prefix_value), beam, groups)

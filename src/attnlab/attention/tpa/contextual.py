@@ -241,14 +241,16 @@ class TPA(PositionalAttention):
         new, start, size = x.shape[1], cache.start, cache.prefix_size
         f = self.rotated_factors(cache.angles(start, start + new), *self.project(x))
         cache.write(cache.text, start, self._cached(f))
-        if self.step_backend(new, next(iter(cache.text.values()))) is Backend.TRITON:
+        if not cache.coded and self.step_backend(new, next(iter(cache.text.values()))) is Backend.TRITON:
             return self._finish(self.read_by_kernel(f, len(x), cache))
-        prefixes = cache.prefix_segment()
+        prefixes, older = cache.prefix_segment(), cache.coded_segments()
         if isinstance(start, Tensor) or self.in_factor_space(new, cache.beam, start + new, size):
             text = cache.text_segment(start + new)
-            return self._finish(self.read_factors(f, len(x), [prefixes, text] if prefixes.size else [text]))
+            return self._finish(
+                self.read_factors(f, len(x), [*older, prefixes, text] if prefixes.size else [*older, text])
+            )
         q, packed = self.dense(f)
-        segments = cache.text_segment(start), prefixes
+        segments = *older, cache.text_segment(start), prefixes
         past = (self._rebuild(tile, q) for segment in segments for tile in segment.tiles(TILE))
         return self._finish(tiled_attention(q, packed, self.head_dim, self.scale, past))
 
@@ -327,7 +329,7 @@ class TPA(PositionalAttention):
         query = tuple(t.expand(-1, new, -1, -1) for t in query)  # learned factors have one position
         tiles = [tile for segment in segments for tile in _tiles(segment)]
         for tile in tiles:
-            share(batch, tile.beam, len(tile.like))
+            share(batch, tile.beam, tile.rows)
         logits_by_tile = [self._logits(query, batch, tile) for tile in tiles]
         logits = torch.cat(logits_by_tile, -1) if len(logits_by_tile) > 1 else logits_by_tile[0]
         if new > 1:

@@ -1,7 +1,7 @@
 """Factors of tensor products: layout, initialisation, and the cache of the factors of keys and values."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Literal, NamedTuple, TypedDict
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..bounds import PositiveFloat, Rate
+from ..ops.quantised import BLOCK, SCRATCH, Coded
 from ..positional import Angles, PositionalCache
 
 Init = Literal["paper_merged", "paper_per_rank", "released"]
@@ -114,7 +115,18 @@ class FactorCache(PositionalCache):
             most, _ = self.reads(size)
             exists = torch.arange(most, device=size.device) < size
             return FactorSegment(span(self.text, 0, most), most, self.angles, exists.unsqueeze(0))
-        return FactorSegment(span(self.text, 0, size), size, self.angles)
+        sealed = self.sealed
+        newest = FactorSegment(span(self.text, 0, size - sealed), size - sealed, self.angles)
+        return newest._replace(angles=partial(newest._shifted, sealed)) if sealed else newest
+
+    def coded_segments(self) -> list["FactorSegment"]:
+        """The text positions that are codes, in parts that stay in the cache of a CPU; each read gives numbers."""
+        parts, sealed = [], self.sealed
+        if sealed:
+            wide = max(len(coded) * math.prod(coded.rows.shape[1:-3]) * coded.width for coded in self.coded.values())
+            size = max(BLOCK, SCRATCH // max(wide, 1) // BLOCK * BLOCK)
+            parts = [*FactorSegment(_Decoded(self.coded, 0, sealed), sealed, self.angles).tiles(size)]
+        return parts
 
     def prefix_segment(self) -> "FactorSegment":
         """The prefixes, each shared by `beam` rows."""
@@ -143,6 +155,12 @@ class FactorSegment(NamedTuple):
         """One of the buffers, for its number of rows and dtype."""
         return next(iter(self.buffers.values()))
 
+    @property
+    def rows(self) -> int:
+        """Number of rows or prefixes."""
+        buffers = self.buffers
+        return len(next(iter(buffers.coded.values())) if isinstance(buffers, _Decoded) else self.like)
+
     def tiles(self, size: int) -> Iterator["FactorSegment"]:
         for first in range(0, self.size, size):
             last = min(first + size, self.size)
@@ -155,8 +173,20 @@ class FactorSegment(NamedTuple):
         return self.angles(by + first, by + last)
 
 
+class _Decoded(dict[str, Tensor]):
+    """Positions first ... last - 1 of coded buffers, as numbers, which are computed at each access."""
+
+    def __init__(self, coded: Mapping[str, Coded], first: int, last: int) -> None:
+        self.coded, self.first, self.last = coded, first, last
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.coded[name].read(self.first, self.last)
+
+
 def span(buffers: Buffers, first: int, last: int) -> Buffers:
     """Slice buffers to positions first ... last - 1: the last axis of head factors, the third of token factors."""
+    if isinstance(buffers, _Decoded):
+        return _Decoded(buffers.coded, buffers.first + first, buffers.first + last)
     return {
         name: factor[..., first:last] if name.endswith("head") else factor[:, :, first:last]
         for name, factor in buffers.items()

@@ -88,7 +88,10 @@ class Decoding(AttentionWorkload):
         if self.shape.context:
             for cache in self.caches:
                 for buffer in cache.buffers():
-                    buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
+                    if buffer.dtype != torch.uint8:
+                        buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
+                for coded in getattr(cache, "coded", {}).values():
+                    coded.randomise()
                 cache.length = self.shape.context
         caches = self.caches
         self.step = lambda tokens: self.model.step(tokens, caches)

@@ -50,7 +50,8 @@ class LanguageModelling(Module):
         """(B, T) nats of each target, 0 at other places; (B, T) whether a target is there."""
         tokens, targets = window
         real = targets != IGNORE
-        return self.compiled(self.model.loss)(tokens, targets.clamp(min=0)).where(real, 0.0), real
+        loss = self.model.loss if self.model.scored_through_caches else self.compiled(self.model.loss)
+        return loss(tokens, targets.clamp(min=0)).where(real, 0.0), real
 
     def losses(self, batch: Window) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The count of right tokens is 0: an adaptive softmax has no logits."""

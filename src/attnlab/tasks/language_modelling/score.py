@@ -104,8 +104,10 @@ class LanguageScore:
         kv_cache = {
             "bytes_predicted": model.cache_bytes(len(starts), capacity, dtype=dtype),
             "bytes_measured": sum(cache.nbytes for cache in caches),
-            "bytes_per_token": sum(a.cache_elements_per_token for a in model.attentions) * dtype.itemsize,  # long texts
+            "bytes_per_token": sum(a.cache_bytes_per_token(dtype) for a in model.attentions),  # long texts
         }
+        if bits := next((a.cache_bits for a in model.attentions if a.cache_bits), None):
+            kv_cache["bits"] = bits
         kv_cache["bytes_per_position"] = round(kv_cache["bytes_measured"] / len(starts) / capacity, 2)  # of these
         del caches
 

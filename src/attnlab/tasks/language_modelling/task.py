@@ -31,7 +31,7 @@ from attnlab.data.text.vocabulary import PretrainedTokens, Vocabulary, Words, re
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
-from attnlab.models.build import build_model, cache_shape, count_parameters, identity, without_memory
+from attnlab.models.build import build_model, cache_shape, count_parameters, identity, set_cache_bits, without_memory
 from attnlab.models.token_loss import chunk_of
 from attnlab.run.device import compiles, device_of, scoring_dtype
 from attnlab.run.files import write_text
@@ -78,7 +78,9 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             assert isinstance(model, Decoder)
             if target is None:
                 return model
-            return target.healing.freeze(replaced(model, [target.planned_for(a) for a in model.attentions]))
+            model = replaced(model, [target.planned_for(a) for a in model.attentions])
+            set_cache_bits(self.cfg, model.attentions)
+            return target.healing.freeze(model)
         data = self.cfg.task.data
         size: int = data.vocab_size
         sample = data.root is None and self.cfg.choices.scale == "sample"
@@ -198,6 +200,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         if layers is not None:
             assert isinstance(model, Decoder)
             with_layers(model, layers)
+            set_cache_bits(self.cfg, model.attentions)
         return model
 
     def _module(self, vocabulary: Vocabulary, layers: Path | None) -> LanguageModelling:
@@ -227,6 +230,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         module.cpu()  # where conversion computes; scoring left it on the device
         model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
         module.teacher = [Teacher(module.model, scale_tokens(data))]
+        set_cache_bits(self.cfg, model.attentions)
         module.model = target.healing.freeze(model.train())
         self.sizes(record, model)
         about["points"] = dict.fromkeys(POINTS, NOT_RUN) | {"original": original}
@@ -329,6 +333,7 @@ def point(record: Mapping[str, Any]) -> dict[str, Any]:
     quality, cache = record["quality"], record["kv_cache"]
     return {
         "perplexity": quality["perplexity"],
+        **{f"cache_{name}": cache[name] for name in ("bits",) if name in cache},
         **{f"cache_{name}": cache[name] for name in ("bytes_per_token", "bytes_measured", "bytes_predicted")},
         "tokens_per_second": record["inference"]["tokens_per_second"],
         **{name: quality[name] for name in ("needle",) if name in quality},

@@ -70,7 +70,7 @@ class RecallScore:
         kv_cache = {
             "bytes_predicted": largest[1],
             "bytes_measured": largest[0],
-            "bytes_per_token": sum(a.cache_elements_per_token for a in model.attentions) * dtype.itemsize,  # long texts
+            "bytes_per_token": sum(a.cache_bytes_per_token(dtype) for a in model.attentions),  # long texts
             "bytes_per_position": round(lengths[longest]["measured"] / int(longest), 2),  # of the longest sequences
             "lengths": lengths,
         }
