@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.attention import Attention, Cache, MTLAWindow
+from attnlab.attention import MLA, MTLA, Attention, Cache, MTLAWindow
+from attnlab.decoding import BeamSearch
+from attnlab.models import Decoder, PrefixDecoder
 from tests.attention.mechanisms import EVERY, Mechanism, error, extend_by, prefix_lengths, random_chunks
 
 Bits = Literal[8, 4]
@@ -146,3 +148,31 @@ def test_a_state_is_not_stored_as_codes(mechanism: Mechanism) -> None:
     attention.cache_bits = 8
     with pytest.raises(ValueError, match="state of fixed size"):
         attention.new_cache(1, 4)
+
+
+def test_a_language_model_is_scored_through_the_cache_that_it_decodes_with() -> None:
+    """In evaluation without gradients; training is as without codes."""
+    model = Decoder(50, 32, lambda _: MLA(32, 4), num_layers=2, ffn_dim=64)
+    tokens = torch.randint(50, (2, 100))
+    exact = model.eval()(tokens).detach()
+    for attention in model.attentions:
+        attention.cache_bits = 4
+    with torch.no_grad():
+        scored, caches = model(tokens), model.start(2, 100)
+        steps = torch.cat([model.step(token, caches) for token in tokens.split(1, 1)], 1)
+    assert error(scored, steps) < 1e-4 < error(scored, exact)
+    assert torch.equal(scored[:, :32].argmax(-1), exact[:, :32].argmax(-1))
+    assert error(model(tokens), exact) < 1e-5 and error(model.train()(tokens), exact) < 1e-5
+
+
+def test_beam_search_through_codes_finds_what_a_search_without_them_scores_alike() -> None:
+    torch.manual_seed(0)
+    decoder = PrefixDecoder(30, 32, lambda _: MTLA(32, 4, stride=2), num_layers=2, ffn_dim=64).double().eval()
+    search, prefix = BeamSearch(3, max_len_b=150, min_len=150), torch.randn(2, 6, 32, dtype=torch.float64)
+    found = []
+    for bits in (None, 8):
+        for attention in decoder.attentions:
+            attention.cache_bits = bits
+        found.append(search(decoder, prefix, torch.tensor([6, 4]), bos=2, eos=2, pad=1))
+    for exact, best in zip(*found, strict=True):
+        assert best[0].score == pytest.approx(exact[0].score, rel=0.01)

@@ -425,3 +425,17 @@ def test_healing_is_compiled_as_training_is(objective: Any, monkeypatch: pytest.
     assert compiled == (["attention_pairs", "attended"] if objective == "layers" else ["log_probabilities"] * 2)
     for got, expected in zip(*results, strict=True):
         assert torch.allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_converted_model_has_codes_in_its_cache_and_the_original_has_none(start: Start, tmp_path: Path) -> None:
+    run = "mode=convert", "convert=mla", *CALIBRATION, "task.data.window=96", "task.score.prompt_tokens=80"
+    points = [
+        recorded(convert, start(*run, *more), tmp_path / str(len(more)))["conversion"]["points"]
+        for more in ((), ("cache.bits=4",))
+    ]
+    exact, coded = (point["converted"] for point in points)
+    assert points[0]["original"]["perplexity"] == points[1]["original"]["perplexity"]
+    assert coded["cache_bits"] == 4 and "cache_bits" not in points[1]["original"]
+    assert exact["perplexity"] != coded["perplexity"] == pytest.approx(exact["perplexity"], rel=0.05)
+    assert coded["cache_bytes_per_token"] < exact["cache_bytes_per_token"] / 4
+    assert coded["cache_bytes_measured"] == coded["cache_bytes_predicted"] < exact["cache_bytes_measured"]

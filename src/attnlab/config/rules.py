@@ -180,8 +180,8 @@ def check_relations(cfg: DictConfig) -> None:
             raise ConfigError(f"trainer.{min(wrong)}: attnlab sets it {how}")
     if cfg.callbacks:
         _check_callbacks(cfg)
-    if cfg.cache.bits is not None and not cfg.attention:
-        raise ConfigError(f"cache.bits={cfg.cache.bits}: task={cfg.task.name} decodes through no cache; leave it out")
+    if cfg.cache.bits is not None and not cfg.get("attention"):
+        raise ConfigError(f"cache.bits={cfg.cache.bits}: task={cfg.task.name} decodes without a cache; leave it out")
     _check_names(cfg)
     if OmegaConf.select(cfg, "task.data.window") is not None:
         _check_lengths(cfg)

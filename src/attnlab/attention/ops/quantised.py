@@ -113,27 +113,29 @@ def attend(q: Tensor, key: Coded, value: Coded | None, used: int, value_dim: int
     q = q.to(wide).reshape(len(keys), -1, key.width)
     slots = max(BLOCK, SCRATCH // key.width // BLOCK * BLOCK)
     rows = max(1, slots // used)
+
+    def part(row: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A block's output, not divided by the sum of its weights, that sum, and the largest logit."""
+        here = slice(row, row + rows), slice(first, min(first + slots, used))
+        x = decoded(keys[here], key.bits, key.width, wide)
+        weights = torch.bmm(q[here[0]], x.mT)
+        most = weights.amax(-1, keepdim=True)
+        total = weights.sub_(most).exp_().sum(-1, keepdim=True)
+        if value is None or values is None:
+            return torch.bmm(weights, x[..., :value_dim]), total, most
+        del x  # its memory is used again: new memory would cost more time than the numbers
+        return torch.bmm(weights, decoded(values[here], value.bits, value.width, wide)), total, most
+
     outs, sums = [], []
     with torch.autocast(q.device.type, enabled=False):
         for row in range(0, len(keys), rows):
-            parts = []
-            for first in range(0, used, slots):
-                here = slice(row, row + rows), slice(first, min(first + slots, used))
-                x = decoded(keys[here], key.bits, key.width, wide)
-                weights = torch.bmm(q[here[0]], x.mT)
-                most = weights.amax(-1, keepdim=True)
-                weights.sub_(most).exp_()
-                if value is None:
-                    x = x[..., :value_dim]
-                elif values is not None:
-                    x = decoded(values[here], value.bits, value.width, wide)
-                parts.append((torch.bmm(weights, x), weights.sum(-1, keepdim=True), most))
+            parts = [part(row, first) for first in range(0, used, slots)]
             out, total, most = parts[0]
             if len(parts) > 1:
-                every = torch.stack([part[2] for part in parts])
+                out, total, every = (torch.stack(of) for of in zip(*parts, strict=True))
                 most = every.amax(0)
                 share = (every - most).exp_()
-                out, total = ((share * torch.stack([part[i] for part in parts])).sum(0) for i in (0, 1))
+                out, total = (share * out).sum(0), (share * total).sum(0)
             outs.append(out / total)
             sums.append(most + total.log())
     return torch.cat(outs), torch.cat(sums)
