@@ -428,7 +428,7 @@ def test_healing_is_compiled_as_training_is(objective: Any, monkeypatch: pytest.
 
 
 def test_a_converted_model_has_codes_in_its_cache_and_the_original_has_none(start: Start, tmp_path: Path) -> None:
-    run = "mode=convert", "convert=mla", *CALIBRATION, "task.data.window=96", "task.score.prompt_tokens=80"
+    run = "mode=convert", "convert=mla", "task.data.eval_window=80", "task.score.prompt_tokens=80"
     points = [
         recorded(convert, start(*run, *more), tmp_path / str(len(more)))["conversion"]["points"]
         for more in ((), ("cache.bits=4",))
@@ -437,5 +437,5 @@ def test_a_converted_model_has_codes_in_its_cache_and_the_original_has_none(star
     assert points[0]["original"]["perplexity"] == points[1]["original"]["perplexity"]
     assert coded["cache_bits"] == 4 and "cache_bits" not in points[1]["original"]
     assert exact["perplexity"] != coded["perplexity"] == pytest.approx(exact["perplexity"], rel=0.05)
-    assert coded["cache_bytes_per_token"] < exact["cache_bytes_per_token"] / 4
+    assert coded["cache_bytes_per_token"] < exact["cache_bytes_per_token"] / 3
     assert coded["cache_bytes_measured"] == coded["cache_bytes_predicted"] < exact["cache_bytes_measured"]

@@ -17,7 +17,7 @@ from torch import Tensor
 BLOCK = 32  # slots that become codes together
 GROUP = {8: 64, 4: 32}  # components of a group, at most
 CONSTANTS = {8: torch.float32, 4: torch.float16}  # dtypes of scale and zero
-SCRATCH = 2**18  # numbers in full precision at a time: they stay in the cache of a CPU
+SCRATCH = 2**17  # numbers in full precision at a time: they stay in the cache of a CPU
 UNPACK = {8: torch.ops.quantized.embedding_bag_byte_unpack, 4: torch.ops.quantized.embedding_bag_4bit_unpack}
 
 Older = tuple[Tensor, Tensor]  # outputs (B G, Q, Dv) of a part of the softmax, and its log-sum-exp (B G, Q, 1)
