@@ -86,6 +86,19 @@ class Conversion(ABC):
         """The cache of each layer. ConfigError: the layers do not fit together."""
         raise NotImplementedError
 
+    @property
+    def measured(self) -> bool:
+        """Whether the first pass measures what choices of a layer change, in place of a survey of all layers."""
+        return False
+
+    def windows(self, attention: MHA, positions: int) -> list[int]:
+        """Windows of newest positions that are tried in place of all `positions`, if sizes are measured."""
+        return []
+
+    def choices(self, attention: MHA, statistics: Statistics) -> list[LayerPlan]:
+        """The caches of a layer that are measured: each alone, with the other layers of the original."""
+        return []
+
     @abstractmethod
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
         """Convert a layer. ConfigError: the settings do not fit the layer.
@@ -114,6 +127,17 @@ def attention_of(node: Mapping[str, Any], like: Attention | None = None) -> Atte
     if like is not None:
         attention.to(next(like.parameters())).train(like.training)
     return attention
+
+
+def within(attention: MHA, window: int | None) -> MHA:
+    """The same attention to the `window` newest positions; None: itself."""
+    if window is None:
+        return attention
+    node = mha_node(attention) | {"_target_": "attnlab.attention.SlidingWindow", "window": window}
+    narrow = attention_of(node, attention)
+    narrow.load_state_dict(attention.state_dict())
+    assert isinstance(narrow, MHA)
+    return narrow
 
 
 def mha_node(attention: MHA) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlab.conversion.split import spaced
 from attnlab.errors import ConfigError
 
-Sharing = Literal["budget", "equal", "same"]
+Sharing = Literal["measured", "budget", "equal", "same"]
 STEPS = 64  # compared sizes of a layer's cache, at most
 
 
@@ -48,11 +48,15 @@ class LayerPlan:
         total: r + d_r.
         rope_dims: the possible values of d_r; None: the conversion chooses.
         turned: the components that keep their rotation, (G, F) bool; None: the layer chooses.
+        window: newest positions that the layer sees; None: those of the original.
+        merged: whether MTLA merges the layer's latents.
     """
 
     total: int
     rope_dims: tuple[int, ...] | None = None
     turned: Tensor | None = None
+    window: int | None = None
+    merged: bool = True
 
 
 def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[int]) -> list[int]:
@@ -74,22 +78,33 @@ def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[in
         torch.arange(total - down * step, len(errors), step)
         for errors, total, down in zip(lost, totals, below, strict=True)
     ]
-    width = sum(len(sizes) - 1 for sizes in ranges) + 1  # sums of steps above the smallest sizes
-    cost = torch.full((width,), math.inf, dtype=torch.float64)
-    cost[0] = 0.0
-    chosen = []
-    for errors, sizes in zip(lost, ranges, strict=True):
-        padded = torch.cat((cost.new_full((len(sizes) - 1,), math.inf), cost))
-        before = padded.unfold(0, len(sizes), 1).flip(-1)  # cost of the layers before, k steps less, (width, k)
-        best = (before + errors[sizes]).min(-1)
-        cost = best.values
-        chosen.append(best.indices)
-    place, sizes_of_layers = sum(below), []
-    for choices, sizes in zip(reversed(chosen), reversed(ranges), strict=True):
-        taken = int(choices[place])
-        sizes_of_layers.append(int(sizes[taken]))
-        place -= taken
-    return sizes_of_layers[::-1]
+    steps = [list(enumerate(errors[sizes].tolist())) for errors, sizes in zip(lost, ranges, strict=True)]
+    return [int(sizes[number]) for sizes, number in zip(ranges, cheapest(steps, sum(below)), strict=True)]
+
+
+def cheapest(options: Sequence[Sequence[tuple[int, float]]], total: int) -> list[int]:
+    """The number of an option of each layer, with the smallest sum of errors at a sum of sizes of at most `total`.
+
+    cost(l, s) = min_k cost(l - 1, s - size_lk) + error_lk over all layers l, options k and sums s.
+
+    Args:
+        options: the size and the error of each option of each layer; some of them fit `total`.
+    """
+    unit = math.gcd(total, *(size for layer in options for size, _ in layer)) or 1
+    room, chosen = total // unit, []
+    cost = torch.zeros(room + 1, dtype=torch.float64)  # of the layers before, by the sum of sizes
+    for layer in options:
+        tried = cost.new_full((len(layer), room + 1), math.inf)
+        for row, (size, error) in zip(tried, layer, strict=True):
+            if size <= total:
+                row[size // unit :] = cost[: room + 1 - size // unit] + error
+        cost, best = tried.min(0)
+        chosen.append(best.short())
+    numbers: list[int] = []
+    for layer, best in zip(reversed(options), reversed(chosen), strict=True):
+        numbers.append(int(best[room]))
+        room -= layer[numbers[-1]][0] // unit
+    return numbers[::-1]
 
 
 def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:

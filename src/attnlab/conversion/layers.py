@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
-from attnlab.conversion.base import Conversion, Layer, attention_of
-from attnlab.conversion.budget import LayerPlan, Survey
+from attnlab.conversion.base import Conversion, Layer, attention_of, within
+from attnlab.conversion.budget import LayerPlan, Survey, cheapest
 from attnlab.conversion.healing import Healing
+from attnlab.conversion.measured import Predictions
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
@@ -33,6 +35,7 @@ BATCH = 4  # windows that are chosen together
 PIECE = 2  # windows computed at a time: more take more memory, and no less time
 SURVEYED = 8  # the first pass through the original reads every 8th window
 ATTENDED = 2  # statistics of attention weights read every 2nd batch
+HEALED = 0.2  # of the divergence that a smaller size adds is left after healing
 TINY = torch.finfo(torch.float64).tiny
 MEASURED = 4  # batches on which the error of a layer's output is measured
 RIDGE = 1e-3  # of the mean variance of an output projection's inputs, when it is fitted again
@@ -54,21 +57,33 @@ def converted_copy(
     shared = [attention.parameters() for attention in decoder.attentions] if trained else [decoder.parameters()]
     memo: dict[int, Any] = {id(parameter): parameter for parameters in shared for parameter in parameters}
     copied = copy.deepcopy(decoder, memo).eval()
-    folder = Path(cfg.cache_dir).expanduser() / STORED / _key(copied, target, tokens)[:24]
+    healed = cfg.mode != "convert"
+    folder = Path(cfg.cache_dir).expanduser() / STORED / _key(copied, target, tokens, healed)[:24]
     began = time.perf_counter()
-    layers = convert(copied, target, tokens, folder if first_process() else None)
+    layers = convert(copied, target, tokens, folder if first_process() else None, healed=healed)
     about = {
         "target": target.name,
         "settings": {key: value for key, value in asdict(target).items() if key not in ("calibration", "healing")},
         "calibration": {"text": text, "tokens": tokens.numel(), "window": tokens.shape[1]},
+        "cache": {
+            "positions": tokens.shape[1],
+            "share": round(_elements(copied, tokens) / _elements(decoder, tokens), 4),
+        },
         "seconds": round(time.perf_counter() - began, 2),
         "layers": [layer.about for layer in layers],
     }
     return copied, layers, about, folder
 
 
+def _elements(decoder: Decoder, tokens: Tensor) -> int:
+    """Of the caches of a text as long as those of calibration, windows included."""
+    return sum(attention.cache_elements(1, tokens.shape[1]) for attention in decoder.attentions)
+
+
 @torch.no_grad()
-def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None = None) -> list[Layer]:
+def convert(
+    decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path | None = None, *, healed: bool = False
+) -> list[Layer]:
     """Replace the attention of every layer in place.
 
     The texts pass through the model once: a layer's inputs come from the converted layers before it, so that it can
@@ -79,6 +94,8 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
         decoder: in eval mode.
         tokens: calibration texts, (windows, positions).
         folder: for finished layers; None: nothing is stored.
+        healed: whether training follows, which restores most of what a small latent loses, and nothing of what a short
+            window does not see.
 
     Returns:
         The converted layers, with their errors in `about`.
@@ -90,7 +107,7 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     """
     for attention in decoder.attentions:
         target.planned_for(attention)
-    plans = _plans(decoder, target, tokens)
+    plans = _plans(decoder, target, tokens, healed)
     layers, last = [], len(decoder.blocks) - 1
     texts = Texts(decoder, tokens, BATCH, PIECE)
     with progress("converting layers", last + 1) as advance:
@@ -125,11 +142,13 @@ def convert(decoder: Decoder, target: Conversion, tokens: Tensor, folder: Path |
     return layers
 
 
-def _plans(decoder: Decoder, target: Conversion, tokens: Tensor) -> Sequence[LayerPlan | None]:
+def _plans(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> Sequence[LayerPlan | None]:
     """The plan of each layer, from a pass of a part of the texts through the original."""
     attentions = [attention for attention in decoder.attentions if isinstance(attention, MHA)]
     if not target.looks_ahead(attentions[0]):
         return [None] * len(attentions)
+    if target.measured:
+        return _measured(decoder, target, tokens, healed)
     surveys, last = list[Survey](), len(attentions) - 1
     texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE)
     with progress("surveying layers", last + 1) as advance:
@@ -142,6 +161,42 @@ def _plans(decoder: Decoder, target: Conversion, tokens: Tensor) -> Sequence[Lay
                 texts.enter(block)
             advance(1)
     return target.plans(attentions, surveys)
+
+
+def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> Sequence[LayerPlan]:
+    """The plan of each layer, by the predictions of the original with each choice for this layer alone."""
+    positions, room = tokens.shape[1], 0
+    plans: list[list[LayerPlan]] = []
+    options: list[list[tuple[int, float]]] = []
+    texts, predictions = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE), Predictions(decoder, tokens)
+    with progress("measuring sizes of layers", len(decoder.blocks)) as advance:
+        for number, block in enumerate(decoder.blocks):
+            attention = block.attention
+            room += attention_of(target.planned_for(attention)).cache_elements(1, positions)
+            inputs = partial(texts.inputs, block)
+            outputs = [(x, attention(x)) for x in inputs()]
+            plans.append([])
+            options.append([])
+            for window in (None, *target.windows(attention, positions)):
+                narrow = within(attention, window)
+                statistics = _collected(narrow, block, texts, number)
+                tried = []
+                for plan in target.choices(narrow, statistics):
+                    layer = target.convert(narrow, statistics, inputs, plan)
+                    if target.refit:
+                        refit(layer.attention, outputs)
+                    layer = target.finished(layer)
+                    plans[-1].append(replace(plan, window=window))
+                    cost = layer.attention.cache_elements(1, positions)
+                    tried.append((cost, predictions.divergence(layer.attention)))
+                least = min((error for _, error in tried), default=0.0)
+                left = HEALED if healed else 1.0
+                options[-1] += [(cost, least + left * (error - least)) for cost, error in tried]
+            texts.enter(block)
+            predictions.enter()
+            advance(1)
+    numbers = cheapest(options, room)
+    return [choices[number] for choices, number in zip(plans, numbers, strict=True)]
 
 
 def _collected(
@@ -163,6 +218,7 @@ def _collected(
 def _layer(
     block: DecoderBlock, attention: MHA, target: Conversion, texts: Texts, plan: LayerPlan | None, number: int
 ) -> Layer:
+    narrow = within(attention, None if plan is None else plan.window)
     every = max(1, texts.positions // max(POSITIONS, FOR_EACH * attention.out.in_features))
     part = texts.some(every) if target.refit else []
     again = {*part, *texts.first(MEASURED)}
@@ -174,8 +230,8 @@ def _layer(
     def refitted(i: int, heads: Tensor) -> None:
         texts.outputs[part[i]] = heads
 
-    statistics = _collected(attention, block, texts, number, seen)
-    layer = target.convert(attention, statistics, lambda: texts.inputs(block), plan)
+    statistics = _collected(narrow, block, texts, number, seen if narrow is attention else None)
+    layer = target.convert(narrow, statistics, lambda: texts.inputs(block), plan)
     if target.refit:
         inputs = zip(part, texts.inputs(block, part), strict=True)
         pairs = ((x, texts.original(i, x, attention)) for i, x in inputs)
@@ -229,7 +285,7 @@ def refit(
 # --- finished layers in the cache ---------------------------------------------------------------------------------
 
 
-def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
+def _key(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> str:
     """The digest of the weights, settings and texts on which converted layers depend."""
     content = hashlib.sha256()
     for name, value in decoder.state_dict().items():
@@ -237,7 +293,7 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor) -> str:
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
     settings = repr(replace(target, healing=Healing()))  # healing comes after the conversion
-    return digest([3, content.hexdigest(), type(target).__name__, settings])
+    return digest([4, content.hexdigest(), type(target).__name__, settings, healed])
 
 
 def _write(path: Path | None, layer: Layer) -> None:

@@ -36,6 +36,8 @@ ROWS = 256  # inputs of each batch for the size of a constant
 RIDGE = 1e-6  # of the mean diagonal of a Gram matrix
 TINY = torch.finfo(torch.float64).tiny
 CHOSEN = "the conversion chooses convert.rope_dim, on which parameters and multiply-adds depend"
+WINDOWS = (32, 64)  # that a layer is tried with
+PARTS = 8  # sizes that a layer is tried with are so many parts of the original's cache, without the last
 SPLITS = 16  # splits of a cache into rotary and content parts to compare, at most
 
 
@@ -59,11 +61,14 @@ class ToMLA(Conversion):
         keep: cache of a token, as a share of the original's; sets r + d_r. Unused if both are set.
         rope_dim: d_r, even; None: searched, with the latent, for the smallest predicted error.
         latent_dim: r; None: the rest of `keep`.
-        layers: distribution of the cache over layers. "budget": the sizes with the smallest sum of predicted errors at
-            the same sum of sizes, each error over the size of the residual stream, separately for layers with and
-            without a sliding window; "equal": equal r + d_r, d_r chosen for each layer; "same": equal d_r, r and rotary
-            frequencies, which formats of other libraries need. All but "equal" need a first pass through the original,
-            with an eighth of the texts.
+        layers: distribution of the cache over layers. "measured": each layer alone is tried in the original with
+            several sizes, and with short windows of newest positions. The choice has the smallest sum of divergences of
+            predictions in the same cache of a text as long as those of calibration, see
+            :mod:`attnlab.conversion.measured`. "budget": the sizes with the smallest sum of predicted errors at the
+            same sum of sizes, each error over the size of the residual stream, separately for layers with and without a
+            sliding window; "equal": equal r + d_r, d_r chosen for each layer; "same": equal d_r, r and rotary
+            frequencies, which formats of other libraries need. "budget" and "same" need a first pass through the
+            original with an eighth of the texts, "measured" several.
         rotary: choice of rotary components, see :func:`attnlab.conversion.split.mix`.
         latent: choice of the latent, see :func:`attnlab.conversion.split.project`.
         centre: subtract the means of content: a constant key changes no attention weight, and a constant value goes
@@ -77,7 +82,7 @@ class ToMLA(Conversion):
     keep: Annotated[float, Gt(0), Lt(1)] = 0.25
     rope_dim: SizeOrZero | None = None
     latent_dim: Size | None = None
-    layers: Sharing = "budget"
+    layers: Sharing = "measured"
     rotary: Rotary = "score"
     latent: Latent = "output_aware"
     centre: bool = True
@@ -171,7 +176,10 @@ class ToMLA(Conversion):
         return self.node(attention, sizes)
 
     def estimated(self, attention: Attention) -> str | None:
-        return CHOSEN if isinstance(attention, MHA) and self.sizes(attention) is None else None
+        if not isinstance(attention, MHA):
+            return None
+        measured = self.measured and self.looks_ahead(attention)
+        return CHOSEN if measured or self.sizes(attention) is None else None
 
     def looks_ahead(self, attention: MHA) -> bool:
         known = self.latent_dim is not None or (self.rope_dim is not None and self.layers == "same")
@@ -207,6 +215,21 @@ class ToMLA(Conversion):
         allowed = [widths(self.rotary, a.num_kv_heads, a.turned // 2) for a in attentions]
         return [LayerPlan(n, near(survey, n, valid)) for survey, n, valid in zip(surveys, sizes, allowed, strict=True)]
 
+    @property
+    def measured(self) -> bool:
+        return self.layers == "measured"
+
+    def windows(self, attention: MHA, positions: int) -> list[int]:
+        longest = attention.window if isinstance(attention, SlidingWindow) else positions
+        return [window for window in WINDOWS if window < min(longest, positions) and self.norm == "none"]
+
+    def choices(self, attention: MHA, statistics: Statistics) -> list[LayerPlan]:
+        survey, full = self.survey(attention, statistics), 2 * statistics.groups * statistics.width
+        best = survey.rope_dims[survey.errors.argmin(0)].tolist()
+        parts = range(2, PARTS, 2) if isinstance(attention, SlidingWindow) else range(1, PARTS)
+        sizes = {full * part // (2 * PARTS) * 2 for part in parts} | {self.budget(attention)}
+        return [LayerPlan(n, (best[n],)) for n in sorted(sizes) if survey.lost[n].isfinite()]
+
     def _rope_dims(self, attention: MHA, total: int) -> list[int]:
         """At most `SPLITS` values of d_r of the method. ConfigError: none fits."""
         valid = widths(self.rotary, attention.num_kv_heads, attention.turned // 2)
@@ -228,7 +251,8 @@ class ToMLA(Conversion):
             normed = attention_of(node | {"bias": ["out"]}, attention)
             assert isinstance(normed, MLA)
             converted = natively(converted, normed, inputs)
-        about = {"rope_dim": rope, "latent_dim": split.rank, "predicted_error": split.lost}
+        window = {"window": attention.window} if isinstance(attention, SlidingWindow) else {}
+        about = window | {"rope_dim": rope, "latent_dim": split.rank, "predicted_error": split.lost}
         return Layer(node, converted, about | {"weight_error": _weight_error(attention, statistics, split)})
 
     def finished(self, layer: Layer) -> Layer:

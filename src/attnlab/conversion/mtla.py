@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -19,6 +19,8 @@ from attnlab.errors import ConfigError
 @dataclass(frozen=True)
 class ToMTLA(ToMLA):
     """MTLA from grouped-query attention: an MLA of the same settings, whose latents are then merged along time.
+
+    With ``layers="measured"`` a layer is an MLA, or one over a short window, where that costs less.
 
     Gates are uniform at first, so that a slot is the mean of its latents, and training can move them. The newest and
     the first positions stay unmerged: without a window, merging ruins a model that was not trained with it.
@@ -58,8 +60,17 @@ class ToMTLA(ToMLA):
         kind = "MTLA" if self.recent is None else "MTLAWindow"
         return node | {"_target_": f"attnlab.attention.{kind}", "stride": self.stride} | window
 
+    def choices(self, attention: MHA, statistics: Statistics) -> list[LayerPlan]:
+        """Unmerged latents too: a layer with a short window needs no merging, and one that retrieves loses by it."""
+        plans = super().choices(attention, statistics)
+        unmerged = [replace(plan, merged=False) for plan in plans]
+        return unmerged if isinstance(attention, SlidingWindow) else plans + unmerged
+
     @torch.no_grad()
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
+        if plan is not None and not plan.merged:
+            unmerged = ToMLA(**{setting.name: getattr(self, setting.name) for setting in fields(ToMLA)})
+            return unmerged.convert(attention, statistics, inputs, plan)
         layer = super().convert(attention, statistics, inputs, plan)
         mtla = layer.attention
         assert isinstance(mtla, MTLA)
