@@ -47,7 +47,11 @@ def test_the_distribution_is_the_best_of_all() -> None:
 
 def test_the_cache_has_the_size_of_the_settings() -> None:
     """Layers differ, their sum does not; a layer with larger errors gets more."""
-    for target in (ToMLA(keep=0.4), ToMTLA(keep=0.4), ToMLA(keep=0.4, rope_dim=4)):
+    for target in (
+        ToMLA(keep=0.4, layers="budget"),
+        ToMTLA(keep=0.4, layers="budget"),
+        ToMLA(keep=0.4, rope_dim=4, layers="budget"),
+    ):
         result = converted(target)
         original = exact("llama").attentions[0]
         assert isinstance(original, MHA)
@@ -57,16 +61,16 @@ def test_the_cache_has_the_size_of_the_settings() -> None:
         assert target.rope_dim is None or {rope for rope, _ in sizes(result)} == {4}
     attentions = [a for a in exact("llama").attentions if isinstance(a, MHA)]
     x = [exact("llama").embed(TEXTS, 0)]
-    one = ToMLA(keep=0.4).survey(attentions[0], collect(attentions[0], x))
+    one = ToMLA(keep=0.4, layers="budget").survey(attentions[0], collect(attentions[0], x))
     more = Survey(one.rope_dims, one.errors, one.scores, 100.0)
-    first, second = ToMLA(keep=0.4).plans(attentions, [more, one])
+    first, second = ToMLA(keep=0.4, layers="budget").plans(attentions, [more, one])
     assert first.total > second.total and first.total + second.total == 2 * 13
 
 
 def test_a_survey_predicts_what_a_split_predicts() -> None:
     attention = exact("qwen3").attentions[0]
     assert isinstance(attention, MHA)
-    target, result = ToMLA(keep=0.4), collect(attention, [exact("qwen3").embed(TEXTS, 0)])
+    target, result = ToMLA(keep=0.4, layers="budget"), collect(attention, [exact("qwen3").embed(TEXTS, 0)])
     survey = target.survey(attention, result)
     for row, rope in zip(survey.errors, survey.rope_dims.tolist(), strict=True):
         for rank in (1, 7, 20):
@@ -105,7 +109,7 @@ def test_deepseek_with_equal_layers() -> None:
 
 def test_an_interrupted_conversion_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished layer is read again, and a damaged one is converted again."""
-    complete, again = converted(ToMLA(keep=0.4)), copy.deepcopy(exact("llama"))
+    complete, again = converted(ToMLA(keep=0.4, layers="budget")), copy.deepcopy(exact("llama"))
     calls: list[int] = []
 
     def counted(*arguments: Any) -> Any:
@@ -116,14 +120,14 @@ def test_an_interrupted_conversion_continues(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(layers, "collect", counted)
     with pytest.raises(KeyboardInterrupt):
-        convert(copy.deepcopy(again), ToMLA(keep=0.4), TEXTS, tmp_path)
-    convert(again, ToMLA(keep=0.4), TEXTS, tmp_path)
+        convert(copy.deepcopy(again), ToMLA(keep=0.4, layers="budget"), TEXTS, tmp_path)
+    convert(again, ToMLA(keep=0.4, layers="budget"), TEXTS, tmp_path)
     assert len(calls) == 4 + 3 and error(again(TEXTS), complete(TEXTS)) < 1e-12
     for file in tmp_path.rglob(TENSORS):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     calls[:] = [0] * 4
     repeated = copy.deepcopy(exact("llama"))
-    convert(repeated, ToMLA(keep=0.4), TEXTS, tmp_path)
+    convert(repeated, ToMLA(keep=0.4, layers="budget"), TEXTS, tmp_path)
     assert len(calls) == 4 + 4 and torch.equal(repeated(TEXTS), again(TEXTS))
 
 
@@ -175,7 +179,9 @@ def test_a_refitted_output_is_nearer_and_values_are_finite() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [pytest.param(ToMLA(keep=0.4), marks=pytest.mark.slow), ToMTLA(keep=0.4)], ids=lambda target: target.name
+    "target",
+    [pytest.param(ToMLA(keep=0.4, layers="budget"), marks=pytest.mark.slow), ToMTLA(keep=0.4, layers="budget")],
+    ids=lambda target: target.name,
 )
 @torch.no_grad()
 def test_neither_pieces_nor_known_outputs_change_a_conversion(

@@ -52,7 +52,7 @@ def check_plugin(model: LanguageModel, reason: str) -> None:
     if not kinds <= set(MECHANISMS) or not isinstance(model, Decoder):
         raise ConfigError(
             f"format=vllm: {reason}; attnlab's plugin for vLLM has {', '.join(MECHANISMS)} in T6 and decoders; use "
-            "format=hf, which transformers decodes"
+            "format=hf, which transformers decodes, or convert with convert.layers=budget"
         )
     check_windows(model.attentions)
 
@@ -63,7 +63,8 @@ def check_windows(attentions: Sequence[Attention]) -> None:
     if len(windows) > 1:
         raise ConfigError(
             "attnlab's plugin for vLLM takes MTLA with unmerged positions (mtla_window, convert=mtla) in all layers or "
-            "in none, with one stride, recent and first; use format=hf, which transformers decodes"
+            "in none, with one stride, recent and first; use format=hf, which transformers decodes, or convert with "
+            "convert.layers=budget"
         )
 
 

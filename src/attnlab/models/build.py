@@ -51,7 +51,7 @@ def build_attention(cfg: DictConfig, layer: int) -> Attention:
     pattern = cfg.attention.get("pattern")
     path = "attention" if pattern is None else f"attention.mechanisms.{pattern[layer % len(pattern)]}"
     attention: Attention = instantiate(OmegaConf.select(cfg, path), path=path)
-    if cfg.choices.get("convert") in (None, "none"):
+    if OmegaConf.select(cfg, "choices.convert") in (None, "none"):
         set_cache_bits(cfg, [attention])
     return attention
 
