@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.attention import MHA, MLA
+from attnlab.attention import MHA, MLA, MLAWindow
 from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers, texts
 from attnlab.conversion.budget import Survey, distribute, near
 from attnlab.conversion.layers import convert, refit
+from attnlab.conversion.measured import retrieved
 from attnlab.conversion.split import Rotary
 from attnlab.conversion.statistics import collect
 from attnlab.errors import ConfigError, DataError
@@ -43,6 +44,25 @@ def test_the_distribution_is_the_best_of_all() -> None:
         choices = [range(low, len(errors), 2) for low, errors in zip(least, lost, strict=True)]
         every = [pick for pick in itertools.product(*choices) if sum(pick) <= sum(totals)]
         assert tuple(result) == min(every, key=lambda pick: sum(float(e[n]) for e, n in zip(lost, pick, strict=True)))
+
+
+def test_measured_sizes_fit_the_cache_and_go_where_predictions_change() -> None:
+    """A layer that hardly changes predictions gets the smallest choice, a short window of latents."""
+    original, texts = copy.deepcopy(exact("llama")), tokens(16, 72)
+    original.blocks[0].attention.out.weight.data.mul_(1e-4)
+    for target in (ToMLA(keep=0.5), ToMTLA(keep=0.5)):
+        result = copy.deepcopy(original)
+        convert(result, target, texts)
+        first, second = result.attentions
+        assert isinstance(first, MLAWindow) and first.window == 32
+        elements = [sum(a.cache_elements(1, 72) for a in model.attentions) for model in (result, original)]
+        assert 0.3 * elements[1] < elements[0] <= 0.5 * elements[1]
+        assert second.cache_elements(1, 72) > 5 * first.cache_elements(1, 72)
+
+
+def test_retrieved_tokens_follow_the_same_ids_again() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 9]
+    assert retrieved(torch.tensor([text]))[0].nonzero().flatten().tolist() == [13]
 
 
 def test_the_cache_has_the_size_of_the_settings() -> None:

@@ -89,6 +89,9 @@ def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
             if not values["cache_bytes_per_token"]:
                 size = f"{values['cache_bytes_measured']:,} bytes of cache, which windows bound"
             yield point, f"perplexity {values['perplexity']:.4f}, {size}, {values['tokens_per_second']} tokens/s"
+    if cache := conversion.get("cache"):
+        share = f"{100 * cache['share']:.1f} % of the original's"
+        yield "cache with windows", f"{share}, of a text of {cache['positions']} tokens"
 
 
 def _compression_lines(compression: dict[str, Any]) -> Iterator[tuple[str, str]]:
