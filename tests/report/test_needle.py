@@ -33,6 +33,15 @@ def test_seeds_have_one_line_and_a_scored_model_has_one(record: dict[str, Any], 
     assert rows[2][4:] == rows[0][4:]
 
 
+def test_runs_that_ask_differently_are_not_averaged(record: dict[str, Any], tmp_path: Path) -> None:
+    for seed, asks in ((1, "numbers of 5 digits"), (2, "numbers of 5 digits, one of 4 facts")):
+        for state in ("original", "converted"):
+            record["conversion"]["points"][state]["needle"]["asks"] = asks
+        (tmp_path / f"{seed}.json").write_text(json.dumps(record | {"seed": seed}))
+    rows = needle.table(collect([tmp_path])).rows
+    assert len(rows) == 4 and sum("one of 4 facts" in row[0] for row in rows) == 2
+
+
 @pytest.mark.parametrize("damage", [{"cells": [{"length": "x"}]}, {"accuracy": None, "cells": 5}, {"trials": 16}])
 def test_a_damaged_record_is_named(record: dict[str, Any], tmp_path: Path, damage: dict[str, Any]) -> None:
     (tmp_path / "good.json").write_text(json.dumps(record))

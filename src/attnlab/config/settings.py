@@ -238,6 +238,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     },
     "Calibration": {"facts": 0.0},
     "Healing": {"facts": 0.0},
+    "Needle": {"keys": 1, "hops": 1},
     "SpeechEncoder": {"mix_layers": None},
     "ConformerEncoder": {"mix_layers": None, "projection_dim": None},
     "StoredFeatures": {"layers": None},

@@ -85,9 +85,11 @@ def labels(records: Sequence[SavedRecord]) -> list[str]:
     """A name for each run: its conversion and the settings in which conversions of that name differ."""
     conversions = [saved.record.get("conversion", {"target": "", "settings": {}}) for saved in records]
     targets = [conversion["target"] for conversion in conversions]
-    words = differing(targets, [conversion["settings"] for conversion in conversions], always=NAMED)
+    asked = [next(iter(_states(saved).values()))["needle"]["asks"] for saved in records]
+    settings = [conversion["settings"] | {"asks": asks} for conversion, asks in zip(conversions, asked, strict=True)]
+    words = differing(targets, settings, always=NAMED)
     return [
-        f"{target} {shown}".rstrip() if target else str(saved.record["config"].get("model") or saved.mechanism)
+        f"{target or saved.record['config'].get('model') or saved.mechanism} {shown}".rstrip()
         for saved, target, shown in zip(records, targets, words, strict=True)
     ]
 

@@ -1,6 +1,7 @@
 """Needle in a haystack: texts, models that are known to remember or to forget, caches, and what is refused."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +92,23 @@ def test_a_text_has_its_length_and_its_fact_at_its_depth() -> None:
     assert [trial.row(0.5) for trial in again] == [trial.row(0.5) for trial in trials[:3]]
     other = next(Needle(lengths=[200], seed=2).texts(200, BYTES, hay()))
     assert other.row(0.5) != trials[0].row(0.5)
+
+
+@pytest.mark.parametrize(("keys", "hops"), [(4, 1), (2, 2), (3, 2)])
+def test_the_answer_follows_from_one_of_several_facts(keys: int, hops: int) -> None:
+    """By the name in the question, over the one that it is said to be the same as where there are two hops."""
+    for trial in Needle(lengths=[300], trials=6, keys=keys, hops=hops).texts(300, BYTES, hay()):
+        rows = [trial.row(depth) for depth in (0.0, 0.3, 0.5, 1.0)]
+        assert {len(row) for row in (*rows, trial.row(None))} == {300}
+        assert rows[0][: len(trial.fact)] == trial.fact
+        assert BYTES.text(rows[-1]).endswith(BYTES.text(trial.fact + trial.question + trial.answer))
+        for row in rows:
+            numbers = dict(re.findall(r"([A-Z][a-z]+)(?: has)? is (\d{5})\.", BYTES.text(row)))
+            same = dict(re.findall(r"([A-Z][a-z]+) has the same as ([A-Z][a-z]+)\.", BYTES.text(row)))
+            (asked,) = re.findall(r" ([A-Z][a-z]+)(?: has)? is$", BYTES.text(trial.question))
+            assert (len(numbers), len(same)) == (keys, keys if hops == 2 else 0)
+            assert numbers[same[asked] if hops == 2 else asked] == BYTES.text(trial.answer).strip()
+        assert BYTES.text(trial.answer) + "." not in BYTES.text(trial.row(None))
 
 
 def test_a_fact_stands_at_a_line_s_end_where_one_is_near() -> None:
@@ -188,6 +206,7 @@ def test_what_is_too_short_is_named() -> None:
     [
         (["task=wikitext2"], "a vocabulary of words has no random names", None),
         (["task=fineweb_edu"], "lengths=300: expected at most the model's 256 positions", "test"),
+        (["task=fineweb_edu", "task.score.needle.hops=2"], "needle.keys=1: expected 2 or more", "test"),
         (["task=wikitext2", "convert=mtla"], "lengths=600: expected at most the model's 512 positions", None),
     ],
 )

@@ -140,6 +140,7 @@ NAMES = (
     "Mabel", "Nikolai", "Oskar", "Petra", "Quentin", "Rosa", "Stefan", "Tamara", "Ursula", "Viktor", "Wanda", "Xenia",
     "Yusuf", "Zofia",
 )  # fmt: skip
+SAME = " {name} has the same as {other}."  # a fact about two names
 
 
 def random_fact(draw: np.random.Generator, digits: int, letters: int = 0) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import torch
 from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
-from attnlab.data.samples.world import random_fact
+from attnlab.data.samples.world import NAMES, SAME, random_fact
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
@@ -37,6 +37,7 @@ class Trial:
         hay: (c,) the text before the question, without the fact.
         fact: takes the place of as many ids of the hay.
         ends: the mark between texts.
+        others: further facts, each with the share of the hay before it.
     """
 
     hay: np.ndarray
@@ -44,14 +45,19 @@ class Trial:
     question: list[int]
     answer: list[int]
     ends: int
+    others: list[tuple[float, list[int]]] = field(default_factory=list)
 
     def row(self, depth: float | None) -> list[int]:
         """Text, question and answer, of one length for every depth; None: without the fact."""
-        ids = self.hay.copy()
+        ids, start, size = self.hay.tolist(), 0, 0
         if depth is not None:
-            start = self.place(depth)
-            ids[start : start + len(self.fact)] = self.fact
-        return [*ids.tolist(), *self.question, *self.answer]
+            start, size = self.place(depth), len(self.fact)
+            ids[start : start + size] = self.fact
+        for share, other in sorted(self.others, reverse=True):  # the last one first: the places before it stay
+            place = round(share * (len(self.hay) - size))
+            place = min(place, start) if share < (depth or 0) else max(place, start) + size
+            ids[place:place] = other
+        return [*ids, *self.question, *self.answer]
 
     def place(self, depth: float) -> int:
         """The first id of the fact at a depth: after the end of a line if one is near, else at the exact place."""
@@ -74,9 +80,13 @@ class Needle:
 
     Args:
         lengths: tokens of a text, with question and answer; None: nothing is measured.
-        depths: share of the text that stands before the fact; 1: the question follows it.
+        depths: share of the text that stands before the fact, other facts aside; 1: the question follows it.
         trials: texts of each length, each with another fact.
         asks: what the fact says of the name: a random "number", or one of a list of common words, "word".
+        keys: facts in the text that differ in the name and the answer alone. One is asked for; the others stand at
+            random places. A model that has not learned to compare names recalls one key and not two.
+        hops: 2: for each fact another one says that a further name has the same, and the question has that name. It
+            needs two keys, without which the only number in the text is the answer.
     """
 
     lengths: Annotated[list[Annotated[int, Ge(2), Le(1_048_576)]], MinLen(1)] | None = None
@@ -86,6 +96,8 @@ class Needle:
     trials: Annotated[int, Ge(1)] = 16
     asks: Literal["number", "word"] = "number"
     digits: Annotated[int, Ge(1), Le(12)] = 5
+    keys: Annotated[int, Ge(1), Le(len(NAMES) // 2)] = 1
+    hops: Literal[1, 2] = 1
     seed: Annotated[int, Ge(0)] = 1
 
     @property
@@ -94,9 +106,13 @@ class Needle:
         return sorted(set(self.lengths or ()))
 
     def check(self, longest: int, unit: str) -> None:
-        """Raise ConfigError where a length is above `longest`, or the vocabulary is of words (`unit`)."""
+        """Raise ConfigError where a length is above `longest`, a chain stands alone, or a word is a token (`unit`)."""
         if self.lengths is None:
             return
+        if self.hops == 2 and self.keys == 1:
+            raise ConfigError(
+                f"{KEY}.keys=1: expected 2 or more with hops=2; one chain has the only number of the text"
+            )
         if unit == "word":
             raise ConfigError(
                 f"{KEY}.lengths: a vocabulary of words has no random names and numbers; expected one of tokens, as "
@@ -114,23 +130,40 @@ class Needle:
         """
         for trial in range(self.trials):
             draw = np.random.default_rng([self.seed, length, trial])
-            beginning, answer = random_fact(draw, self.digits)
-            if self.asks == "word":
-                answer = WORDS[draw.integers(len(WORDS))]
+            beginning, answer = self._fact(draw)
             fact = vocabulary.ids(f"{beginning} {answer}.")
+            more = np.random.default_rng([self.seed, length, trial, 1])
+            asked = next(name for name in NAMES if name in beginning)
+            names = [asked, *more.permutation([name for name in NAMES if name != asked])]
+            texts = [f"{beginning.replace(asked, name)} {self._fact(more)[1]}." for name in names[1 : self.keys]]
+            if self.hops == 2:
+                same = list(zip(names[self.keys : 2 * self.keys], names[: self.keys], strict=True))
+                texts += [SAME.format(name=name, other=other) for name, other in same]
+                beginning = beginning.replace(asked, names[self.keys])
+            others = [(more.random(), vocabulary.ids(text)) for text in texts]
             question, answer_ids = divided(vocabulary, beginning, answer)
-            size = length - len(question) - len(answer_ids)
+            rest = len(question) + len(answer_ids) + sum(len(other) for _, other in others)
+            size = length - rest
             if size < len(fact):
-                least = len(fact) + len(question) + len(answer_ids)
+                least = len(fact) + rest
                 raise ConfigError(
-                    f"{KEY}.lengths={length}: fact, question and answer alone are {least} tokens; give longer ones"
+                    f"{KEY}.lengths={length}: facts, question and answer alone are {least} tokens; give longer ones"
                 )
             if len(file) < size:
                 raise DataError(
                     f"{KEY}.lengths={length}: the validation text has {len(file)} tokens, and {size} are needed"
                 )
             start = int(draw.integers(len(file) - size + 1))
-            yield Trial(file.read(start, start + size), fact, question, answer_ids, vocabulary.end)
+            yield Trial(file.read(start, start + size), fact, question, answer_ids, vocabulary.end, others)
+
+    def _fact(self, draw: np.random.Generator) -> tuple[str, str]:
+        beginning, number = random_fact(draw, self.digits)
+        return beginning, WORDS[draw.integers(len(WORDS))] if self.asks == "word" else number
+
+    @property
+    def _asked(self) -> str:
+        kind = f"numbers of {self.digits} digits" if self.asks == "number" else "words"
+        return kind + f", one of {self.keys} facts" * (self.keys > 1) + ", over two hops" * (self.hops == 2)
 
     def score(
         self,
@@ -177,7 +210,7 @@ class Needle:
             "gain": round(float(np.mean([cell["gain"] for cell in cells])), 4),
             "trials": self.trials,
             "answer_tokens": round(float(np.mean(sizes)), 2),
-            "asks": f"numbers of {self.digits} digits" if self.asks == "number" else "words",
+            "asks": self._asked,
             "seed": self.seed,
             "cells": cells,
             "without": without,
