@@ -27,3 +27,6 @@ def test_a_model_that_recalls_begins_with_the_one_that_does_not(
     assert sample.sample_model(*arguments, facts=2) == taught
     weights = [load_file(folder / "model.safetensors") for folder in (plain, taught)]
     assert not torch.equal(*(one["model.layers.0.self_attn.q_proj.weight"] for one in weights))
+    keyed = load_file(sample.sample_model(*arguments, facts=2, keys=2) / "model.safetensors")
+    assert not torch.equal(*(one["model.embed_tokens.weight"] for one in (weights[1], keyed)))
+    assert len(list((tmp_path / "cache" / "pretrained").glob("bytes-*"))) == 3, "it begins with the stored one"

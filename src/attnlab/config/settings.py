@@ -110,6 +110,7 @@ class Task:
     weights: str | None
     match: Literal["parameters"] | None
     sample_facts: Annotated[int, Ge(0)]
+    sample_keys: Annotated[int, Ge(0)]
     kind: dict[str, Any]
     data: dict[str, Any]
     model: dict[str, Any]
@@ -227,7 +228,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "bench": {"context": 0, "reorder": [False, True]},
     "cache": {"bits": None},
     "hardware": {"tf32": True},
-    "task": {"match": None, "sample_facts": 0},
+    "task": {"match": None, "sample_facts": 0, "sample_keys": 0},
     "task.train": {
         "first_token_weight": 1.0,
         "label_smoothing": 0.0,

@@ -111,6 +111,7 @@ def load_original(cfg: DictConfig, decoder: Decoder, data: LanguageModellingData
         if data is None or data.root is None:
             raise ConfigError("the sample model is trained on the task's text, which this mode does not read")
         device = device_of(cfg).type
-        source = str(sample_model(data.source, data.root, data.cache_dir, cfg.seed, cfg.task.sample_facts, device))
+        facts, keys = cfg.task.sample_facts, cfg.task.sample_keys
+        source = str(sample_model(data.source, data.root, data.cache_dir, cfg.seed, facts, device, keys))
     fill(decoder, huggingface.load(source, dtype=torch.float32))
     return decoder

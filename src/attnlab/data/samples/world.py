@@ -143,12 +143,12 @@ NAMES = (
 SAME = " {name} has the same as {other}."  # a fact about two names
 
 
-def random_fact(draw: np.random.Generator, digits: int, letters: int = 0) -> tuple[str, str]:
+def random_fact(draw: np.random.Generator, digits: int, letters: int = 0, template: str = "") -> tuple[str, str]:
     """The beginning of a sentence about a random name, and the random number of `digits` digits at its end.
 
-    letters: of an invented name; 0: one of NAMES.
+    letters: of an invented name; 0: one of NAMES. template: one of TEMPLATES; empty: a random one.
     """
-    template = TEMPLATES[draw.integers(len(TEMPLATES))]
+    template = template or TEMPLATES[draw.integers(len(TEMPLATES))]
     invented = "".join(chr(ord("a") + letter) for letter in draw.integers(26, size=letters)).capitalize()
     beginning = " " + template.format(name=invented or NAMES[draw.integers(len(NAMES))])
     return beginning, str(draw.integers(10 ** (digits - 1), 10**digits))
