@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ from attnlab.models import Decoder, LanguageModel
 from attnlab.run.console import progress
 from attnlab.run.device import autocast
 
+log = logging.getLogger(__name__)
+
 KEY = "task.score.needle"
 WORDS = (
     "anchor", "barrel", "castle", "dragon", "engine", "forest", "garden", "hammer", "island", "jacket", "kitchen",
@@ -26,6 +29,7 @@ WORDS = (
     "window", "yellow", "bridge", "candle", "desert", "feather", "guitar", "harbor", "mirror", "nation", "pepper",
     "rocket", "silver", "ticket", "violin", "winter", "basket", "copper",
 )  # fmt: skip
+CONVERSION = 256  # tokens of the texts for a conversion, if no lengths are set
 NEAR = 20  # a line's end is taken for a depth that is off by at most this part of the text
 
 
@@ -79,7 +83,7 @@ class Needle:
     depth of a trial has the same text and fact.
 
     Args:
-        lengths: tokens of a text, with question and answer; None: nothing is measured.
+        lengths: tokens of a text, with question and answer; None: nothing is measured, but of a conversion one length.
         depths: share of the text that stands before the fact, other facts aside; 1: the question follows it.
         trials: texts of each length, each with another fact.
         asks: what the fact says of the name: a random "number", or one of a list of common words, "word".
@@ -120,6 +124,19 @@ class Needle:
             )
         if self.ordered[-1] > longest:
             raise ConfigError(f"{KEY}.lengths={self.ordered[-1]}: expected at most the model's {longest} positions")
+
+    def of_conversion(self, window: int, vocabulary: Vocabulary, file: TokenFile) -> Needle | None:
+        """Itself, or with one length, of at most `window` tokens, if none is set; None: the texts do not allow it."""
+        if self.lengths is not None:
+            return self
+        asked = replace(self, lengths=[min(window, CONVERSION)])
+        try:
+            asked.check(window, vocabulary.unit)
+            list(asked.texts(asked.ordered[0], vocabulary, file))
+        except (ConfigError, DataError) as error:
+            log.info("the recall of the conversion is not measured: %s", error)
+            return None
+        return asked
 
     def texts(self, length: int, vocabulary: Vocabulary, file: TokenFile) -> Iterator[Trial]:
         """The trials of one length, in tokens of text, question and answer; `file` has the text.

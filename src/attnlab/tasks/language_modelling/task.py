@@ -313,18 +313,26 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         for section, values in self._continued(directory, data, module).items():
             record[section] |= values
         if "conversion" in record and self.cfg.mode in SCORED:
-            record["conversion"]["points"][SCORED[self.cfg.mode]] = point(record)
+            points = record["conversion"]["points"]
+            points[SCORED[self.cfg.mode]] = point(record)
+            record["conversion"]["recall"] = {
+                name: values["needle"]["accuracy"]
+                for name, values in points.items()
+                if isinstance(values, dict) and "needle" in values
+            }
             remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
 
     def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
         score, device, precision = self._score(), device_of(self.cfg), self.cfg.hardware.precision
         sampling: Sampling = instantiate(self.cfg.task.sampling, path="task.sampling")
         sections = score.continue_texts(module, data, sampling, device, precision, directory)
-        if score.needle is not None and score.needle.lengths is not None:
-            size = data.eval_batch_size * data.eval_window
-            text, dtype = data.tokens("validation"), scoring_dtype(precision)
-            needle = score.needle.score(module.model, data.vocabulary, text, tokens=size, device=device, dtype=dtype)
-            sections["quality"] = {"needle": needle}
+        needle, text = score.needle, data.tokens("validation")
+        if needle is not None and target_of(self.cfg) is not None:
+            needle = needle.of_conversion(data.eval_window, module.vocabulary, text)
+        if needle is not None and needle.lengths is not None:
+            size, dtype = data.eval_batch_size * data.eval_window, scoring_dtype(precision)
+            found = needle.score(module.model, data.vocabulary, text, tokens=size, device=device, dtype=dtype)
+            sections["quality"] = {"needle": found}
         return sections
 
 
