@@ -57,7 +57,7 @@ def test_measured_sizes_fit_the_cache_and_go_where_predictions_change() -> None:
         assert isinstance(first, MLAWindow) and first.window == 32
         elements = [sum(a.cache_elements(1, 72) for a in model.attentions) for model in (result, original)]
         assert 0.3 * elements[1] < elements[0] <= 0.5 * elements[1]
-        assert second.cache_elements(1, 72) > 5 * first.cache_elements(1, 72)
+        assert second.cache_elements(1, 72) > 4 * first.cache_elements(1, 72)
 
 
 def test_retrieved_tokens_follow_the_same_ids_again() -> None:
