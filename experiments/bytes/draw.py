@@ -35,7 +35,7 @@ def points() -> pd.DataFrame:
     cache = cache.assign(
         Size=cache["Keep %"],
         Recall=100 * cache["Recall %"] / cache["Seed"].map(original["Recall %"]),
-        Perplexity=cache["Perplexity"] / cache["Seed"].map(original["Perplexity"]),
+        Perplexity=cache["Perplexity over the original"],
         Bytes=cache["Bytes of 256 %"],
     )
     columns = ["Method", "Size", "Seed", "Bytes", "Recall", "Perplexity"]
@@ -56,7 +56,7 @@ def draw(data: pd.DataFrame) -> Figure:
         panel.set_xticks([3, 6, 12, 25, 50, 100], ["3", "6", "12", "25", "50", "100"])
         panel.minorticks_off()
         plain(panel, xlabel="bytes of the cache in % (texts of 256 tokens)", ylabel=LABELS[str(measure)])
-    axes[1].set_ylim(0.995, 1.1)
+    axes[1].set_ylim(0.995, 1.06)
     axes[0].legend(fontsize=7, frameon=False)
     return page
 
