@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from attnlab.attention.ops import kernels
+from attnlab.attention.ops.backends import Backend, prefer
+from attnlab.attention.ops.decode import attend_cached
+from attnlab.attention.ops.quantised import Coded
 from tests.attention import kernel_formulas as naive
 from tests.attention.mechanisms import error
 
@@ -182,12 +185,67 @@ def test_chosen_blocks_fit(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
         {"mask": torch.zeros(2, 4)},
         {"value": torch.zeros(2, 1, 5, 16)},
         {"key": torch.zeros(2, 1, 24, 4).mT},
+        {"value": Coded((None, 16), 2, 4, 8, torch.zeros(0))},
     ],
 )
 def test_what_does_not_fit_is_an_error(change: dict[str, Tensor]) -> None:
     segment = CacheSegment(**{"key": torch.zeros(2, 1, 4, 24)} | change)
     with pytest.raises(ValueError, match=r"do not fit|^end: |^a mask"):
         latent_decode(torch.zeros(2, 3, 24), [segment], value_dim=None if segment.value is not None else 16)
+
+
+def check_codes(bits: int, case: Case, device: torch.device) -> None:
+    """Codes, the text and a prefix in one step, against the plain path."""
+    rng, rows, used = torch.Generator().manual_seed(0), 2 * case.beam, case.slots
+    value_dim = case.widths[1] if case.groups is None else None
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng).to(device, case.dtype)
+
+    def coded(width: int) -> Coded:
+        outer = () if case.groups is None else (case.groups,)
+        codes = Coded((*outer, None, width), rows, 96, bits, draw(0))
+        codes.write(0, draw(rows, *outer, used, width))
+        codes.rows[..., used:, :, :] = 255  # NaN
+        return codes
+
+    def buffers(rows: int, slots: int) -> list[Tensor | None]:
+        made = [draw(rows, case.groups or 1, slots, width) for width in case.widths]
+        return [made[0], None if case.groups is None else made[1]]
+
+    key, value = coded(case.widths[0]), None if case.groups is None else coded(case.widths[1])
+    q, text, prefix = draw(rows, case.heads, 1, case.widths[0]), buffers(rows, 9), buffers(2, case.prefix)
+    mask = torch.rand(2, case.prefix, generator=rng).to(device) < 0.7
+    outs = []
+    for backend in (Backend.TRITON, Backend.PLAIN):
+        with prefer(backend):
+            more = {"value_dim": value_dim, "used": 7, "older": (key, value, used), "beam": case.beam}
+            outs.append(attend_cached(q, *text, case.widths[0] ** -0.5, *prefix, mask, **more))
+    assert error(outs[0].cpu(), outs[1].double().cpu()) < TOLERANCE[case.dtype]
+
+
+CODES = [
+    Case(3, (40, 24), 47, prefix=5, beam=2),
+    Case(1, (100, 70), 33),
+    Case(2, (70, 36), 35, groups=2),
+    Case(2, (20, 100), 1, prefix=3, groups=1),
+]
+bits = pytest.mark.parametrize("bits", [8, 4])
+
+
+@interpreter
+@bits
+@pytest.mark.parametrize("case", CODES, ids=str)
+def test_codes_are_read_as_by_the_plain_path(bits: int, case: Case) -> None:
+    check_codes(bits, case, CPU)
+
+
+@gpu
+@bits
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("case", [*CODES, Case(16, (576, 512), 95), Case(8, (128, 128), 95, groups=8)], ids=str)
+def test_on_a_gpu_codes_are_read_as_by_the_plain_path(bits: int, case: Case, dtype: torch.dtype) -> None:
+    check_codes(bits, case._replace(dtype=dtype), torch.device("cuda"))
 
 
 def merged(device: torch.device, dtype: torch.dtype, ragged: bool) -> None:

@@ -60,6 +60,24 @@ def test_steps_by_kernels_equal_forward(mechanism: Mechanism, device: str) -> No
     assert decode(attention, device, None, 0, 3) < 1e-4
 
 
+@on_devices
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param(m, marks=() if m == Mechanism("mtla", 2) else pytest.mark.slow) for m in STEPS], ids=str
+)
+def test_steps_read_codes_of_older_slots(mechanism: Mechanism, device: str) -> None:
+    attention, rng = mechanism.build(dtype=torch.float32).to(device), torch.Generator().manual_seed(1)
+    attention.cache_bits, length = 4, 45 * (mechanism.stride or 1)
+    x, prefix = (torch.randn(2, size, 32, generator=rng).to(device) for size in (length + 2, 2))
+    outs = []
+    for backend in (Backend.TRITON, Backend.PLAIN):
+        cache = attention.new_cache(2, 2 * length, 2)
+        attention.read_prefix(prefix, torch.tensor([2, 1], device=device), cache)
+        attention.extend(x[:, :length], cache)
+        with prefer(backend):
+            outs.append(torch.cat([attention.extend(x[:, t : t + 1], cache) for t in range(length, length + 2)], 1))
+    assert error(outs[0], outs[1]) < 1e-4
+
+
 def test_a_kernel_is_taken_where_it_is_asked_for_and_no_gradient_is_needed() -> None:
     q = torch.zeros(2, 3, 16)
     assert choose("step", q) is Backend.SDPA and choose("step", q, masked=True) is Backend.PLAIN

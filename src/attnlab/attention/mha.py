@@ -188,11 +188,10 @@ class MHA(PositionalAttention):
         """Attention of one position, (B, H, 1, D) -> (B, 1, d), to the prefix and the first `used` text slots."""
         text, prefix, counts = cache.text, cache.prefix, used if isinstance(used, Tensor) else None
         most, before = cache.reads(used)
-        older = cache.older(q[:, :, 0] * self.scale, "key", "value")
         out = attend_cached(
             q, text["key"], text["value"], self.scale, prefix["key"], prefix["value"], cache.prefix_mask,
             used=most, counts=counts, prefix_used=before, prefix_counts=cache.prefix_counts, beam=cache.beam,
-            older=older,
+            older=cache.older("key", "value"),
         )  # fmt: skip
         return self._join(out.to(q.dtype))
 

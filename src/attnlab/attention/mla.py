@@ -12,7 +12,7 @@ from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
 from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached, products
 from .ops.partial_softmax import Past, expand, expanded_attention
-from .ops.quantised import Older
+from .ops.quantised import attend
 from .ops.rope import Turn, rotate, turn
 from .positional import Angles, Layout, PositionalAttention, PositionalCache
 
@@ -246,12 +246,11 @@ class MLA(PositionalAttention):
         content, rotary = q[:, 0].to(cache.up_key.dtype).split([self.head_dim, self.rope_dim], -1)
         absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)  # (B, H, r), scaled
         q_bh1d = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
-        older = cache.older(q_bh1d[:, :, 0], "slots", value_dim=self.latent_dim)
         read = attend_cached(
             q_bh1d, cache.text["slots"].unsqueeze(1), None, 1.0, cache.prefix["slots"].unsqueeze(1), None,
             cache.prefix_mask, text_mask, value_dim=self.latent_dim,
             used=most, counts=counts, prefix_used=before, prefix_counts=cache.prefix_counts, beam=cache.beam,
-            older=older,
+            older=cache.older("slots"),
         )  # fmt: skip
         out = torch.matmul(read[:, :, 0].transpose(0, 1), cache.up_value).transpose(0, 1)  # (B, H, d_v)
         return self.out(out.reshape(q.shape[0], 1, -1).to(q.dtype))
@@ -418,7 +417,7 @@ class LatentStep:
         if counts is not None:
             text_mask = torch.arange(used) < counts.unsqueeze(1) - sealed
         key, value = self.slots.narrow(1, 0, used), self.latents.narrow(1, 0, used)
-        older: Older | None = cache.older(self.q, "slots", value_dim=value.shape[-1]) if sealed else None
+        older = attend(self.q, *codes, value.shape[-1]) if (codes := cache.older("slots")) else None
         if not prefix_slots:
             read = products(self.q, key, value, 1, text_mask, older=older)
         else:

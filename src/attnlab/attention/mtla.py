@@ -314,9 +314,10 @@ class MTLA(MLA):
         if choose("step", text, masked=True) is Backend.TRITON:
             from .ops.kernels.merge import merge_slot  # needs triton
 
-            return merge_slot(
-                text, latent, rotary, self.gate_latent(latent), cache.gate_slot, end % s + start, s, end // s
-            )
+            sealed, hidden = cache.sealed, self.gate_latent(latent)
+            at, first = end % s + start - sealed * s, end // s + sealed
+            counts = merge_slot(text, latent, rotary, hidden, cache.gate_slot, at, s, first)
+            return counts + sealed if sealed else counts
         if isinstance(end, int) and isinstance(start, int):  # indexing by tensors would make a step 15 % slower
             number, place = (end % s + start) // s, (end % s + start) % s
             slot = slice(number - cache.sealed, number - cache.sealed + 1)  # torch.compile would specialise on an index

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
 from .ops.backends import transformed
-from .ops.quantised import Coded, Older, Sealing, attend, coded_bytes
+from .ops.quantised import Coded, Codes, Sealing, coded_bytes
 from .ops.rope import Llama3Scaling, Turn, rotary_table, table_of
 
 Angles = tuple[Tensor, Tensor]  # cos and sin of positions, (B or 1, positions, pairs)
@@ -112,11 +112,9 @@ class PositionalCache(Cache):
                 past[name] = torch.cat((head, self.coded[name].read(0, sealed), tail), axis)
         return past
 
-    def older(self, q: Tensor, key: str, value: str | None = None, value_dim: int | None = None) -> Older | None:
-        """Attention of scaled queries (B, H, D) to the text slots that are codes, see `ops.quantised.attend`."""
-        if not (sealed := self.sealed):
-            return None
-        return attend(q, self.coded[key], None if value is None else self.coded[value], sealed, value_dim)
+    def older(self, key: str, value: str | None = None) -> Codes | None:
+        """The text slots that are codes, see `ops.quantised.attend`; None: there are none."""
+        return (self.coded[key], self.coded[value] if value else None, self.sealed) if self.sealed else None
 
     def used_slots(self) -> int:
         """Number of text slots in use."""

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import Backend, choose
-from .quantised import Older
+from .quantised import Codes, Older, attend
 
 WIDE = (torch.float32, torch.float64)
 
@@ -26,7 +26,7 @@ def attend_cached(
     prefix_used: int | None = None,
     prefix_counts: Tensor | None = None,
     beam: int | None = None,
-    older: Older | None = None,
+    older: Codes | None = None,
 ) -> Tensor:
     """One softmax over the prefix and the text of each row, (B, H, 1, Dv).
 
@@ -49,14 +49,14 @@ def attend_cached(
         prefix_counts: number of slots that exist in each prefix, (N,), if these are the first ones; a kernel reads it
             in place of `prefix_mask`.
         beam: B / N, as a constant for torch.compile, to which the quotient of two sizes is not one.
-        older: attention to further slots of each row, see `products`.
+        older: codes of further slots of each row.
     """
     q_bhd = q[:, :, 0].to(key.dtype)
     batch, heads, width = q_bhd.shape
     prefix_used = prefix_key.shape[2] if prefix_used is None else prefix_used
     narrow = width != (value_dim if value is None else value.shape[-1])
-    masked = bool(prefix_used) or text_mask is not None or counts is not None or narrow
-    backend = choose("step", q_bhd, masked=masked) if older is None else Backend.PLAIN
+    masked = bool(prefix_used) or narrow or any(given is not None for given in (text_mask, counts, older))
+    backend = choose("step", q_bhd, masked=masked)
     if backend is Backend.TRITON:
         from .kernels.latent import CacheSegment, latent_decode  # needs triton
 
@@ -65,6 +65,8 @@ def attend_cached(
             exist = prefix_used if prefix_counts is None else prefix_counts
             mask = prefix_mask if prefix_counts is None else None
             segments.insert(0, CacheSegment(prefix_key, prefix_value, exist, mask=mask))
+        if older is not None:
+            segments.append(CacheSegment(*older))
         return latent_decode(q_bhd.contiguous(), segments, scale, value_dim=value_dim).unsqueeze(2)
 
     groups, used = key.shape[1], key.shape[2] if used is None else used
@@ -78,12 +80,13 @@ def attend_cached(
         prefix_mask = torch.arange(prefix_used, device=prefix_counts.device) < prefix_counts.reshape(-1, 1)
     text = _columns(key, value, used, value_dim)
     q_bgd = q_bhd if scale == 1.0 else q_bhd * scale
+    read = None if older is None else attend(q[:, :, 0] * scale, *older, value_dim)
     if not prefix_used:
-        return products(q_bgd, *text, groups, text_mask, older=older).unsqueeze(2)
+        return products(q_bgd, *text, groups, text_mask, older=read).unsqueeze(2)
     if beam is not None:
         share(batch, beam, len(prefix_key))
     prefix = _columns(prefix_key, prefix_value, prefix_used, value_dim)
-    return products(q_bgd, *text, groups, text_mask, *prefix, prefix_mask, beam=beam, older=older).unsqueeze(2)
+    return products(q_bgd, *text, groups, text_mask, *prefix, prefix_mask, beam=beam, older=read).unsqueeze(2)
 
 
 def share(rows: int, beam: int, prefixes: int) -> None:

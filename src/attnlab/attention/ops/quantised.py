@@ -21,6 +21,7 @@ SCRATCH = 2**17  # numbers in full precision at a time: they stay in the cache o
 UNPACK = {8: torch.ops.quantized.embedding_bag_byte_unpack, 4: torch.ops.quantized.embedding_bag_4bit_unpack}
 
 Older = tuple[Tensor, Tensor]  # outputs (B G, Q, Dv) of a part of the softmax, and its log-sum-exp (B G, Q, 1)
+Codes = tuple["Coded", "Coded | None", int]  # key, value and used, as `attend` reads them
 
 
 def row_shape(width: int, bits: int) -> tuple[int, int, int]:
@@ -49,7 +50,7 @@ def encoded(x: Tensor, bits: int) -> Tensor:
 def decoded(rows: Tensor, bits: int, width: int, dtype: torch.dtype) -> Tensor:
     """The inverse of `encoded` up to rounding: rows of bytes (..., groups, bytes) -> (..., width)."""
     if rows.device.type == "cpu" and dtype == torch.float32 and rows.numel():
-        return UNPACK[bits](rows.reshape(-1, rows.shape[-1])).view(*rows.shape[:-2], -1)[..., :width]
+        return UNPACK[bits](rows.reshape(-1, rows.shape[-1]).contiguous()).view(*rows.shape[:-2], -1)[..., :width]
     count = 2 * CONSTANTS[bits].itemsize
     codes, constants = rows[..., :-count], rows[..., -count:].contiguous().view(CONSTANTS[bits]).to(dtype)
     if bits == 4:
@@ -77,6 +78,16 @@ class Coded:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows.device
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, G, places, width); G: product of the sizes before the axis of slots."""
+        outer = math.prod(self.rows.shape[1:-3])
+        return len(self.rows), outer, self.rows.shape[-3], self.width
 
     def write(self, first: int, x: Tensor) -> None:
         """Store slots from `first` on, given as in the buffer."""
