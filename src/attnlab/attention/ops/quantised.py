@@ -32,7 +32,7 @@ def row_shape(width: int, bits: int) -> tuple[int, int, int]:
 
 
 def encoded(x: Tensor, bits: int) -> Tensor:
-    """(..., width) -> rows of bytes (..., groups, bytes)."""
+    """x (..., width) -> rows of bytes (..., groups, bytes)."""
     groups, size, _ = row_shape(x.shape[-1], bits)
     x, levels = x.to(torch.promote_types(x.dtype, torch.float32)), 2**bits - 1
     if missing := groups * size - x.shape[-1]:
@@ -48,7 +48,7 @@ def encoded(x: Tensor, bits: int) -> Tensor:
 
 
 def decoded(rows: Tensor, bits: int, width: int, dtype: torch.dtype) -> Tensor:
-    """The inverse of `encoded` up to rounding: rows of bytes (..., groups, bytes) -> (..., width)."""
+    """The inverse of `encoded` up to rounding: `rows` of bytes (..., groups, bytes) -> (..., width)."""
     if rows.device.type == "cpu" and dtype == torch.float32 and rows.numel():
         return UNPACK[bits](rows.reshape(-1, rows.shape[-1]).contiguous()).view(*rows.shape[:-2], -1)[..., :width]
     count = 2 * CONSTANTS[bits].itemsize
@@ -64,6 +64,7 @@ class Coded:
     Args:
         shape: shape of a row of the buffer; None: the axis of slots.
         places: number of slots for which there is room, a multiple of `BLOCK`.
+        like: a tensor of the buffer's dtype and device.
 
     Attributes:
         rows: (B, ..., places, groups, bytes) uint8.
@@ -114,7 +115,7 @@ class Coded:
 
 
 def attend(q: Tensor, key: Coded, value: Coded | None, used: int, value_dim: int | None = None) -> Older:
-    """Attention of scaled queries (B, H, D) to the first `used` slots, block by block.
+    """Attention of scaled queries q (B, H, D) to the first `used` slots, block by block.
 
     H is a multiple of the key heads G of a slot. `value`: None: the first `value_dim` components of the keys.
     """
