@@ -1,4 +1,4 @@
-"""Writes the texts that kvpress.py reads: needles in validation text, and windows of the test text, as ids of bytes.
+"""Writes the texts that eviction.py reads: needles in validation text, and windows of the test text, as ids of bytes.
 
     python experiments/bytes/needles.py WIKITEXT2 needles.jsonl
 

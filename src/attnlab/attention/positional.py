@@ -164,7 +164,8 @@ class PositionalCache(Cache):
             used = buffer.narrow(self.axes[name], 0, self.used_slots() - self.sealed)
             used[moved] = used[rows[moved]]
         for coded in self.coded.values():
-            codes = coded.rows.narrow(-3, 0, min(self.sealed, coded.rows.shape[-3]))
+            kept = max(self.sealed, self._standing)  # codes that a crop left for `seal` too
+            codes = coded.rows.narrow(-3, 0, min(kept, coded.rows.shape[-3]))
             codes[moved] = codes[rows[moved]]
 
     def select(self, prefixes: Tensor) -> None:

@@ -85,13 +85,13 @@ def _needle(needle: dict[str, Any]) -> str:
 def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for point, values in conversion.get("points", {}).items():
         if values != NOT_RUN:
-            size = f"{values['cache_bytes_per_token']:,} bytes of cache per token"
+            size = f"{values['cache_bytes_per_token']:,.6g} bytes of cache per token of a long text"
             if not values["cache_bytes_per_token"]:
                 size = f"{values['cache_bytes_measured']:,} bytes of cache, which windows bound"
             yield point, f"perplexity {values['perplexity']:.4f}, {size}, {values['tokens_per_second']} tokens/s"
     if cache := conversion.get("cache"):
-        share = f"{100 * cache['share']:.1f} % of the original's"
-        yield "cache with windows", f"{share}, of a text of {cache['positions']} tokens"
+        share = f"{100 * cache['share']:.1f} % of the original's numbers, windows included"
+        yield f"cache of {cache['positions']} tokens", share
 
 
 def _compression_lines(compression: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,10 @@ RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the other
 
 
 def retrieved(tokens: Tensor) -> Tensor:
-    """Whether the token after each position follows the same `SAME` ids earlier in its text, (B, T) -> (B, T) bool."""
+    """Whether the token after each position follows the same `SAME` ids earlier in its text.
+
+    tokens (B, T) -> (B, T) bool.
+    """
     found = torch.zeros(tokens.shape, dtype=torch.bool)
     for row, text in zip(found, tokens.tolist(), strict=True):
         following: dict[tuple[int, ...], int] = {}

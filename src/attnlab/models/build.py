@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from attnlab.attention import Attention
 from attnlab.attention.base import NO_CODES
+from attnlab.attention.ops.quantised import BLOCK
+from attnlab.attention.sliding_window import Windowed
 from attnlab.config.build import instantiate
 from attnlab.errors import ConfigError
 from attnlab.run.identity import architecture
@@ -57,7 +59,10 @@ def build_attention(cfg: DictConfig, layer: int) -> Attention:
 
 
 def set_cache_bits(cfg: DictConfig, attentions: Iterable[Attention]) -> None:
-    """Apply `cache.bits` to mechanisms. ConfigError: one has a state that cannot be stored as codes."""
+    """Apply `cache.bits` to mechanisms. ConfigError: one has a state that cannot be stored as codes.
+
+    Windows of at most `BLOCK` positions have no older slots and stay as they are.
+    """
     if (bits := OmegaConf.select(cfg, "cache.bits")) is None:
         return
     for attention in attentions:
@@ -66,7 +71,8 @@ def set_cache_bits(cfg: DictConfig, attentions: Iterable[Attention]) -> None:
                 f"cache.bits={bits}: {type(attention).__name__} {NO_CODES}; expected null, or a mechanism that caches "
                 "positions, such as attention=mha, gqa, mla, mtla, sliding_window or tpa"
             )
-        attention.cache_bits = bits
+        if not (isinstance(attention, Windowed) and attention.window <= BLOCK):
+            attention.cache_bits = bits
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ MOST = 8.0  # the plot ends at this multiple of the original's perplexity
 CONVERSION_NOTES = [
     "Perplexity of a token (of the sample model: of a byte) of the test split; mean ± standard deviation over the "
     "seeds. Ratios are taken seed by seed. Converted: without training; healed: trained afterwards.",
-    "Cache: of a long text, all layers, as a share of the original's; measured bytes equal these. Slots of merged "
+    "Cache: all layers, as a share of the original's: of a text as long as those of calibration if the record has it, "
+    "windows included, else of a long text, where measured bytes equal these. There slots of merged "
     "positions count as by stride; the window of unmerged positions has a fixed size and is left out, and so are "
     "layers with a sliding window. Where all layers have one: bytes of the whole cache, as measured.",
     "Method: `convert=` and the settings of the command; an experiment's name stands for its settings.",
@@ -250,11 +251,13 @@ def _converted(saved: SavedRecord) -> list[Any]:
     settings = [text.removeprefix("convert.") for text in settings if not text.startswith("convert.calibration.")]
     settings += [text for text in _words(saved) if text.startswith("stride=")]
     experiment = str(record.get("experiment") or "").removeprefix("convert/")
+    sizes = [float(state[size]) for state in states[:2]]
+    if (cache := conversion.get("cache")) and "cache_bits" not in states[1]:
+        sizes[1] = sizes[0] * cache["share"]
     return [
         Path(record["config"]["model"] or "sample").name,
         " ".join([experiment or conversion["target"], *sorted(settings)]), int(record["seed"]),
-        *(float(state[size]) for state in states[:2]),
-        *(float(state["perplexity"]) if isinstance(state, dict) else None for state in states),
+        *sizes, *(float(state["perplexity"]) if isinstance(state, dict) else None for state in states),
         str(conversion["seconds"]), record["corpus"], *(str(record["environment"][key]) for key in ("device", "git")),
         record["command"],
     ]  # fmt: skip

@@ -71,7 +71,7 @@ def attend_cached(
 
     groups, used = key.shape[1], key.shape[2] if used is None else used
     if backend is Backend.SDPA:
-        assert value is not None
+        value = key if value is None else value  # latents without rotary keys
         q_bgqd, key, value = q_bhd.reshape(batch, groups, -1, width), key[:, :, :used], value[:, :, :used]
         return F.scaled_dot_product_attention(q_bgqd, key, value, scale=scale).reshape(batch, heads, 1, -1)
     if counts is not None:

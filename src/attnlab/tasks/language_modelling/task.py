@@ -78,6 +78,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             assert isinstance(model, Decoder)
             if target is None:
                 return model
+            if self.cfg.checkpoint and (layers := self._layer_file()) is not None:
+                return target.healing.freeze(self._with_layers(self.cfg.task.data.vocab_size, layers))
             model = replaced(model, [target.planned_for(a) for a in model.attentions])
             set_cache_bits(self.cfg, model.attentions)
             return target.healing.freeze(model)
@@ -100,7 +102,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             with without_memory():
                 original = self._model(self.cfg.task.data.vocab_size)
             assert isinstance(original, Decoder)
-            if reason := next(filter(None, map(target.estimated, original.attentions)), None):
+            reason = next(filter(None, map(target.estimated, original.attentions)), None)
+            if reason and not self.cfg.checkpoint:  # else its layers are read
                 record["parameters"]["estimated"] = reason
             record["parameters"]["original"] = count_parameters(original)
             record["kv_cache"]["original"] = self.cache_sizes(original, cache_shape(self.cfg.bench))
@@ -194,9 +197,9 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             weights = place / "checkpoints" if place.is_dir() else place
         return file_of_run(weights, CONVERSION, "the layers of the converted model, which its run writes")
 
-    def _with_layers(self, vocabulary: Vocabulary, layers: Path | None) -> LanguageModel:
+    def _with_layers(self, vocab_size: int, layers: Path | None) -> Any:
         """The model with random weights; `layers`: the file that describes the converted layers, if any."""
-        model = self._model(vocabulary.size)
+        model = self._model(vocab_size)
         if layers is not None:
             assert isinstance(model, Decoder)
             with_layers(model, layers)
@@ -207,7 +210,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         from attnlab.tasks.language_modelling.module import Healed, LanguageModelling
 
         cfg, target = self.cfg, target_of(self.cfg)
-        model = self._with_layers(vocabulary, layers)
+        model = self._with_layers(vocabulary.size, layers)
         arguments = self.module_arguments() | {
             "identity": identity(cfg, vocabulary=vocabulary.fingerprint),
             "label_smoothing": cfg.task.train.label_smoothing,
@@ -286,7 +289,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def rebuilt(self, weights: Path) -> Restored:
         vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
-        return self._restored(self._with_layers(vocabulary, self._layer_file(weights)), vocabulary)
+        return self._restored(self._with_layers(vocabulary.size, self._layer_file(weights)), vocabulary)
 
     def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> Callable[[], dict[str, Any]] | None:
         """The format "hf" is a Llama or a folder with modelling files, which transformers loads."""
