@@ -176,3 +176,19 @@ def test_beam_search_through_codes_finds_what_a_search_without_them_scores_alike
         found.append(search(decoder, prefix, torch.tensor([6, 4]), bos=2, eos=2, pad=1))
     for exact, best in zip(*found, strict=True):
         assert best[0].score == pytest.approx(exact[0].score, rel=0.01)
+
+
+def test_rows_are_reordered_with_the_codes_that_a_crop_left() -> None:
+    attention, x = MLA(32, 4).double(), torch.randn(2, 100, 32, dtype=torch.float64)
+    attention.cache_bits = 8
+    cache, order = attention.new_cache(2, 100), torch.tensor([1, 0])
+    attention.extend(x[:, :65], cache)
+    cache.crop(61)
+    attention.extend(x[:, 61:62], cache)
+    cache.reorder(order)
+    after = torch.cat([attention.extend(one, cache) for one in x[order][:, 62:].split(1, 1)], 1)
+    assert error(after, attention(x)[order][:, 62:]) < TOLERANCE[8]
+
+
+def test_steps_of_latents_alone_in_half_precision() -> None:
+    MLA(32, 4, rope_dim=0).bfloat16().check_steps()
