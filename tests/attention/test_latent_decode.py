@@ -2,7 +2,7 @@
 
 import os
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -216,12 +216,14 @@ def check_codes(bits: int, case: Case, device: torch.device) -> None:
     key, value = coded(case.widths[0]), None if case.groups is None else coded(case.widths[1])
     q, text, prefix = draw(rows, case.heads, 1, case.widths[0]), buffers(rows, 9), buffers(2, case.prefix)
     mask = torch.rand(2, case.prefix, generator=rng).to(device) < 0.7
-    more = {"value_dim": value_dim, "used": 7, "older": (key, value, used), "beam": case.beam}
+    more: dict[str, Any] = {"value_dim": value_dim, "used": 7, "older": (key, value, used), "beam": case.beam}
     outs = []
     for backend, dtype in ((Backend.TRITON, case.dtype), (Backend.PLAIN, torch.float32)):
-        given = [None if t is None else t.to(dtype) for t in (q, *text, *prefix)]
+        given: list[Any] = [None if t is None else t.to(dtype) for t in (q, *text, *prefix)]
+        asked, keys, values, before, values_before = given
         with prefer(backend):
-            outs.append(attend_cached(*given[:3], case.widths[0] ** -0.5, *given[3:], mask, **more))
+            scale = case.widths[0] ** -0.5
+            outs.append(attend_cached(asked, keys, values, scale, before, values_before, mask, **more))
     assert error(outs[0].cpu(), outs[1].double().cpu()) < TOLERANCE[case.dtype]
 
 

@@ -39,9 +39,10 @@ class Twin:
 
     def __init__(self, attention: Attention, bits: Bits, cache: Any) -> None:
         self.attention, self.bits, self.cache, self.done = attention, bits, cache, 0
-        self.stride = getattr(attention, "stride", 1)
-        merges = isinstance(attention, MTLAWindow)
-        self.lag, self.first = (attention.first + attention.recent, attention.raw) if merges else (0, 0)
+        self.stride = int(getattr(attention, "stride", 1))
+        self.lag = self.first = 0
+        if isinstance(attention, MTLAWindow):
+            self.lag, self.first = attention.first + attention.recent, attention.raw
 
     def extend(self, x: Tensor) -> Tensor:
         size, outs = BLOCK * self.stride, []

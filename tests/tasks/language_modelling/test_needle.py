@@ -95,7 +95,7 @@ def test_a_text_has_its_length_and_its_fact_at_its_depth() -> None:
 
 
 @pytest.mark.parametrize(("keys", "hops"), [(4, 1), (2, 2), (3, 2)])
-def test_the_answer_follows_from_one_of_several_facts(keys: int, hops: int) -> None:
+def test_the_answer_follows_from_one_of_several_facts(keys: int, hops: Literal[1, 2]) -> None:
     """By the name in the question, over the one that it is said to be the same as where there are two hops."""
     for trial in Needle(lengths=[300], trials=6, keys=keys, hops=hops).texts(300, BYTES, hay()):
         rows = [trial.row(depth) for depth in (0.0, 0.3, 0.5, 1.0)]
