@@ -67,6 +67,8 @@ def compared(name: str, words: str, folder: Path) -> str:
     (folder / "config.json").write_text(json.dumps(options))
     shape = ("bench.batch=2", "bench.beam=1", "bench.prefix=0", f"bench.text={TEXT}", "task.data.window=16")
     arguments = ["task=wikitext2", "hardware=cpu", "mode=describe", f"model='{folder}'", *shape, *words.split()]
+    if "convert=m" in words and "layers=" not in words:  # measured sizes are known after measuring
+        arguments += ["convert.layers=budget"]
     arguments += ["task.score.prompt_tokens=8", "task.sampling.tokens=8", "task.score.sliding_stride=null"]
     cfg = check(arguments, load).jobs[0]
     record, target = new(cfg, "test"), target_of(cfg)

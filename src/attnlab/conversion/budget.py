@@ -79,20 +79,22 @@ def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[in
         for errors, total, down in zip(lost, totals, below, strict=True)
     ]
     steps = [list(enumerate(errors[sizes].tolist())) for errors, sizes in zip(lost, ranges, strict=True)]
-    return [int(sizes[number]) for sizes, number in zip(ranges, cheapest(steps, sum(below)), strict=True)]
+    return [int(sizes[number]) for sizes, number in zip(ranges, cheapest(steps, sum(below), fill=True), strict=True)]
 
 
-def cheapest(options: Sequence[Sequence[tuple[int, float]]], total: int) -> list[int]:
+def cheapest(options: Sequence[Sequence[tuple[int, float]]], total: int, *, fill: bool = False) -> list[int]:
     """The number of an option of each layer, with the smallest sum of errors at a sum of sizes of at most `total`.
 
     cost(l, s) = min_k cost(l - 1, s - size_lk) + error_lk over all layers l, options k and sums s.
 
     Args:
         options: the size and the error of each option of each layer; some of them fit `total`.
+        fill: whether the sizes sum to `total` itself.
     """
     unit = math.gcd(total, *(size for layer in options for size, _ in layer)) or 1
     room, chosen = total // unit, []
     cost = torch.zeros(room + 1, dtype=torch.float64)  # of the layers before, by the sum of sizes
+    cost[1:] = math.inf if fill else 0.0
     for layer in options:
         tried = cost.new_full((len(layer), room + 1), math.inf)
         for row, (size, error) in zip(tried, layer, strict=True):

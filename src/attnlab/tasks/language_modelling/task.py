@@ -105,6 +105,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             reason = next(filter(None, map(target.estimated, original.attentions)), None)
             if reason and not self.cfg.checkpoint:  # else its layers are read
                 record["parameters"]["estimated"] = reason
+                if target.measured:
+                    record["kv_cache"]["estimated"] = "sizes and windows are measured"
             record["parameters"]["original"] = count_parameters(original)
             record["kv_cache"]["original"] = self.cache_sizes(original, cache_shape(self.cfg.bench))
 
