@@ -40,8 +40,8 @@ def points() -> pd.DataFrame:
     )
     columns = ["Method", "Size", "Seed", "Bytes", "Recall", "Perplexity"]
     both = pd.concat([cache[columns], evicted[columns]]).melt(columns[:4], var_name="Measure", value_name="Value")
-    found = both.groupby(["Measure", "Method", "Size"], sort=False)
-    values = found["Value"].agg(["mean", "min", "max", "count"]).join(found["Bytes"].mean())
+    groups = both.groupby(["Measure", "Method", "Size"], sort=False)
+    values = groups["Value"].agg(["mean", "min", "max", "count"]).join(groups["Bytes"].mean())
     return values.reset_index().round(4)
 
 

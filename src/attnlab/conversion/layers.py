@@ -195,6 +195,7 @@ def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool
             texts.enter(block)
             predictions.enter()
             advance(1)
+    room = max(room, sum(min(size for size, _ in layer) for layer in options))  # sizes may have been rounded up
     numbers = cheapest(options, room)
     return [choices[number] for choices, number in zip(plans, numbers, strict=True)]
 

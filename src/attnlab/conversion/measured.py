@@ -24,14 +24,14 @@ def retrieved(tokens: Tensor) -> Tensor:
 
     tokens (B, T) -> (B, T) bool.
     """
-    found = torch.zeros(tokens.shape, dtype=torch.bool)
-    for row, text in zip(found, tokens.tolist(), strict=True):
+    marks = torch.zeros(tokens.shape, dtype=torch.bool)
+    for row, text in zip(marks, tokens.tolist(), strict=True):
         following: dict[tuple[int, ...], int] = {}
         for place in range(SAME - 1, len(text) - 1):
             ids = tuple(text[place - SAME + 1 : place + 1])
             row[place] = following.get(ids) == text[place + 1]
             following[ids] = text[place + 1]
-    return found
+    return marks
 
 
 class Predictions:

@@ -336,8 +336,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             needle = needle.of_conversion(data.eval_window, module.vocabulary, text)
         if needle is not None and needle.lengths is not None:
             size, dtype = data.eval_batch_size * data.eval_window, scoring_dtype(precision)
-            found = needle.score(module.model, data.vocabulary, text, tokens=size, device=device, dtype=dtype)
-            sections["quality"] = {"needle": found}
+            recall = needle.score(module.model, data.vocabulary, text, tokens=size, device=device, dtype=dtype)
+            sections["quality"] = {"needle": recall}
         return sections
 
 
