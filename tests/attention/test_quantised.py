@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import MLA, MTLA, Attention, Cache, MTLAWindow
+from attnlab.attention.ops.quantised import Coded, attend
 from attnlab.decoding import BeamSearch
 from attnlab.models import Decoder, PrefixDecoder
 from tests.attention.mechanisms import EVERY, Mechanism, error, extend_by, prefix_lengths, random_chunks
@@ -141,6 +142,19 @@ def test_codes_are_close_and_take_the_bytes_that_are_predicted(mechanism: Mechan
         assert off < tolerance + TOLERANCE[bits] / 4  # another rounding of an input changes codes
     long, short = (low.cache_bytes(1, size * 960, dtype=torch.float32) for size in (64, 32))
     assert (long - short) / (32 * 960) == pytest.approx(low.cache_bytes_per_token(torch.float32))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("queries", [1, 2, 5])
+def test_sums_of_codes_on_a_cpu_are_those_of_converted_numbers(bits: Bits, queries: int) -> None:
+    """Heads of their own in float32, whose values are summed as codes, and in float64."""
+    rng, used = torch.Generator().manual_seed(0), 2000
+    key, value = (Coded(shape, 2, 2016, bits, torch.zeros(0)) for shape in ((3, 140, None), (3, None, 70)))
+    key.write(0, torch.randn(2, 3, 140, used, generator=rng))
+    value.write(0, torch.randn(2, 3, used, 70, generator=rng))
+    q = torch.randn(2, 3 * queries, 140, generator=rng) / 12
+    for out, want in zip(attend(q, key, value, used), attend(q.double(), key, value, used), strict=True):
+        assert out.dtype == torch.float32 and error(out, want) < 1e-5
 
 
 @pytest.mark.parametrize("mechanism", [m for m in EVERY if m not in CODED], ids=str)

@@ -10,6 +10,7 @@ lower half.
 """
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -17,8 +18,12 @@ from torch import Tensor
 BLOCK = 32  # slots that become codes together
 GROUP = {8: 64, 4: 32}  # components of a group, at most
 CONSTANTS = {8: torch.float32, 4: torch.float16}  # dtypes of scale and zero
-SCRATCH = 2**17  # numbers in full precision at a time: they stay in the cache of a CPU
+SCRATCH = 2**18  # numbers in full precision at a time: they stay in the cache of a CPU
 UNPACK = {8: torch.ops.quantized.embedding_bag_byte_unpack, 4: torch.ops.quantized.embedding_bag_4bit_unpack}
+SUM = {
+    8: torch.ops.quantized.embedding_bag_byte_rowwise_offsets,
+    4: torch.ops.quantized.embedding_bag_4bit_rowwise_offsets,
+}
 
 Older = tuple[Tensor, Tensor]  # outputs (B G, Q, Dv) of a part of the softmax, and its log-sum-exp (B G, Q, 1)
 Codes = tuple["Coded", "Coded | None", int]  # key, value and used, as `attend` reads them
@@ -114,6 +119,23 @@ class Coded:
         self.rows = self.rows[rows]
 
 
+def can_sum(q: Tensor, bits: int) -> bool:
+    """Whether `weighted_sum` is for queries like q (N, Q, D), and faster than a product with converted values."""
+    return q.is_cpu and q.dtype == torch.float32 and q.shape[1] <= {8: 4, 4: 2}[bits]
+
+
+def weighted_sum(weights: Tensor, rows: Tensor, bits: int, width: int) -> Tensor:
+    """weights (N, Q, K) times the first K slots of dense rows (N, places, groups, bytes): (N, Q, width), on a CPU."""
+    (count, queries, used), (_, places, groups, size) = weights.shape, rows.shape
+    first = torch.arange(count, dtype=torch.int32)[:, None, None, None] * (places * groups)
+    group = torch.arange(groups, dtype=torch.int32)[:, None]
+    index = (first + group + torch.arange(used, dtype=torch.int32) * groups).expand(count, queries, groups, used)
+    bags = torch.arange(0, index.numel(), used, dtype=torch.int32)
+    each = weights.unsqueeze(2).expand(index.shape).flatten()
+    out = SUM[bits](rows.reshape(-1, size), index.flatten(), bags, per_sample_weights=each)
+    return out.view(count, queries, -1)[..., :width]
+
+
 def attend(q: Tensor, key: Coded, value: Coded | None, used: int, value_dim: int | None = None) -> Older:
     """Attention of scaled queries q (B, H, D) to the first `used` slots, block by block.
 
@@ -140,6 +162,13 @@ def attend(q: Tensor, key: Coded, value: Coded | None, used: int, value_dim: int
 
     outs, sums = [], []
     with torch.autocast(q.device.type, enabled=False):
+        if value is not None and values is not None and can_sum(q, value.bits):
+            logits = q.new_empty(*q.shape[:2], used)
+            for row, first in product(range(0, len(keys), rows), range(0, used, slots)):
+                here = slice(row, row + rows), slice(first, min(first + slots, used))
+                logits[here[0], :, here[1]] = torch.bmm(q[here[0]], decoded(keys[here], key.bits, key.width, wide).mT)
+            total = logits.logsumexp(-1, keepdim=True)
+            return weighted_sum(logits.sub_(total).exp_(), values, value.bits, value.width), total
         for row in range(0, len(keys), rows):
             parts = [part(row, first) for first in range(0, used, slots)]
             out, total, most = parts[0]
