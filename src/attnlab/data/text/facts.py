@@ -5,12 +5,9 @@ numbers have five digits by default.
 """
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from attnlab.data.samples.world import random_fact
 from attnlab.data.text.vocabulary import Vocabulary
-from attnlab.data.text.windows import TrainingWindows, Window
 
 DIGITS, LETTERS = 6, 9
 REPEATED = 0.75  # share of the facts that repeat one of the same text
@@ -31,21 +28,3 @@ def with_facts(ids: list[int], vocabulary: Vocabulary, draw: np.random.Generator
         else:
             row += facts[draw.integers(len(facts))]
     return row[: len(ids)]
-
-
-class WindowsWithFacts(Dataset[Window]):
-    """Training windows, a `share` of them with facts, as a function of `seed`, epoch and index."""
-
-    def __init__(self, windows: TrainingWindows, share: float, vocabulary: Vocabulary, seed: int, epoch: int) -> None:
-        self.windows, self.share, self.vocabulary, self.key = windows, share, vocabulary, (seed, epoch, 2)
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, index: int) -> Window:
-        ids, targets = self.windows[index]
-        draw = np.random.default_rng([*self.key, index])
-        if draw.random() >= self.share:
-            return ids, targets
-        row = torch.tensor(with_facts([*ids.tolist(), int(targets[-1])], self.vocabulary, draw))
-        return row[:-1], row[1:]

@@ -15,10 +15,9 @@ from attnlab.data.base import Data, Loader, Workers, ordered_batches
 from attnlab.data.corpus import sample_corpus
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
-from attnlab.data.text.facts import WindowsWithFacts
 from attnlab.data.text.tokens import Ids, TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, count_words
-from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window
+from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window, WindowsWithFacts
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest, file_digests
 from attnlab.run.record import embedded

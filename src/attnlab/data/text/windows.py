@@ -9,7 +9,9 @@ from torch.utils.data import Dataset
 
 from attnlab.config.batch import Share
 from attnlab.data.base import EpochBatches
+from attnlab.data.text.facts import with_facts
 from attnlab.data.text.tokens import Ids, TokenFile
+from attnlab.data.text.vocabulary import Vocabulary
 
 IGNORE = -1  # the target of tokens that are not scored
 
@@ -75,6 +77,24 @@ class TrainingWindows(Dataset[Window]):
         start = int(self._offsets[which]) + (index - before) * self.length
         ids = torch.from_numpy(self.files[which].read(start, start + self.length + 1))
         return ids[:-1], ids[1:]
+
+
+class WindowsWithFacts(Dataset[Window]):
+    """Training windows, a `share` of them with facts, as a function of `seed`, epoch and index."""
+
+    def __init__(self, windows: TrainingWindows, share: float, vocabulary: Vocabulary, seed: int, epoch: int) -> None:
+        self.windows, self.share, self.vocabulary, self.key = windows, share, vocabulary, (seed, epoch, 2)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Window:
+        ids, targets = self.windows[index]
+        draw = np.random.default_rng([*self.key, index])
+        if draw.random() >= self.share:
+            return ids, targets
+        row = torch.tensor(with_facts([*ids.tolist(), int(targets[-1])], self.vocabulary, draw))
+        return row[:-1], row[1:]
 
 
 class EvaluationWindows(Dataset[Window]):
