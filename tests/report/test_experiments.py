@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from attnlab.attention.multilinear.base import MultiLinear
 from attnlab.bench import Settings
@@ -43,7 +43,8 @@ def described(cfg: DictConfig) -> dict[str, Any]:
     record: dict[str, Any] = {"kv_cache": {}}
     task_of(cfg, Task).describe(record)
     record |= {"d_model": cfg.task.model.get("d_model"), "layers": cfg.task.model.get("num_layers")}
-    trained = "total" if cfg.choices.convert == "none" else "attention"
+    healed = OmegaConf.select(cfg, "convert.healing.trained", default="all")
+    trained = "total" if healed == "all" else "attention"
     assert record["parameters"][trained] == record["parameters"]["trainable"] > 0
     return record
 

@@ -28,7 +28,11 @@ from attnlab.run.store import SavedRecord
 from tests.report.conftest import finished
 
 EXPERIMENTS = CONF.parent / "experiments"
-PATHS = [p for p in specifications(EXPERIMENTS) if read_spec(p).picture != "context"]
+PATHS = [
+    path
+    for path in specifications(EXPERIMENTS)
+    if read_spec(path).picture != "context" and any(row.published for row in read_spec(path).rows)
+]
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 QUICK = {"irratt/table3", "mtla/table6", "tensorized/table2", "tensorllm/table2"}  # with every kind of column
 ANY = 1.0  # where nothing was published
