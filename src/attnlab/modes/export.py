@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from attnlab.compression import folder
 from attnlab.errors import ConfigError, printable
@@ -53,8 +53,8 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     """
     compressed = cfg.checkpoint is None or cfg.task.modes[0] == "compress"  # such a task trains nothing
     source = _compressed_folder(cfg) if compressed else Path(cfg.checkpoint).expanduser()
-    if cfg.cache.bits is not None:
-        log.warning("cache.bits=%d is left out: an exported model caches in its own dtype", cfg.cache.bits)
+    if bits := OmegaConf.select(cfg, "cache.bits"):
+        log.warning("cache.bits=%d is left out: an exported model caches in its own dtype", bits)
     with _destination(cfg, source) as place:
         if compressed:
             folders = [source.parent, source]
