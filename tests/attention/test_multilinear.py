@@ -103,6 +103,16 @@ def test_readouts_of_their_own_are_one_readout_of_rank_h(form: str) -> None:
     assert error(attention(x)[0, -1], want) < 1e-13
 
 
+def test_softmax_attention_is_no_sum_over_the_tensor() -> None:
+    """It leaves the span of Q, K and V (theorem 3.1), and it knows the order of the keys (corollary 1)."""
+    basis = torch.linalg.qr(draw(9, 4))[0]
+    q, k, v = basis @ draw(4, 6), basis @ draw(4, 6), (basis @ draw(4, 1)).expand(9, 6)  # v: the corollary's condition
+    attended, moved = (torch.softmax(q @ keys.mT / 6**0.5, -1) @ v for keys in (k, k.roll(1, 0)))
+    assert error(basis @ basis.mT @ attended, attended) > 0.05 and error(moved, attended) > 0.05
+    summed = [torch.einsum("r,ir,jr,mr->im", draw(6).fill_(0.5), q, keys, v) for keys in (k, k.roll(1, 0))]
+    assert error(*summed) < 1e-13
+
+
 def test_the_tied_form_is_linear_attention() -> None:
     """Q diag(g) K^T V under a causal mask, by rows averaged; over several chunks as over one."""
     attention = build("tied", 1)

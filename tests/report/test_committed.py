@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from attnlab.config.build import CONF
-from attnlab.report import bench, command, figure
+from attnlab.errors import ConfigError
+from attnlab.report import bench, claims, command, figure
 from attnlab.report.command import main
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
@@ -80,6 +81,17 @@ def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.Monk
     monkeypatch.setattr(bench, "write_text", lambda path, text: written.append(text))
     assert bench.render_speeds(records, page.parent) == [page]
     assert written[0].encode() == committed, "render it again: report speed experiments --out experiments"
+
+
+def test_the_page_of_claims(tmp_path: Path) -> None:
+    place, text = tmp_path / claims.FILE, (EXPERIMENTS / claims.FILE).read_text()
+    place.write_text(text)
+    assert main(["table", str(place)]) == 0
+    same([tmp_path / "claims.md"], EXPERIMENTS)
+    for wrong, message in (("verdict: reproduce\n", "reproduced"), ("verdicts: it holds\n", "verdicts")):
+        place.write_text(text.replace("verdict: reproduced\n", wrong, 1))
+        with pytest.raises(ConfigError, match=rf"claims\.yaml.*{message}"):
+            main(["table", str(place)])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ OVERLAYS = sorted(
     p.relative_to(CONF / "experiment").with_suffix("").as_posix() for p in (CONF / "experiment").rglob("*.yaml")
 )
 EVERY = [(path, row) for path, spec in SPECS.items() for row in spec.rows if row.command]
+CLAIMS = re.findall(r"`python -m src\.run ([^`]+)`", (ROOT / "experiments" / "claims.md").read_text())
 CONVERTED = {row.command: (path, row) for path, row in EVERY if path.parent.name == "convert"}
 ROWS = [(path, row) for path, row in EVERY if path.parent.name != "convert"]
 SEVERAL = {row.command: (path, row) for path, row in reversed(ROWS)}  # T6's tables repeat their rows
@@ -59,6 +60,13 @@ def test_overlay(name: str) -> None:
     assert f"experiment={name} " in (CONF / "experiment" / f"{name}.yaml").read_text().replace("\n", " ")
     assert isinstance(instantiate(cfg.bench), Settings)
     described(cfg)
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(line, marks=pytest.mark.slow) if i % 6 else line for i, line in enumerate(CLAIMS)]
+)
+def test_a_command_of_the_page_of_claims(command: str) -> None:
+    assert check(shlex.split(command), read_models=False).jobs
 
 
 @pytest.mark.parametrize(

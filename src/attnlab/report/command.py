@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from attnlab.errors import ConfigError, DataError, printable
-from attnlab.report import bench, decoders, figure, needle, runs
+from attnlab.report import bench, claims, decoders, figure, needle, runs
 from attnlab.report.match import is_of
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
@@ -135,8 +135,10 @@ def _specified(kind: str, specs: Sequence[Path], places: Sequence[Path] | None) 
     folders = [path for path in specs if path.is_dir()]
     if folders and places:
         raise ConfigError(f"report {kind}: --records belongs to a specification; {folders[0]} is a folder")
-    read = {path: read_spec(path) for path in specs if path not in folders}  # before anything is rendered
+    pages = [path for path in specs if path.name == claims.FILE]
+    read = {path: read_spec(path) for path in specs if path not in [*folders, *pages]}  # before anything is rendered
     paths = [path for folder in folders for path in everything(folder, kind)]
+    paths += [page for path in pages for page in claims.render(path)]
     for path, spec in read.items():
         records = collect(places or [path.parent, *[OUTPUTS] * OUTPUTS.exists()])
         if not places:
@@ -187,6 +189,7 @@ def everything(root: Path, kind: str) -> list[Path]:
         return paths
     for folder, report in folders(root):
         paths += made(report, below(folder, records), folder)
+    paths += claims.render(root / claims.FILE) if (root / claims.FILE).exists() else []
     return paths + made(bench.render_speeds, records, root)
 
 

@@ -1,0 +1,64 @@
+"""The page of claims: experiments/claims.yaml, a verdict on each headline claim of the papers, as claims.md."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from attnlab.errors import ConfigError, nearest
+from attnlab.report.table import Grid
+from attnlab.run.files import write_text
+
+FILE = "claims.yaml"
+HEADERS = ["Claim", "In the paper", "Verdict", "What decides it", "Commands"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper, in our words.
+
+    Args:
+        where: its place in the paper.
+        verdict: one of the file's `verdicts`.
+        why: what decides it, in Markdown; numbers have marks, as in a README.
+        commands: what a user can type to try it.
+        needs: what the commands need.
+    """
+
+    claim: str
+    where: str
+    verdict: str
+    why: str
+    commands: Sequence[str] = ()
+    needs: str = ""
+
+    def cells(self) -> list[str]:
+        """Its row of the paper's table."""
+        commands = "; ".join(f"`{command}`" for command in self.commands)
+        return [self.claim, self.where, self.verdict, self.why, commands + f". Needs: {self.needs}." * bool(self.needs)]
+
+
+def render(path: Path) -> list[Path]:
+    """Write claims.md beside its file: counts of verdicts, and a table for each paper. ConfigError for a wrong file."""
+    try:
+        plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+        title, verdicts = plain["title"], plain["verdicts"]
+        papers = {paper: [Claim(**claim) for claim in claims] for paper, claims in plain["papers"].items()}
+    except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path}: not a page of claims: {' '.join(str(error).split())}") from error
+    for claim in (claim for claims in papers.values() for claim in claims):
+        if claim.verdict not in verdicts:
+            near = nearest(claim.verdict, verdicts)
+            raise ConfigError(f"{path}: {claim.claim!r}: verdict {claim.verdict!r} is not among its verdicts{near}")
+    counts = Grid(title, ["Paper", *verdicts], notes=[f"{name}: {text}" for name, text in verdicts.items()])
+    parts = []
+    for paper, claims in papers.items():
+        given = Counter(claim.verdict for claim in claims)
+        counts.rows.append([paper, *(str(given[verdict]) for verdict in verdicts)])
+        rows = [claim.cells() for claim in claims]
+        parts.append(f"#{Grid(paper, HEADERS, rows).markdown()}".replace(" ---:", " ---"))
+    page = path.with_suffix(".md")
+    write_text(page, "\n".join([counts.markdown(), *parts]))
+    return [page]
