@@ -63,6 +63,16 @@ def test_batches_equal_the_corpus(make: Make, corpus: Path) -> None:
     assert batch.targets.dtype == batch.feature_lengths.dtype == torch.int64
 
 
+def test_shared_ctc_labels_are_the_targets_of_the_decoder(make: Make) -> None:
+    data = make(ctc_vocab_size="shared")
+    data.setup("fit")
+    (batch,) = list(data.val_dataloader())
+    assert data.ctc_tokenizer is data.tokenizer
+    assert batch.ctc_targets is not None and batch.ctc_target_lengths is not None
+    for labels, count, target in zip(batch.ctc_targets, batch.ctc_target_lengths, batch.targets, strict=True):
+        assert [*labels[:count].tolist(), data.tokenizer.eos] == target[target != data.tokenizer.pad].tolist()
+
+
 def test_a_batch_is_converted_to_the_precision_of_the_run(make: Make) -> None:
     data = make()
     data.setup()

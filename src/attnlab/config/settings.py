@@ -256,7 +256,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "TiedMultiLinear": {"core": "free"},
     "SequenceToTextData": {"unknown_labels": False, "speeds": None},
     "SpecAugment": {"time_warp": 0},
-    "BeamSearch": {"length_penalty_form": "power", "temperature": 1.0, "unknown": True},
+    "BeamSearch": {"length_penalty_form": "power", "temperature": 1.0, "unknown": True, "ctc_weight": 0.0},
     "LanguageScore": {
         "needle": {
             "_target_": "Needle",

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -80,7 +80,8 @@ class SequenceToTextData(Data):
     Args:
         features: the front end: FilterBank (recordings), StoredFeatures (files of features) or SourceText.
         vocab_size: pieces of the decoder, specials and classes included; of source and target together for text.
-        ctc_vocab_size: pieces of the transcript as CTC labels, or None.
+        ctc_vocab_size: pieces of the transcript as CTC labels; "shared": CTC's labels are the decoder's targets without
+            </s>, as joint decoding needs; None: no labels.
         hard_vocab_limit: refuse a text that allows fewer pieces; False: take as many as the text allows.
         update_frames: input frames or pieces of an update, padding included, on all processes together; a multiple of
             `bucket_frames`.
@@ -107,7 +108,7 @@ class SequenceToTextData(Data):
     seed: int = 1
     vocab_size: Annotated[int, Ge(5), Le(1_048_576)] = 8000
     vocab_type: Kind = "unigram"
-    ctc_vocab_size: Annotated[int, Ge(5), Le(1_048_576)] | None = None
+    ctc_vocab_size: Annotated[int, Ge(5), Le(1_048_576)] | Literal["shared"] | None = None
     ctc_vocab_type: Kind = "unigram"
     hard_vocab_limit: bool = True
     update_frames: Annotated[int, Ge(1)] = 40000
@@ -210,7 +211,9 @@ class SequenceToTextData(Data):
         if self.features.kind == "text":
             texts += [x.source for x in train]
         self.tokenizer = self._vocabulary("", texts, self.vocab_size, self.vocab_type, labels)
-        if self.ctc_vocab_size is not None:
+        if self.ctc_vocab_size == "shared":
+            self.ctc_tokenizer = self.tokenizer
+        elif self.ctc_vocab_size is not None:
             texts = [x.source for x in train]
             self.ctc_tokenizer = self._vocabulary("ctc_", texts, self.ctc_vocab_size, self.ctc_vocab_type, [])
         self._utterances = utterances
@@ -278,8 +281,8 @@ class SequenceToTextData(Data):
             np.asarray([*([self.tokenizer.label(x.label)] if x.label else []), *ids, Tokenizer.eos], dtype=np.int64)
             for x, ids in zip(utterances, self.tokenizer.encode_all([x.target for x in utterances]), strict=True)
         ]
-        ctc = None
-        if self.ctc_tokenizer is not None:
+        ctc = [x[:-1] for x in targets] if self.ctc_vocab_size == "shared" else None
+        if ctc is None and self.ctc_tokenizer is not None:
             labels = self.ctc_tokenizer.encode_all([x.source for x in utterances])
             ctc = [np.asarray(x, dtype=np.int64) for x in labels]
         tokens = np.asarray([len(x) for x in targets])

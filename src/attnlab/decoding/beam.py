@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import Size, SizeOrZero
+from attnlab.decoding.ctc import CTCPrefixes
 
 WARM_UP = 2  # eager steps before the first capture, in which libraries allocate memory and choose kernels
 LEAST = 8  # remaining steps for which a capture pays off
@@ -201,6 +202,8 @@ class BeamSearch:
         min_len: minimum number of tokens before </s>, if the limit allows.
         temperature: divisor of the logits.
         unknown: whether <unk> may be generated; published scores allow it.
+        ctc_weight: share w of CTC's prefix scores in the log-probability, (1 - w) log p_decoder + w log p_CTC (Watanabe
+            et al. 2017, hybrid CTC/attention); 0: the decoder alone, 1: CTC alone.
     """
 
     beam: Size = 5
@@ -211,11 +214,19 @@ class BeamSearch:
     min_len: SizeOrZero = 1
     temperature: Annotated[float, Gt(0)] = 1.0
     unknown: bool = True
+    ctc_weight: Annotated[float, Ge(0), Le(1)] = 0.0
 
     def penalty(self, length: int) -> float:
         """Divisor of the log-probability of a hypothesis of `length` tokens, including </s>."""
         base = length if self.length_penalty_form == "power" else (5 + length) / 6
         return float(base**self.length_penalty)
+
+    def _scorers(self, ctc: Tensor | None, lengths: Tensor, eos: int) -> list[CTCPrefixes]:
+        if not self.ctc_weight:
+            return []
+        if ctc is None:
+            raise ValueError(f"ctc_weight={self.ctc_weight} needs the log-probabilities of a CTC head")
+        return [CTCPrefixes(ctc, lengths, self.beam, blank=0, eos=eos, weight=self.ctc_weight)]
 
     @torch.inference_mode()
     def __call__(
@@ -230,6 +241,7 @@ class BeamSearch:
         unk: int | None = None,
         dtype: torch.dtype | None = None,
         first: list[int] | None = None,
+        ctc: Tensor | None = None,
         compiled: Compiler | None = None,
     ) -> list[list[Hypothesis]]:
         """Finished hypotheses of each sentence, best first, at most `beam`.
@@ -241,6 +253,8 @@ class BeamSearch:
             unk: id of <unk>, generated only with `unknown`; None: the vocabulary has no such token.
             dtype: dtype of the caches; None: that of the weights.
             first: allowed first tokens of a hypothesis; None: any.
+            ctc: CTC's log-probabilities of the labels of each position of the prefix, (N, S, V), which `ctc_weight`
+                needs; the labels are the decoder's tokens, and 0 is the blank.
             compiled: returns the compiled form of the model's step on a CPU, see `Steps`; None: steps are not compiled.
         """
         beam, device, total = self.beam, prefix.device, prefix.shape[0]
@@ -260,6 +274,8 @@ class BeamSearch:
         finished = torch.zeros(total, dtype=torch.bool, device=device)  # for each active sentence
         every = WAIT.get(device.type, 1)
         steps = Steps(model, caches, longest + 1, compiled=compiled)
+        scorers = self._scorers(ctc, prefix_lengths, eos)
+        states: list[Cache | CTCPrefixes] = [*caches, *scorers]
 
         for step in range(longest + 1):
             logits = steps(last)[:, -1].float()
@@ -277,6 +293,8 @@ class BeamSearch:
             if step >= shortest:  # a hypothesis must end at its limit
                 others = torch.arange(logp.shape[-1], device=device) != eos
                 logp.masked_fill_(at_limit[..., None] & others, float("-inf"))
+            for scorer in scorers:
+                logp = scorer.mixed(logp, last)
             best, origin, token = best_continuations(logp, scores, 2 * beam)
             ended = (token == eos) & (best > float("-inf")) & ~finished[:, None]
 
@@ -300,11 +318,11 @@ class BeamSearch:
                 break
             if beam > 1:
                 rows = (torch.arange(len(active), device=device)[:, None] * beam + source).flatten()
-                for cache in caches:
-                    cache.reorder(rows)
+                for state in states:
+                    state.reorder(rows)
             if left is not None and len(left) <= (len(active) - 1) // (2 if steps.captured else 1):
-                for cache in caches:
-                    cache.select(left)
+                for state in states:
+                    state.select(left)
                 steps.reset()
                 active, scores, finished = active[left], scores[left], finished[left]
                 last = last.view(-1, beam)[left].view(-1, 1)

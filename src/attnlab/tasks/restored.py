@@ -10,6 +10,7 @@ from torch import nn
 from attnlab.data.batch import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch, Decodable, Hypothesis
+from attnlab.models.token_loss import at_least_float32
 from attnlab.training.compiled import COMPILED_STEPS, Compiled
 
 
@@ -61,6 +62,7 @@ class Decodes:
     ) -> list[list[Hypothesis]]:
         """The search's hypotheses of each utterance, best first; caches in `dtype`; `first`: what they begin with."""
         prefix, lengths = self.model.encoder(batch.features, batch.feature_lengths)
+        ctc = at_least_float32(self.model.ctc(prefix)).log_softmax(-1) if search.ctc_weight else None
         return search(
             decoder or self.model.decoder,
             prefix,
@@ -71,6 +73,7 @@ class Decodes:
             unk=Tokenizer.unk,
             dtype=dtype,
             first=first,
+            ctc=ctc,
             compiled=self.steps or None,
         )
 

@@ -17,7 +17,7 @@ from attnlab.data import AMI, SLURP, MustC
 from attnlab.data.corpus import Segment
 from attnlab.data.inputs import Item
 from attnlab.data.sequence_to_text import SequenceToTextData
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
 from attnlab.run.loading import load
 from attnlab.run.record import new
@@ -159,6 +159,34 @@ def test_a_whole_run_and_its_checkpoint(task: str, roots: dict[str, Path], cache
     again = recorded(test, (cfg, new(cfg, "test")), tmp_path / "again")
     assert again["quality"] == record["quality"]
     assert_used_elsewhere(task, tmp_path, roots[task])
+
+
+@pytest.mark.parametrize("task", ["ami", "slurp"])  # without and with classes
+def test_decoding_with_the_ctc_head(task: str, roots: dict[str, Path], cache_dir: Path, tmp_path: Path) -> None:
+    joint = ["task.train.max_epochs=1", "task.data.ctc_vocab_size=shared", "task.decode.ctc_weight=0.3"]
+    cfg = configured(task, "mtla", roots[task], cache_dir, *joint)
+    record = recorded(train, (cfg, new(cfg, "test")), tmp_path / "run")
+    checkpoint = f"checkpoint='{tmp_path / 'run'}'"
+    cfg = configured(task, "mtla", roots[task], cache_dir, *joint, checkpoint)
+    assert recorded(test, (cfg, new(cfg, "test")), tmp_path / "again")["quality"] == record["quality"]
+    model = attnlab.load(tmp_path / "run")
+    waveform = own_input(task, predictions(tmp_path / "run")[0], roots[task], tmp_path)
+    assert all("prediction" in model.predict(waveform, ctc_weight=weight) for weight in (0.0, 0.3, 1.0))
+
+
+@pytest.mark.parametrize("change", ["task.data.ctc_vocab_size=20", "task.train.ctc_weight=0"])
+def test_a_ctc_head_with_other_labels_or_without_training_is_refused(
+    change: str, roots: dict[str, Path], cache_dir: Path, tmp_path: Path
+) -> None:
+    settings = ["task.data.ctc_vocab_size=shared", "task.train.max_epochs=1", change]
+    cfg = configured("ami", "mla", roots["ami"], cache_dir, *settings, "task.decode.ctc_weight=0.3")
+    with pytest.raises(ConfigError, match=r"task.decode.ctc_weight=0.3 .*task.data.ctc_vocab_size=shared"):
+        task_of(cfg, SequenceToTextTask).check(tmp_path)
+    if change == "task.data.ctc_vocab_size=20":
+        cfg = configured("ami", "mla", roots["ami"], cache_dir, *settings)
+        recorded(train, (cfg, new(cfg, "test")), tmp_path / "run")
+        with pytest.raises(ConfigError, match=r"task.decode.ctc_weight=0.3"):
+            attnlab.load(tmp_path / "run").predictor(ctc_weight=0.3)
 
 
 def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:

@@ -17,7 +17,7 @@ from attnlab.data.speech.features import Array, FilterBank, read_waveform
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import SourceText, Tokenizer
 from attnlab.decoding import BeamSearch
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 from attnlab.tasks.prediction import Predictor, Result, changed
 from attnlab.tasks.restored import RestoredTranslator
 
@@ -37,6 +37,16 @@ def input_kind(cfg: DictConfig) -> InputKind:
     return InputKind("text", (), ("text", "source", "document", "input"))
 
 
+def check_ctc(cfg: DictConfig, weight: float) -> None:
+    """Refuse joint decoding of a model without a CTC head whose labels are the decoder's."""
+    labels, trained = cfg.task.data.ctc_vocab_size, cfg.task.train.ctc_weight
+    if weight and not (labels == "shared" and trained):
+        raise ConfigError(
+            f"task.decode.ctc_weight={weight} needs a CTC head with the decoder's labels; train with "
+            f"task.data.ctc_vocab_size=shared (now {labels}) and task.train.ctc_weight above 0 (now {trained})"
+        )
+
+
 class TextPredictor(Predictor):
     """Predicts the text of each input, `prediction`, without <unk>; with classes also the class, `intent`.
 
@@ -51,6 +61,7 @@ class TextPredictor(Predictor):
         )
         self.reader: Reader = instantiate(cfg.task.data.reader, path="task.data.reader")
         self.search: BeamSearch = changed(module.search, settings | {"unknown": False}, "task.decode")
+        check_ctc(cfg, self.search.ctc_weight)
         self.classes = list(module.tokenizer.labels.values()) or None
 
     def read(self, value: Any) -> Array | Ids:

@@ -83,7 +83,8 @@ class SequenceToTextTask(TextTask, Predicts):
 
     def build(self) -> Model:
         data = self.cfg.task.data
-        return self._model(data.vocab_size, data.ctc_vocab_size)
+        shared = data.ctc_vocab_size == "shared"
+        return self._model(data.vocab_size, data.vocab_size if shared else data.ctc_vocab_size)
 
     def _model(self, vocab_size: int, ctc_vocab_size: int | None) -> Model:
         ctc = {"ctc_vocab_size": ctc_vocab_size} if ctc_vocab_size else {}
@@ -134,12 +135,14 @@ class SequenceToTextTask(TextTask, Predicts):
         return model.decoder
 
     def check(self, directory: Path) -> None:
+        from attnlab.tasks.sequence_to_text.predict import check_ctc
+
         task = self.cfg.task
         if task.train.validate_score == "intent" and task.score != "intent":
             raise ConfigError(
                 "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
             )
-        self._validation_search()
+        check_ctc(self.cfg, self._validation_search().ctc_weight)
         self._check_features()
         with without_memory():
             decoder = self.build().decoder
