@@ -241,7 +241,12 @@ ABSENT: dict[str, dict[str, Any]] = {
     "Healing": {"facts": 0.0},
     "Needle": {"keys": 1, "hops": 1},
     "SpeechEncoder": {"mix_layers": None},
-    "ConformerEncoder": {"mix_layers": None, "projection_dim": None},
+    "ConformerEncoder": {
+        "mix_layers": None,
+        "projection_dim": None,
+        "attention_dropout": None,
+        "activation_dropout": None,
+    },
     "StoredFeatures": {"layers": None},
     "CrossDecoder": {
         "tie_embeddings": True,

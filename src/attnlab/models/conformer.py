@@ -15,9 +15,9 @@ from attnlab.models.encoder import FrontEnd, padding_mask
 class FeedForward(nn.Sequential):
     """LayerNorm, then two linear layers with SiLU between and dropout after each: (..., d) -> (..., d)."""
 
-    def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
+    def __init__(self, d_model: int, ffn_dim: int, dropout: float, activation_dropout: float) -> None:
         super().__init__(
-            nn.LayerNorm(d_model), nn.Linear(d_model, ffn_dim), nn.SiLU(), nn.Dropout(dropout),
+            nn.LayerNorm(d_model), nn.Linear(d_model, ffn_dim), nn.SiLU(), nn.Dropout(activation_dropout),
             nn.Linear(ffn_dim, d_model), nn.Dropout(dropout),
         )  # fmt: skip
 
@@ -95,11 +95,20 @@ class ConvolutionModule(nn.Module):
 class ConformerLayer(nn.Module):
     """x + FFN/2, + attention, + convolution, + FFN/2, LayerNorm (Gulati et al. 2020, figure 1)."""
 
-    def __init__(self, d_model: int, num_heads: int, ffn_dim: int, kernel: int, dropout: float) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        ffn_dim: int,
+        kernel: int,
+        dropout: float,
+        attention_dropout: float,
+        activation_dropout: float,
+    ) -> None:
         super().__init__()
-        self.first, self.second = (FeedForward(d_model, ffn_dim, dropout) for _ in range(2))
+        self.first, self.second = (FeedForward(d_model, ffn_dim, dropout, activation_dropout) for _ in range(2))
         self.attention_norm = nn.LayerNorm(d_model)
-        self.attention = nn.MultiheadAttention(d_model, num_heads, dropout, batch_first=True)
+        self.attention = nn.MultiheadAttention(d_model, num_heads, attention_dropout, batch_first=True)
         self.dropout = nn.Dropout(dropout)
         self.convolution = ConvolutionModule(d_model, kernel, dropout)
         self.norm = nn.LayerNorm(d_model)
@@ -118,7 +127,7 @@ class ConformerEncoder(FrontEnd):
     Args:
         kernel: kernel size of the depthwise convolutions, odd.
         conv_kernels: kernel size of each convolution of stride 2; None: [5].
-        projection_dim, mix_layers: as in :class:`SpeechEncoder`.
+        dropout, attention_dropout, activation_dropout, projection_dim, mix_layers: as in :class:`SpeechEncoder`.
     """
 
     def __init__(
@@ -132,14 +141,17 @@ class ConformerEncoder(FrontEnd):
         conv_channels: Size = 1024,
         conv_kernels: Annotated[list[Size], MinLen(1)] | None = None,
         dropout: Rate = 0.0,
+        attention_dropout: Rate | None = None,
+        activation_dropout: Rate | None = None,
         projection_dim: Size | None = None,
         mix_layers: Layers | None = None,
     ) -> None:
         super().__init__(d_model, num_mels, conv_channels, list(conv_kernels or [5]), projection_dim, mix_layers)
         self.linear = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout)
+        rates = [dropout if rate is None else rate for rate in (None, attention_dropout, activation_dropout)]
         self.layers = nn.ModuleList(
-            ConformerLayer(d_model, num_heads, ffn_dim, kernel, dropout) for _ in range(num_layers)
+            ConformerLayer(d_model, num_heads, ffn_dim, kernel, *rates) for _ in range(num_layers)
         )
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
