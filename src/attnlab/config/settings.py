@@ -241,12 +241,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "Healing": {"facts": 0.0},
     "Needle": {"keys": 1, "hops": 1},
     "SpeechEncoder": {"mix_layers": None},
-    "ConformerEncoder": {
-        "mix_layers": None,
-        "projection_dim": None,
-        "attention_dropout": None,
-        "activation_dropout": None,
-    },
+    "ConformerEncoder": dict.fromkeys(("mix_layers", "projection_dim", "attention_dropout", "activation_dropout")),
     "StoredFeatures": {"layers": None},
     "CrossDecoder": {
         "tie_embeddings": True,
