@@ -94,3 +94,12 @@ def test_without_weight_ctc_changes_nothing_and_with_weight_it_is_needed() -> No
     assert BeamSearch(3, max_len_b=4, ctc_weight=0.0)(model, memory, LENGTHS, ctc=frames(), **ids) == plain
     with pytest.raises(ValueError, match="ctc_weight=0.3"):
         BeamSearch(3, max_len_b=4, ctc_weight=0.3)(model, memory, LENGTHS, **ids)
+
+
+def test_a_hypothesis_that_ctc_cannot_write_stays_impossible() -> None:
+    """Where few tokens are allowed, places of the beam are filled with such ones, also with the blank."""
+    prefixes = CTCPrefixes(frames()[:1], LENGTHS[:1], 2, blank=BLANK, eos=EOS, weight=0.3)
+    allowed = torch.zeros(1, 2, VOCAB, dtype=torch.float64)
+    prefixes.mixed(allowed, torch.tensor([[2], [2]]))
+    mixed = prefixes.mixed(allowed, torch.tensor([[4], [BLANK]]))
+    assert mixed[0, 0].max() > float("-inf") and mixed[0, 1].eq(float("-inf")).all()

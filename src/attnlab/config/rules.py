@@ -182,6 +182,7 @@ def check_relations(cfg: DictConfig) -> None:
         _check_callbacks(cfg)
     if cfg.cache.bits is not None and not cfg.get("attention"):
         raise ConfigError(f"cache.bits={cfg.cache.bits}: task={cfg.task.name} decodes without a cache; leave it out")
+    check_ctc(cfg, OmegaConf.select(cfg, "task.decode.ctc_weight"))
     _check_names(cfg)
     if OmegaConf.select(cfg, "task.data.window") is not None:
         _check_lengths(cfg)
@@ -214,6 +215,21 @@ def _check_callbacks(cfg: DictConfig) -> None:
                 raise ConfigError(f"callbacks={name}: hardware=fsdp shards the weights that it averages")
     if means[1:]:
         raise ConfigError(f"{means[0]}: {means[1]} averages the weights too; choose one of them")
+
+
+def check_ctc(cfg: DictConfig, weight: float | None) -> None:
+    """Refuse joint decoding with this `weight` of a model without a CTC head whose labels are the decoder's."""
+    if not weight:
+        return
+    wrong = f"task.decode.ctc_weight={weight} needs a CTC head with the decoder's labels; "
+    if str(OmegaConf.select(cfg, "task.data.features._target_")).endswith("SourceText"):
+        raise ConfigError(f"{wrong}models of text have none: set it to 0")
+    labels, trained = (OmegaConf.select(cfg, f"task.{key}") for key in ("data.ctc_vocab_size", "train.ctc_weight"))
+    if labels != "shared" or not trained:
+        raise ConfigError(
+            f"{wrong}train with task.data.ctc_vocab_size=shared (now {labels}) and task.train.ctc_weight above 0 (now "
+            f"{trained}), or set it to 0"
+        )
 
 
 def _check_names(cfg: DictConfig) -> None:

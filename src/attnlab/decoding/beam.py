@@ -200,7 +200,7 @@ class BeamSearch:
             to which the Transformer's a = 0.6 refers.
         max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, with S the length of the prefix.
         min_len: minimum number of tokens before </s>, if the limit allows.
-        temperature: divisor of the logits.
+        temperature: divisor of the decoder's logits.
         unknown: whether <unk> may be generated; published scores allow it.
         ctc_weight: share w of CTC's prefix scores in the log-probability, (1 - w) log p_decoder + w log p_CTC (Watanabe
             et al. 2017, hybrid CTC/attention); 0: the decoder alone, 1: CTC alone.

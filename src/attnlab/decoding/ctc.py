@@ -28,6 +28,7 @@ class CTCPrefixes:
         self.blank, self.eos, self.weight = blank, eos, weight
         self.padding = ~length_mask(lengths, logp.shape[1]).unsqueeze(1)
         self.logp = logp.double().transpose(1, 2).masked_fill(self.padding, 0.0)  # (N, V, S)
+        self.p = self.logp.exp().transpose(1, 2)
         self.lengths = lengths.view(-1, 1, 1).expand(-1, beam, -1)
         self.silence = summed(self.logp[:, [blank]])
         self.in_blank = self.silence.expand(-1, beam, -1)  # (N, beam, S + 1)
@@ -41,7 +42,7 @@ class CTCPrefixes:
         spelled = torch.logaddexp(self.in_label, self.in_blank)
         before = self._before(spelled)
         most = before.amax(-1, keepdim=True).clamp(min=torch.finfo(before.dtype).min)
-        scores = ((before - most).exp() @ self.logp.exp().transpose(1, 2)).log() + most
+        scores = ((before - most).exp() @ self.p).log() + most
         repeated = (self._before(self.in_blank) + self._frames_of(self.last)).logsumexp(-1, keepdim=True)
         scores.scatter_(2, self.last.unsqueeze(-1), repeated)  # a blank separates two equal labels
         scores[..., self.blank] = NEVER
@@ -67,7 +68,8 @@ class CTCPrefixes:
         """
         if self.scores is not None:
             self.append(last.view_as(self.last))
-        gains = self.next() - self.score.clamp(min=torch.finfo(self.score.dtype).min).unsqueeze(-1)
+        score = self.score.unsqueeze(-1)
+        gains = (self.next() - score).masked_fill(score == NEVER, NEVER)  # not NaN, which would be best
         return logp.where(logp == NEVER, (1 - self.weight) * logp + self.weight * gains.to(logp.dtype))
 
     def reorder(self, rows: Tensor) -> None:

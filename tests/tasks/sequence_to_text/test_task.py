@@ -178,15 +178,18 @@ def test_decoding_with_the_ctc_head(task: str, roots: dict[str, Path], cache_dir
 def test_a_ctc_head_with_other_labels_or_without_training_is_refused(
     change: str, roots: dict[str, Path], cache_dir: Path, tmp_path: Path
 ) -> None:
+    """Before training, and of a run before its test and before a prediction."""
+    message = r"task.decode.ctc_weight=0.3 .*task.data.ctc_vocab_size=shared"
     settings = ["task.data.ctc_vocab_size=shared", "task.train.max_epochs=1", change]
     cfg = configured("ami", "mla", roots["ami"], cache_dir, *settings, "task.decode.ctc_weight=0.3")
-    with pytest.raises(ConfigError, match=r"task.decode.ctc_weight=0.3 .*task.data.ctc_vocab_size=shared"):
+    with pytest.raises(ConfigError, match=message):
         task_of(cfg, SequenceToTextTask).check(tmp_path)
-    if change == "task.data.ctc_vocab_size=20":
-        cfg = configured("ami", "mla", roots["ami"], cache_dir, *settings)
-        recorded(train, (cfg, new(cfg, "test")), tmp_path / "run")
-        with pytest.raises(ConfigError, match=r"task.decode.ctc_weight=0.3"):
-            attnlab.load(tmp_path / "run").predictor(ctc_weight=0.3)
+    cfg = configured("ami", "mla", roots["ami"], cache_dir, *settings)
+    recorded(train, (cfg, new(cfg, "test")), tmp_path / "run")
+    with pytest.raises(ConfigError, match=message):
+        check(["mode=test", f"checkpoint='{tmp_path / 'run'}'", "task.decode.ctc_weight=0.3"], load)
+    with pytest.raises(ConfigError, match=message):
+        attnlab.load(tmp_path / "run").predictor(ctc_weight=0.3)
 
 
 def assert_used_elsewhere(task: str, tmp_path: Path, root: Path) -> None:

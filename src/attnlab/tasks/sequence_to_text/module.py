@@ -121,7 +121,10 @@ class SequenceToText(Decodes, Module):
     def on_test_epoch_end(self) -> None:
         tokens = torch.tensor(float(self._decoded_tokens), device=self.device)
         if not self.trainer.strategy.reduce(tokens, reduce_op="sum"):
-            raise DataError("decoding produced no finished hypothesis: the model's logits are NaN or infinite")
+            raise DataError(
+                "decoding produced no finished hypothesis: the model's logits are NaN or infinite, or "
+                "task.decode.min_len asks for more tokens than CTC can write in so few frames"
+            )
 
     def _scored(self, batch: Batch, index: list[int], search: BeamSearch) -> Scored:
         """Decode a batch.  Timed are the encoder and the free search, without the compiler's work."""

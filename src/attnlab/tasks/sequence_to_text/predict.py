@@ -10,6 +10,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
+from attnlab.config.rules import check_ctc
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.corpus import Reader, Utterance, inspect_audio
 from attnlab.data.inputs import InputKind
@@ -17,7 +18,7 @@ from attnlab.data.speech.features import Array, FilterBank, read_waveform
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import SourceText, Tokenizer
 from attnlab.decoding import BeamSearch
-from attnlab.errors import ConfigError, DataError
+from attnlab.errors import DataError
 from attnlab.tasks.prediction import Predictor, Result, changed
 from attnlab.tasks.restored import RestoredTranslator
 
@@ -35,16 +36,6 @@ def input_kind(cfg: DictConfig) -> InputKind:
         case StoredFeatures():
             return InputKind("file of features", (".npy", ".mfc"), ("features", "path", "input"), front.frames)
     return InputKind("text", (), ("text", "source", "document", "input"))
-
-
-def check_ctc(cfg: DictConfig, weight: float) -> None:
-    """Refuse joint decoding of a model without a CTC head whose labels are the decoder's."""
-    labels, trained = cfg.task.data.ctc_vocab_size, cfg.task.train.ctc_weight
-    if weight and not (labels == "shared" and trained):
-        raise ConfigError(
-            f"task.decode.ctc_weight={weight} needs a CTC head with the decoder's labels; train with "
-            f"task.data.ctc_vocab_size=shared (now {labels}) and task.train.ctc_weight above 0 (now {trained})"
-        )
 
 
 class TextPredictor(Predictor):
@@ -87,7 +78,10 @@ class TextPredictor(Predictor):
             collate(examples).to(self.device), self.search, self.module.cache_dtype, first=self.classes
         )
         if any(not hypotheses for hypotheses in best):
-            raise DataError("decoding produced no finished hypothesis: the model's logits are NaN or infinite")
+            raise DataError(
+                "decoding produced no finished hypothesis: the model's logits are NaN or infinite, or "
+                "task.decode.min_len asks for more tokens than CTC can write in so few frames"
+            )
         written = map(self.module.written, best)
         return [({"intent": label} if self.classes else {}) | {"prediction": text} for label, text in written]
 

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
+from attnlab.config.rules import check_ctc
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import CrossDecoder, PrefixDecoder
@@ -135,8 +136,6 @@ class SequenceToTextTask(TextTask, Predicts):
         return model.decoder
 
     def check(self, directory: Path) -> None:
-        from attnlab.tasks.sequence_to_text.predict import check_ctc
-
         task = self.cfg.task
         if task.train.validate_score == "intent" and task.score != "intent":
             raise ConfigError(
