@@ -1,6 +1,6 @@
 """Draw quality lost against cache saved, one panel for each task, into tasks.csv and tasks.png.
 
-python experiments/comparison/draw.py
+python experiments/comparison/tasks.py
 """
 
 from pathlib import Path
