@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.compression import compress, densify, load, save
+from attnlab.compression.methods.base import Method
+from attnlab.compression.methods.cp_slimatt import CPSlimAtt
+from attnlab.compression.methods.irratt import IrrAtt
 from attnlab.compression.methods.mlp_svd import MLPSVD
 from attnlab.compression.methods.tensorllm import TensorLLM
-from attnlab.compression.methods.truncatt import TruncAtt
+from attnlab.compression.methods.truncatt import GlobalSVD, TruncAtt
 from attnlab.errors import ConfigError
 from attnlab.pretrained import Layer, family_of, huggingface
 from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
@@ -108,6 +111,26 @@ def test_a_compressed_decoder_generates(kind: str) -> None:
         torch.testing.assert_close(steps(model, alone, torch.ones_like(alone))[:, 0], result[:, i], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("method", [TruncAtt(8, 8), GlobalSVD(24, 8), CPSlimAtt(24, 8), IrrAtt(24, 8)])
+@torch.no_grad()
+def test_products_of_gpt2_generate_as_the_model_does_at_full_rank(method: Method, tmp_path: Path) -> None:
+    """With caches and left padding, before and after a folder."""
+    model: Any = tiny("gpt2").double()
+    tokens, mask = ids(3), torch.ones(3, 7, dtype=torch.long)
+    mask[0, :3], mask[1, :1] = 0, 0
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 1, "eos_token_id": None}
+    settings |= {"output_logits": True, "return_dict_in_generate": True}
+
+    def steps(model: Any) -> Tensor:
+        return torch.stack(model.generate(tokens, attention_mask=mask, **settings).logits)
+
+    before = steps(model)
+    compress(model, method)
+    torch.testing.assert_close(steps(model), before, rtol=0, atol=1e-4)
+    save(model, tmp_path, "tiny", huggingface.options_of(model))
+    torch.testing.assert_close(steps(load(tmp_path)), steps(model), rtol=0, atol=1e-9)
+
+
 def test_save_pretrained_of_a_compressed_model_names_what_works(tmp_path: Path) -> None:
     model: Any = tiny("llama")
     compress(model, TensorLLM(ranks=[10, 4], layers=[0]))
@@ -120,5 +143,7 @@ def test_save_pretrained_of_a_compressed_model_names_what_works(tmp_path: Path) 
 
 
 def test_methods_of_products_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"bert.encoder.layer.0.attention: BertAttention: methods of query-key"):
-        compress(tiny("bert"), TruncAtt(4, 4))
+    """Where attention does more than products of its weights."""
+    for kind, why in (("bert", "BertAttention adds its input"), ("llama", "LlamaAttention rotates queries and keys")):
+        with pytest.raises(ConfigError, match=why):
+            compress(tiny(kind), TruncAtt(4, 4))

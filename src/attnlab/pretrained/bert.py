@@ -21,6 +21,7 @@ class Bert(LanguageModel):
     classes = {"bert": "BertForMaskedLM"}
     blocks = "bert.encoder.layer"
     attention, mlp = "attention", "intermediate"
+    between = "adds its input and normalises the sum"
     places = {
         "q": "attention.self.query",
         "k": "attention.self.key",

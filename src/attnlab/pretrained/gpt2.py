@@ -22,6 +22,7 @@ class GPT2(LanguageModel):
     blocks = "transformer.h"
     attention = "attn"
     places = dict.fromkeys("qkv", "attn.c_attn") | {"o": "attn.c_proj", "fc_in": "mlp.c_fc", "fc_out": "mlp.c_proj"}
+    between = None
     transposed = True
     options = COMMON | frozenset(OPTIONS.split())
 
@@ -29,6 +30,6 @@ class GPT2(LanguageModel):
         return range(part * heads * width, (part + 1) * heads * width)
 
     def layer(self, config: Any, path: str, index: int) -> Layer:
-        layer = super().layer(config, path, index)
+        layer = replace(super().layer(config, path, index), dropout=(config.attn_pdrop, config.resid_pdrop))
         scale = layer.scale if config.scale_attn_weights else 1.0
         return replace(layer, scale=scale / (index + 1) if config.scale_attn_by_inverse_layer_idx else scale)

@@ -29,6 +29,7 @@ class LanguageModel(Family):
         attention: path of the attention module in a layer.
         mlp: path of the MLP in a layer.
         places: path in a layer of q, k, v and o, and of the MLP's matrices, of which the last gives the output.
+        between: what attention does between or after its projections besides the products; None: nothing.
         transposed: weights are stored as (in, out), as by transformers' Conv1D.
         known: configs of published models by hub name, for sizes without a network: where they differ from the
             defaults of transformers, which are the sizes of such a model.
@@ -39,6 +40,7 @@ class LanguageModel(Family):
     attention: ClassVar[str]
     mlp: ClassVar[str] = "mlp"
     places: ClassVar[dict[str, str]]
+    between: ClassVar[str | None] = "rotates queries and keys by their positions"
     transposed: ClassVar[bool] = False
     known: ClassVar[dict[str, dict[str, Any]]] = {}
 
@@ -80,10 +82,10 @@ class LanguageModel(Family):
                 for name, place in layer.projections.items()
             }
             kind = type(model.get_submodule(layer.attention or "")).__name__
-            refusals = {
-                "products": f"{layer.attention}: {kind}: methods of query-key and value-output products support the "
-                "attention of vision transformers alone; tensorllm, laser and trawl work on language models"
-            }
+            refusals = {} if self.between is None else {
+                "products": f"{layer.attention}: {kind} {self.between}: products of its weights do not give its "
+                "output; tensorllm, laser and trawl compress it"
+            }  # fmt: skip
             for subject, names in (("attention", ATTENTION), ("mlp", layer.matrices)):
                 reasons = [reason for name in names if (reason := _refusal(model, projections[name].path))]
                 refusals |= {subject: reasons[0]} if reasons else {}

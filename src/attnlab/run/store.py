@@ -41,8 +41,16 @@ class SavedRecord:
     record: dict[str, Any]
 
     def number(self, dotted: str) -> float | None:
-        """The value of a dotted key, for instance quality.bleu; None where nothing was measured, or nothing finite."""
-        return finite(at(self.record, dotted))
+        """The value of a dotted key, for instance quality.bleu; None where nothing was measured, or nothing finite.
+
+        `A / B` and `A - B` of two keys, with the spaces, are computed.
+        """
+        first, *rest = dotted.split(" ")
+        value = finite(at(self.record, first))
+        if not rest or value is None:
+            return value
+        other = self.number(rest[1])
+        return None if not other else value / other if rest[0] == "/" else value - other
 
     @property
     def name(self) -> str:

@@ -138,13 +138,14 @@ class Compresses(Transforms):
     def compress(self, record: dict[str, Any], directory: Path, data: Any, module: Any, **about: Any) -> dict[str, Any]:
         """Score the dense model, compress it in place and save it.  Returns `record["compression"]`, with `about`."""
         from attnlab.compression import compress
+        from attnlab.compression.counting import parameters
 
         quality = dict.fromkeys(self.points, NOT_RUN)
         about = record["compression"] = {"method": self.cfg.choices.compress, **about, "layers": [], "quality": quality}
         self.measure("dense", about, directory, data, module)
+        dense = copied(module.model, "meta")
         if self.method:
             began = time.perf_counter()
-            dense = copied(module.model, "meta")
             method = self.calibrate(about, data, module)
             about["layers"] = compress(module.model, method, self.decompositions)
             about["seconds"] = round(time.perf_counter() - began, 2)
@@ -153,6 +154,7 @@ class Compresses(Transforms):
             if record["rank"] is None and about["layers"]:
                 record["rank"] = method.rank_of(about["layers"][0])
         self.sizes(record, module.model)
+        record["parameters"]["original"] = parameters(dense)
         return about
 
     def changed(self, record: dict[str, Any], directory: Path) -> None:

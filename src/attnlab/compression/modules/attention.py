@@ -1,4 +1,4 @@
-"""Compressed attention modules for timm's vision transformers."""
+"""Compressed attention modules for timm's vision transformers and GPT-2."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class CompressedAttention(Replacement):
     """
 
     heads: list[int]  # the numbers of the heads in the original layer
+    layer: int | None = None  # in a decoder of transformers, the number of the layer in its cache
 
     def __init__(
         self,
@@ -75,10 +76,29 @@ class CompressedAttention(Replacement):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         """(B, N, R), (B, N, R), (B, N, P) -> (B, N, P)."""
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    def bind(self, model: nn.Module, path: str) -> None:
+        if hasattr(model, "generate"):
+            self.layer = next(int(part) for part in path.split(".") if part.isdigit())
+
+    def forward(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **_: Any,
+    ) -> Any:
+        """The output; in a decoder of transformers, with its names of arguments, in a tuple with None for the weights."""
         bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
         q, k, v = F.linear(x, self.qkv.weight, bias).split([self.rank, self.rank, self.value_rank], -1)
-        return self.proj_drop(self.proj(self.attend(q, k, v, attn_mask, is_causal)))
+        if self.layer is None:
+            return self.proj_drop(self.proj(self.attend(q, k, v, attn_mask, is_causal)))
+        if past_key_values is not None:
+            k, v = (z[:, 0] for z in past_key_values.update(k[:, None], v[:, None], self.layer))
+        y = self.attend(q, k, v, attention_mask, attention_mask is None and q.shape[1] > 1)
+        return self.proj_drop(self.proj(y)), None
 
     def multiply_adds(self, tokens: int) -> int:
         """Projections, and the products of queries and keys and of weights and values."""
@@ -292,9 +312,10 @@ def _softmax(logits: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tenso
     if is_causal:
         size = logits.shape[-1]
         attn_mask = torch.ones(size, size, dtype=torch.bool, device=logits.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=logits.dtype).masked_fill(~attn_mask, float("-inf"))
-    logits = logits if attn_mask is None else logits + attn_mask
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # a row of padding alone stays finite
+        logits = logits.masked_fill(~attn_mask, torch.finfo(logits.dtype).min)
+    elif attn_mask is not None:
+        logits = logits + attn_mask
     exact = torch.float32 if logits.dtype in (torch.bfloat16, torch.float16) else None
     return logits.softmax(-1, dtype=exact).to(logits.dtype)
 
