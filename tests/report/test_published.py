@@ -220,6 +220,22 @@ def test_only_the_untouched_model_stands_for_an_original() -> None:
     assert chosen(constrained, made[1]) == chosen(plain, made[2]) == chosen(base, made[0]) == []
 
 
+def test_a_row_takes_the_model_that_it_names_for_each_seed() -> None:
+    spec = read_spec(EXPERIMENTS / "comparison" / "compression_gpt2.yaml")
+    row = next(row for row in spec.rows if row.label == "LASER, 50 %")
+    made = [synthetic(spec, row) for _ in range(4)]
+    for record, seed, model in zip(made, (1, 2, 3, 3), ("gpt2_s1", "gpt2_s2", "gpt2_s3", "llama_s3"), strict=True):
+        record["seed"], record["config"]["model"] = seed, model
+        record["identity"]["weights"]["task.model.weights"] = f"sha256:{seed}"
+        record["quality"] = {"perplexity": 6.0}
+        record["compression"] = {"quality": {"dense": {"perplexity": 4.0}}}
+    saved = [SavedRecord(Path("record.json"), record) for record in made]
+    assert choose(row, saved, spec) == saved[:3]
+    assert saved[0].number("quality.perplexity / compression.quality.dense.perplexity") == 1.5
+    assert saved[0].number("quality.perplexity - compression.quality.dense.perplexity") == 2
+    assert saved[0].number("quality.perplexity / compression.quality.dense.loss") is None
+
+
 def test_a_drop_is_against_a_record_of_the_baselines_own_recipe() -> None:
     label, compressed = "DeiT-Base", "DeiT-Base, IrrAtt and MLP 168"
     spec = dataclasses.replace(IRRATT, baseline=label, rows=[r for r in IRRATT.rows if r.label in (label, compressed)])

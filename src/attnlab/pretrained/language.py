@@ -77,17 +77,18 @@ class LanguageModel(Family):
         described = []
         for i, _ in enumerate(model.get_submodule(self.blocks).children()):
             layer = self.layer(config, f"{self.blocks}.{i}", i)
+            attention = type(model.get_submodule(layer.attention or ""))
+            whole = attention.__module__.startswith("attnlab.")  # compressed as a whole: it has no projections
             projections = {
                 name: replace(place, bias=getattr(model.get_submodule(place.path), "bias", None) is not None)
                 for name, place in layer.projections.items()
+                if not (whole and name in ATTENTION)
             }
-            kind = type(model.get_submodule(layer.attention or "")).__name__
-            refusals = {} if self.between is None else {
-                "products": f"{layer.attention}: {kind} {self.between}: products of its weights do not give its "
-                "output; tensorllm, laser and trawl compress it"
-            }  # fmt: skip
+            why = f"{attention.__name__} {self.between}: its weights do not multiply; use tensorllm, laser or trawl"
+            refusals = {"products": f"{layer.attention}: {why}"} if self.between else {}
             for subject, names in (("attention", ATTENTION), ("mlp", layer.matrices)):
-                reasons = [reason for name in names if (reason := _refusal(model, projections[name].path))]
+                paths = [projections[name].path if name in projections else layer.attention for name in names]
+                reasons = [reason for path in paths if (reason := _refusal(model, str(path)))]
                 refusals |= {subject: reasons[0]} if reasons else {}
             described.append(replace(layer, projections=projections, refusals=refusals))
         return described

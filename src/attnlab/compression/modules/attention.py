@@ -90,7 +90,7 @@ class CompressedAttention(Replacement):
         past_key_values: Any = None,
         **_: Any,
     ) -> Any:
-        """The output; in a decoder of transformers, with its names of arguments, in a tuple with None for the weights."""
+        """The output; in a decoder of transformers, whose arguments have other names, (output, None)."""
         bias = F.pad(self.query_bias, (0, self.rank + self.value_rank))
         q, k, v = F.linear(x, self.qkv.weight, bias).split([self.rank, self.rank, self.value_rank], -1)
         if self.layer is None:
