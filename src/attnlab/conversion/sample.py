@@ -96,13 +96,13 @@ def _bytes(corpus: TextCorpus, root: Path) -> Tensor:
     return torch.tensor(ids, dtype=torch.int16)
 
 
-def train(text: Tensor, seed: int, device: str = "cpu", sizes: dict[str, Any] = SIZES, steps: int = STEPS) -> Any:
-    """Train a model of transformers, by default a Llama, to predict the next byte of a text (N,)."""
+def train(text: Tensor, seed: int, device: str = "cpu") -> Any:
+    """Train a Llama to predict the next byte of a text (N,)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = huggingface.create("sample", sizes).to(device)
-    _update(model, lambda step: (_windows(text, ROWS, generator), None), steps, LR)
+        model: Any = huggingface.create("sample", SIZES).to(device)
+    _update(model, lambda step: (_windows(text, ROWS, generator), None), STEPS, LR)
     return model.eval()
 
 
