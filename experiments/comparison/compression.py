@@ -1,6 +1,6 @@
 """Draw the quality that compressions cost over the parameters left, from the committed records.
 
-python experiments/comparison/draw.py
+python experiments/comparison/compression.py
 """
 
 from pathlib import Path
