@@ -1,9 +1,9 @@
 """The page of claims: experiments/claims.yaml, a verdict on each headline claim of the papers, as claims.md."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -40,25 +40,30 @@ class Claim:
         return [self.claim, self.where, self.verdict, self.why, commands + f". Needs: {self.needs}." * bool(self.needs)]
 
 
+def _paper(claims: Sequence[dict[str, Any]], about: str = "") -> tuple[str, list[Claim]]:
+    """The line above a paper's table, on its method and its words, and the rows."""
+    return about, [Claim(**claim) for claim in claims]
+
+
 def render(path: Path) -> list[Path]:
     """Write claims.md beside its file: counts of verdicts, and a table for each paper. ConfigError for a wrong file."""
     try:
         plain = yaml.safe_load(path.read_text(encoding="utf-8"))
         title, verdicts = plain["title"], plain["verdicts"]
-        papers = {paper: [Claim(**claim) for claim in claims] for paper, claims in plain["papers"].items()}
+        papers = {paper: _paper(**part) for paper, part in plain["papers"].items()}
     except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"{path}: not a page of claims: {' '.join(str(error).split())}") from error
-    for claim in (claim for claims in papers.values() for claim in claims):
+    for claim in (claim for _, claims in papers.values() for claim in claims):
         if claim.verdict not in verdicts:
             near = nearest(claim.verdict, verdicts)
             raise ConfigError(f"{path}: {claim.claim!r}: verdict {claim.verdict!r} is not among its verdicts{near}")
     counts = Grid(title, ["Paper", *verdicts], notes=[f"{name}: {text}" for name, text in verdicts.items()])
     parts = []
-    for paper, claims in papers.items():
-        given = Counter(claim.verdict for claim in claims)
-        counts.rows.append([paper, *(str(given[verdict]) for verdict in verdicts)])
+    for paper, (about, claims) in papers.items():
+        counts.rows.append([paper, *(str(sum(claim.verdict == name for claim in claims)) for name in verdicts)])
         rows = [claim.cells() for claim in claims]
-        parts.append(f"#{Grid(paper, HEADERS, rows).markdown()}".replace(" ---:", " ---"))
+        table = Grid("\n\n".join(filter(None, [paper, about])), HEADERS, rows).markdown()
+        parts.append(f"#{table}".replace(" ---:", " ---"))
     page = path.with_suffix(".md")
     write_text(page, "\n".join([counts.markdown(), *parts]))
     return [page]
