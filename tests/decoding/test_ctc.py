@@ -1,6 +1,7 @@
 """CTC's prefix scores against sums over all alignments, and joint decoding against all texts."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_joint_decoding_of_a_batch_is_that_of_each_utterance() -> None:
 
 def test_without_weight_ctc_changes_nothing_and_with_weight_it_is_needed() -> None:
     model, memory = decoder("mha"), torch.randn(2, 5, 16, dtype=torch.float64)
-    ids = {"bos": EOS, "eos": EOS, "pad": PAD}
+    ids: dict[str, Any] = {"bos": EOS, "eos": EOS, "pad": PAD}
     plain = BeamSearch(3, max_len_b=4)(model, memory, LENGTHS, **ids)
     assert BeamSearch(3, max_len_b=4, ctc_weight=0.0)(model, memory, LENGTHS, ctc=frames(), **ids) == plain
     with pytest.raises(ValueError, match="ctc_weight=0.3"):
