@@ -234,6 +234,9 @@ def test_a_row_takes_the_model_that_it_names_for_each_seed() -> None:
     assert saved[0].number("quality.perplexity / compression.quality.dense.perplexity") == 1.5
     assert saved[0].number("quality.perplexity - compression.quality.dense.perplexity") == 2
     assert saved[0].number("quality.perplexity / compression.quality.dense.loss") is None
+    made[0]["compression"]["quality"]["dense"]["perplexity"] = 0.0
+    assert saved[0].number("quality.perplexity / compression.quality.dense.perplexity") is None
+    assert saved[0].number("quality.perplexity - compression.quality.dense.perplexity") == 6
 
 
 def test_a_drop_is_against_a_record_of_the_baselines_own_recipe() -> None:

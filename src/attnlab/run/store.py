@@ -50,7 +50,9 @@ class SavedRecord:
         if not rest or value is None:
             return value
         other = self.number(rest[1])
-        return None if not other else value / other if rest[0] == "/" else value - other
+        if rest[0] == "-":
+            return None if other is None else value - other
+        return value / other if other else None
 
     @property
     def name(self) -> str:
