@@ -181,9 +181,8 @@ def test_a_ctc_head_with_other_labels_or_without_training_is_refused(
     """Before training, and of a run before its test and before a prediction."""
     message = r"task.decode.ctc_weight=0.3 .*task.data.ctc_vocab_size=shared"
     settings = ["task.data.ctc_vocab_size=shared", "task.train.max_epochs=1", change]
-    cfg = configured("ami", "mla", roots["ami"], cache_dir, *settings, "task.decode.ctc_weight=0.3")
     with pytest.raises(ConfigError, match=message):
-        task_of(cfg, SequenceToTextTask).check(tmp_path)
+        check(["task=ami", *settings, "task.decode.ctc_weight=0.3"])
     cfg = configured("ami", "mla", roots["ami"], cache_dir, *settings)
     recorded(train, (cfg, new(cfg, "test")), tmp_path / "run")
     with pytest.raises(ConfigError, match=message):

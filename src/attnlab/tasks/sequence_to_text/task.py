@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
-from attnlab.config.rules import check_ctc
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import CrossDecoder, PrefixDecoder
@@ -141,7 +140,7 @@ class SequenceToTextTask(TextTask, Predicts):
             raise ConfigError(
                 "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
             )
-        check_ctc(self.cfg, self._validation_search().ctc_weight)
+        self._validation_search()
         self._check_features()
         with without_memory():
             decoder = self.build().decoder
