@@ -22,9 +22,10 @@ FAMILIES = {  # by the beginning of a row's label; the first that fits
     "MTLA": "MTLA",
     "TPA": "TPA",
 }
-TASKS = {  # points of a table, the axis' label, and whether quality is a perplexity
-    "WikiText-2": (HERE / "wikitext2_points.csv", "perplexity over MHA's, %", True),
-    "MQAR, 4 to 32 pairs": (RECALL / "table_points.csv", "points of accuracy below MHA's", False),
+TASKS = {  # points of a table, the axis' label, and a factor of the difference; None: quality is a perplexity
+    "WikiText-2": (HERE / "wikitext2_points.csv", "perplexity over MHA's, %", None),
+    "spoken digits to German text": (HERE / "digits_points.csv", "points of BLEU below MHA's", 1),
+    "MQAR, 4 to 32 pairs": (RECALL / "table_points.csv", "points of accuracy below MHA's", 100),
 }
 
 
@@ -38,14 +39,14 @@ def family(row: str) -> str:
 def points() -> pd.DataFrame:
     """The mean, the least and the largest loss of the seeds of each row, against MHA with the same seed."""
     parts = []
-    for task, (file, _, perplexity) in TASKS.items():
+    for task, (file, _, factor) in TASKS.items():
         data = pd.read_csv(file)
         data["row"] = data["row"].str.removesuffix(" [c]")
         of_mha = data[data["row"] == "MHA"].set_index("seed")
         y, mha = data["y"], data["seed"].map(of_mha["y"])
-        lost = y / mha - 1 if perplexity else mha - y
+        lost = 100 * (y / mha - 1) if factor is None else factor * (mha - y)
         saved = data["seed"].map(of_mha["x"]) / data["x"]
-        data = data.assign(Task=task, Family=data["row"].map(family), Saved=saved, Lost=100 * lost)
+        data = data.assign(Task=task, Family=data["row"].map(family), Saved=saved, Lost=lost)
         parts.append(data[data["Family"] != ""])
     groups = pd.concat(parts).groupby(["Task", "Family", "row"], sort=False)
     values = groups["Lost"].agg(["mean", "min", "max", "count"]).join(groups["Saved"].mean())
