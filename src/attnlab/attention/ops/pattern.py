@@ -81,12 +81,8 @@ class MergedPattern(NamedTuple):
         """As :meth:`forward`, written into `out`."""
         (kernel, s), lse = self, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         diagonal = mask = None
-        if s == 1:
-            randoms = kernel.causal(q, packed, out, lse)
-        else:
-            randoms = kernel.causal(
-                _shifted(q, s - 1, q.shape[-1]), packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s
-            )
+        randoms = kernel.causal(q[:, s - 1 :], packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s)
+        if s > 1:
             queries, rows, rows_lse = (self._places(t) for t in (q, out, lse))
             value, key = self._diagonal_packed(packed)
             diagonal = dot(queries, key) * kernel.scale
@@ -114,16 +110,12 @@ class MergedPattern(NamedTuple):
         """Fill dq, the gradient of q, and return the gradients of `packed` and of each past."""
         (kernel, s), width, randoms = self, q.shape[-1], iter(saved.randoms)
         dpacked = q.new_empty(packed.shape)
-        if s == 1:
-            wide_grad, wide_out = (kernel.wide_enough(t, width) for t in (grad, out))
-            kernel.causal_backward(wide_grad, q, packed, wide_out, saved.lse, dq, dpacked, randoms)
-        else:
-            value_width = kernel.value_width(width)
-            kernel.causal_backward(
-                _shifted(grad, s - 1, value_width), _shifted(q, s - 1, width), packed[:, s - 1 :: s],
-                _shifted(out, s - 1, value_width), _shifted(saved.lse.unsqueeze(-1), s - 1, 1).squeeze(-1),
-                dq[:, s - 1 :], dpacked[:, s - 1 :: s], randoms, s,
-            )  # fmt: skip
+        shifted = slice(s - 1, None)
+        kernel.causal_backward(
+            grad[:, shifted], q[:, shifted], packed[:, s - 1 :: s], out[:, shifted], saved.lse[:, shifted],
+            dq[:, shifted], dpacked[:, s - 1 :: s], randoms, s,
+        )  # fmt: skip
+        if s > 1:
             dq[:, : s - 1] = 0.0
             self._diagonal_backward(grad, q, packed, out, saved, dq, dpacked)
         more = []
@@ -159,18 +151,6 @@ class MergedPattern(NamedTuple):
     def _diagonal_packed(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Values and keys at these positions."""
         return self._places(packed).tensor_split([self.kernel.value_dim], -1)
-
-
-def _shifted(x: Tensor, by: int, width: int) -> Tensor:
-    """(B, T, ..., w) -> (B, T, ..., width): shifted by `by` positions to the left, padded with zeros."""
-    size, columns = x.shape[1] - by, x.shape[-1]
-    if torch.compiler.is_compiling():
-        return F.pad(x[:, by:], (0, width - columns, *[0, 0] * (x.dim() - 3), 0, by))
-    out = x.new_empty(*x.shape[:-1], width)
-    out[:, size:] = 0.0
-    out[:, :size, ..., columns:] = 0.0
-    out[:, :size, ..., :columns] = x[:, by:]
-    return out
 
 
 def _multiply_into(out: Tensor, a: Tensor, b: Tensor) -> None:

@@ -8,8 +8,9 @@ single key. The memory-efficient kernel computes such a part, whichever kernel c
 natural log-sum-exps.
 """
 
+import math
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from .backends import Backend
 
-BLOCK = 256  # queries of a causal triangle that the CPU kernel computes in one call
+QUERIES, KEYS = 256, 512  # of a tile of backward on a CPU
 
 
 class Random(NamedTuple):
@@ -76,35 +77,20 @@ class Kernel(NamedTuple):
     backend: Backend
 
     def causal(self, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, group: int = 1) -> list[Random]:
-        """Fill out and lse. Query i sees the keys j <= i // group.
-
-        On a CPU the queries are divided into blocks of at most `group` * BLOCK. The triangles on the diagonal are the
-        rows of one call per place in a group; the region below them is divided into rectangles recursively.
+        """Fill out and lse, in one call per place in a group. Query i sees the keys j <= i // group.
 
         Args:
-            q: (B, group * K, H, D); rows beyond those of `out` are padding.
+            q: (B, n, H, D), n at most group * K.
             packed: [value | key], (B, K, H, Dv + D).
-            out: (B, at most group * K, H, Dv).
-            lse: (B, as many, H).
+            out: (B, n, H, Dv).
+            lse: (B, n, H).
             group: number of consecutive queries that see the same keys.
         """
         randoms = []
-        bounds = self._bounds(packed)
-        for place in range(group):
-            queries, target, target_lse = (t[:, place::group] for t in (q, out, lse))
-            for rows, count in _triangles(bounds, target):
-                o, new, random = self.forward(
-                    unfold(queries[:, rows], count), unfold(packed[:, rows], count), None, causal=True
-                )
-                part = target[:, rows]
-                size = part.shape[1]
-                part.copy_(fold(o, count)[:, :size])
-                target_lse[:, rows].copy_(fold(new, count)[:, :size])
-                randoms.append(random)
-        for first, middle, last in _rectangles(bounds):
-            rows = slice(middle * group, min(last * group, out.shape[1]))
-            o, new, random = self.forward(q[:, rows], packed[:, first:middle], None, causal=False)
-            merge(out[:, rows], lse[:, rows], o, new)
+        for place in range(min(group, q.shape[1])):
+            rows = slice(place, None, group)
+            keys = packed[:, : q[:, rows].shape[1]]
+            out[:, rows], lse[:, rows], random = self.forward(q[:, rows], keys, None, causal=True)
             randoms.append(random)
         return randoms
 
@@ -112,40 +98,65 @@ class Kernel(NamedTuple):
         self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dpacked: Tensor,
         randoms: Iterator[Random], group: int = 1,
     ) -> None:  # fmt: skip
-        """Fill dq and dpacked.
+        """Fill dq and dpacked. Every key must be seen.
 
         Args:
-            grad: gradient of the output, (B, group * K, H, `value_width`), zero in rows of padding.
+            grad: gradient of the output, (B, n, H, Dv).
             q, packed, group: as in :meth:`causal`.
-            out, lse: output, as wide as `grad`, and log-sum-exp of the full softmax, with as many rows.
-            dq: (B, at most group * K, H, D).
+            out, lse: output, (B, n, H, Dv), and log-sum-exp of the full softmax.
+            dq: (B, n, H, D).
             dpacked: (B, K, H, Dv + D).
         """
-        bounds = self._bounds(packed)
-        for place in range(group):
-            sources, target = [t[:, place::group] for t in (grad, q, out, lse)], dq[:, place::group]
-            for rows, count in _triangles(bounds, target):
-                g, queries, o, o_lse = (unfold(t[:, rows], count) for t in sources)
-                keys = unfold(packed[:, rows], count)
-                more, dk, d_value = self.backward(g, queries, keys, None, o, o_lse, True, next(randoms))
-                part = target[:, rows]
-                part.copy_(fold(more, count)[:, : part.shape[1]])
-                self._add(dpacked[:, rows], fold(d_value, count), fold(dk, count), first=place == 0)
-        for first, middle, last in _rectangles(bounds):
-            rows = slice(middle * group, min(last * group, dq.shape[1]))
-            more, dk, d_value = self.backward(
-                grad[:, rows], q[:, rows], packed[:, first:middle], None, out[:, rows], lse[:, rows], False,
-                next(randoms),
-            )  # fmt: skip
-            dq[:, rows] += more
-            self._add(dpacked[:, first:middle], d_value, dk)
+        tiles = group > 1 and q.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
+        if self.backend is Backend.FUSED_CPU and tiles:
+            self._tiled_backward(grad, q, packed, out, lse, dq, dpacked, group)
+            return
+        targets = dpacked.split([self.value_dim, q.shape[-1]], -1)
+        for place in range(min(group, q.shape[1])):
+            rows = slice(place, None, group)
+            g, o = (self.wide_enough(t[:, rows], q.shape[-1]) for t in (grad, out))
+            size = g.shape[1]
+            dq[:, rows], dk, d_value = self.backward(
+                g, q[:, rows], packed[:, :size], None, o, lse[:, rows], True, next(randoms)
+            )
+            for target, more in zip(targets, (d_value, dk), strict=True):
+                if place:
+                    target[:, :size].add_(more)
+                else:
+                    target.copy_(more)
 
-    def _add(self, dpacked: Tensor, d_value: Tensor, dk: Tensor, first: bool = False) -> None:
-        for part, more in zip(dpacked.split([self.value_dim, dk.shape[-1]], -1), (d_value, dk), strict=True):
-            if first:
-                part.copy_(more)
-            else:
-                part.add_(more)
+    def _tiled_backward(
+        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dpacked: Tensor, group: int
+    ) -> None:
+        """As :meth:`causal_backward`, by matrix products over tiles that stay in the processor's caches.
+
+        The values of the CPU kernel are as wide as its keys, and its queries cannot see keys in groups.
+        """
+        (value, key), (d_value, d_key) = (t.split([self.value_dim, q.shape[-1]], -1) for t in (packed, dpacked))
+        row_dot, row_lse, tiles = dot(grad, out).unsqueeze(-1), lse.unsqueeze(-1), q.new_empty(2, QUERIES * KEYS)
+        dq.zero_()
+        dpacked.zero_()
+        for first in range(0, q.shape[1], QUERIES):
+            rows = slice(first, min(first + QUERIES, q.shape[1]))
+            every, some = rows.start // group + 1, (rows.stop - 1) // group + 1  # keys that all rows see, and one does
+            hidden = torch.arange(every, some) > torch.arange(rows.start, rows.stop).unsqueeze(-1) // group
+            for start in range(0, some, KEYS):
+                columns = slice(start, min(start + KEYS, some))
+                first_hidden = max(every, start)
+                sizes = rows.stop - rows.start, columns.stop - columns.start
+                p, ds = (t[: math.prod(sizes)].view(sizes) for t in tiles)
+                for row, head in product(range(q.shape[0]), range(q.shape[2])):
+                    at, to = (row, rows, head), (row, columns, head)
+                    query, g = q[at] * self.scale, grad[at]
+                    torch.mm(query, key[to].mT, out=p).sub_(row_lse[at]).exp_()
+                    if first_hidden < columns.stop:
+                        p[:, first_hidden - start :].masked_fill_(
+                            hidden[:, first_hidden - every : columns.stop - every], 0.0
+                        )
+                    torch.mm(g, value[to].mT, out=ds).sub_(row_dot[at]).mul_(p)
+                    d_value[to].addmm_(p.mT, g)
+                    d_key[to].addmm_(ds.mT, query)
+                    dq[at].addmm_(ds, key[to], alpha=self.scale)
 
     def value_width(self, width: int, mask: Tensor | None = None) -> int:
         """Width of values in the kernel of a part with this mask: `width` (D) in flash kernels, else Dv."""
@@ -247,33 +258,6 @@ class Kernel(NamedTuple):
         width = self.value_width(packed.shape[-1] - self.value_dim, mask)
         key, value = packed[..., self.value_dim :], packed[..., :width]
         return q.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-
-    def _bounds(self, packed: Tensor) -> list[int]:
-        """Boundaries of blocks of keys: 2^n blocks of at most BLOCK keys on a CPU, one block on CUDA."""
-        size = packed.shape[1]
-        count = 1 << max(-(-size // BLOCK) - 1, 0).bit_length() if self.backend is Backend.FUSED_CPU else 1
-        return [size * i // count for i in range(count + 1)]
-
-
-def _triangles(bounds: list[int], rows: Tensor) -> Iterator[tuple[slice, int]]:
-    """Keys of the triangles on the diagonal, and the number of triangles: all at once if they have one size.
-
-    rows: results of the queries, (B, at most as many as keys, ...). Triangles without queries are skipped.
-    """
-    size, count = bounds[-1], len(bounds) - 1
-    spans = [(0, size, count)] if size % count == 0 else [(a, b, 1) for a, b in pairwise(bounds)]
-    for first, last, many in spans:
-        if first < rows.shape[1]:
-            yield slice(first, last), many
-
-
-def _rectangles(bounds: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(a, b, c): queries b ... c - 1 see all keys a ... b - 1. Each pair of blocks occurs once."""
-    count, step = len(bounds) - 1, 1
-    while step < count:
-        for i in range(0, count, 2 * step):
-            yield bounds[i], bounds[i + step], bounds[i + 2 * step]
-        step *= 2
 
 
 def unfold(x: Tensor, count: int) -> Tensor:
