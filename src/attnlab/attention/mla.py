@@ -152,13 +152,13 @@ class MLA(PositionalAttention):
     def _queries(self, x: Tensor, angles: Angles) -> Tensor:
         """(B, T, d) -> (B, T, H, d_n + d_r), the last d_r rotated."""
         cos, sin = angles
-        content, rotary = self.query(x).unflatten(-1, (self.num_heads, -1)).split([self.head_dim, self.rope_dim], -1)
-        return torch.cat((content, rotate(rotary, cos.unsqueeze(-2), sin.unsqueeze(-2))), -1)
+        return rotate(self.query(x).unflatten(-1, (self.num_heads, -1)), cos.unsqueeze(-2), sin.unsqueeze(-2))
 
     def _latents(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """(B, T, d) -> latents (B, T, r) and rotary keys (B, T, d_r)."""
         latent, rotary = self.down(x).split([self.latent_dim, self.rope_dim], -1)
-        return self.norm(latent), rotate(rotary, *angles)
+        cos, sin = (t.unsqueeze(-2) for t in angles)
+        return self.norm(latent), rotate(rotary.unsqueeze(-2), cos, sin).squeeze(-2)
 
     def _entries(self, x: Tensor, angles: Angles) -> dict[str, Tensor]:
         return {"slots": torch.cat(self._latents(x, angles), -1)}

@@ -30,6 +30,9 @@ FLEX computes wide windows on CUDA, where its block mask skips keys that the blo
 FlashAttention 4 is not a dependency: `activate_flash_attention_impl("FA4")` of `torch.nn.attention` replaces the
 operators that FLASH_CUDA calls, which is recorded as "FLASH_CUDA FA4".
 
+Training on CUDA uses two more kernels of `kernels` where it can: `own`, which lets one call compute all places of a
+chunk of MTLA, and `rotary`. They are no backends: they take the place of small operations around one.
+
 To add a backend, add a member of `Backend`, an entry in `BACKENDS`, a condition in `refusal` and in `choose`, and a
 branch where its operation is computed. Tests compare each backend with the naive form of every mechanism, forward and,
 if it has one, backward. Tests and benchmarks select one with `prefer`; `used` lists the ones in use.

@@ -215,6 +215,14 @@ class _Expanded(torch.autograd.Function):
                 grad[:, :, heads], q[:, :, heads], _expanded(latent, rotary, up[heads]), _of_heads(past, heads),
                 out[:, :, heads], state.heads(heads), dq[:, :, heads],
             )  # fmt: skip
+            if q.is_cuda:  # all heads: two products
+                flat, joined = dpacked.flatten(2).flatten(0, 1), torch.cat((latent, rotary), -1)
+                dlatent, drotary = (
+                    (flat @ _joined(up, rotary)).view_as(joined).split([up.shape[-1], rotary.shape[-1]], -1)
+                )
+                dup = (flat.mT @ joined.flatten(0, 1)).unflatten(0, (len(up), -1))[:, : up.shape[1], : up.shape[-1]]
+                dpast = more
+                break
             both, shared = dpacked.split([up.shape[1], rotary.shape[-1]], -1)
             drotary += shared.sum(2)
             flat = both.flatten(2).flatten(0, 1)
@@ -291,12 +299,26 @@ def _expanded(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return expand(latent, rotary, up)
     heads, both, _ = up.shape
+    if latent.is_cuda:
+        return F.linear(torch.cat((latent, rotary), -1), _joined(up, rotary)).unflatten(-1, (heads, -1))
     packed = latent.new_empty(*latent.shape[:2], heads, both + rotary.shape[-1])
     packed[..., both:] = rotary.unsqueeze(2)
     flat, rows = packed.flatten(0, 1), latent.flatten(0, 1)
     for i in range(heads):
         torch.mm(rows, up[i].mT, out=flat[:, i, :both])
     return packed
+
+
+def _joined(up: Tensor, rotary: Tensor) -> Tensor:
+    """The matrix of `expand` for [latent | rotary key], (h (Dv + D), r + d_r): one product, not one per head.
+
+    up (h, Dv + d_n, r), rotary (B, T, d_r).
+    """
+    heads, both, rank = up.shape
+    matrix = up.new_zeros(heads, both + rotary.shape[-1], rank + rotary.shape[-1])
+    matrix[:, :both, :rank] = up
+    matrix[:, both:, rank:].diagonal(dim1=1, dim2=2).fill_(1.0)
+    return matrix.flatten(0, 1)
 
 
 def _of_heads(past: list[Past], heads: slice) -> list[Past]:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .backends import captured
+from .kernels import DTYPES, usable
 from .sdpa import Kernel, Random, dot, fold, merge, unfold, wide
 
 
@@ -30,7 +32,7 @@ class SavedForBackward(NamedTuple):
 
     Args:
         lse: log-sum-exp of each query's logits, (B, T, H).
-        diagonal: logits of the keys that only one query reads, (B, T/s, s - 1, H); None if s = 1.
+        diagonal: logits of the keys that only one query reads, (B, T/s, s - 1, H); None if s = 1, or after one call.
         mask: dropout factors of these keys, (B, T/s, s - 1, H); None without dropout.
         randoms: dropout state of each kernel call, in the order of the calls.
     """
@@ -81,6 +83,9 @@ class MergedPattern(NamedTuple):
         """As :meth:`forward`, written into `out`."""
         (kernel, s), lse = self, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         diagonal = mask = None
+        if self._one_call(q):
+            randoms = [self._fill_at_once(q, packed, out, lse)]
+            return SavedForBackward(lse, None, None, self._read_past(q, past, out, lse, randoms))
         randoms = kernel.causal(q[:, s - 1 :], packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s)
         if s > 1:
             queries, rows, rows_lse = (self._places(t) for t in (q, out, lse))
@@ -90,12 +95,52 @@ class MergedPattern(NamedTuple):
             read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
             rows[:, 0], rows_lse[:, 0] = read[:, 0], diagonal[:, 0]
             merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], diagonal[:, 1:])
+        return SavedForBackward(lse, diagonal, mask, self._read_past(q, past, out, lse, randoms))
+
+    def _read_past(
+        self, q: Tensor, past: Iterable[Past], out: Tensor, lse: Tensor, randoms: list[Random]
+    ) -> tuple[Random, ...]:
+        """Merge attention to each past into out and lse, and return `randoms` and those of these calls."""
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
-            o, new, random = kernel.forward(fold(q, beam), p.packed, p.mask, causal=False)
+            o, new, random = self.kernel.forward(fold(q, beam), p.packed, p.mask, causal=False)
             randoms.append(random)
             merge(out, lse, unfold(o, beam), unfold(new, beam))
-        return SavedForBackward(lse, diagonal, mask, tuple(randoms))
+        return tuple(randoms)
+
+    def _one_call(self, q: Tensor) -> bool:
+        """Whether one call computes all places of a chunk, and a Triton kernel merges it with each query's own key."""
+        plain = self.kernel.dropout == 0 and not captured()
+        return self.stride > 1 and plain and q.dtype in DTYPES and usable(q.device)
+
+    def _at_once(self, packed: Tensor, *of_queries: Tensor) -> list[Tensor]:
+        """Slots that later chunks read, (B s, T/s - 1, ...), and (B, T, ...) in the same form, from chunk 1 on."""
+        s = self.stride
+        slots = packed[:, s - 1 : packed.shape[1] - s : s].unsqueeze(1).expand(-1, s, -1, -1, -1).flatten(0, 1)
+        return [slots.contiguous(), *(t[:, s:].unflatten(1, (-1, s)).transpose(1, 2).flatten(0, 1) for t in of_queries)]
+
+    def _fill_at_once(self, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor) -> Random:
+        from .kernels.own import merge_own  # needs triton
+
+        random, (slots, queries) = Random(), self._at_once(packed, q)
+        part, part_lse = out[:, :0], lse[:, :0]
+        if queries.shape[1]:
+            part, part_lse, random = self.kernel.forward(queries, slots, None, causal=True)
+        merge_own(q, packed, self.kernel.scale, self.stride, part, part_lse, out, lse)
+        return random
+
+    def _backward_at_once(
+        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dpacked: Tensor,
+        random: Random,
+    ) -> None:  # fmt: skip
+        from .kernels.own import merge_own_backward
+
+        slots, g, queries, o, o_lse = self._at_once(packed, grad, q, out, lse)
+        parts = queries, queries, queries
+        if queries.shape[1]:
+            g, o = (self.kernel.wide_enough(t, q.shape[-1]) for t in (g, o))
+            parts = self.kernel.backward(g, queries, slots, None, o, o_lse, True, random)
+        merge_own_backward(grad, q, packed, self.kernel.scale, self.stride, out, lse, parts, dq, dpacked)
 
     def backward(
         self,
@@ -110,13 +155,16 @@ class MergedPattern(NamedTuple):
         """Fill dq, the gradient of q, and return the gradients of `packed` and of each past."""
         (kernel, s), width, randoms = self, q.shape[-1], iter(saved.randoms)
         dpacked = q.new_empty(packed.shape)
-        shifted = slice(s - 1, None)
-        kernel.causal_backward(
-            grad[:, shifted], q[:, shifted], packed[:, s - 1 :: s], out[:, shifted], saved.lse[:, shifted],
-            dq[:, shifted], dpacked[:, s - 1 :: s], randoms, s,
-        )  # fmt: skip
-        if s > 1:
+        if s > 1 and saved.diagonal is None:
+            self._backward_at_once(grad, q, packed, out, saved.lse, dq, dpacked, next(randoms))
+        else:
+            shifted = slice(s - 1, None)
+            kernel.causal_backward(
+                grad[:, shifted], q[:, shifted], packed[:, s - 1 :: s], out[:, shifted], saved.lse[:, shifted],
+                dq[:, shifted], dpacked[:, s - 1 :: s], randoms, s,
+            )  # fmt: skip
             dq[:, : s - 1] = 0.0
+        if saved.diagonal is not None:
             self._diagonal_backward(grad, q, packed, out, saved, dq, dpacked)
         more = []
         for item in past:

@@ -8,11 +8,14 @@ this form. T6 rotates in the opposite direction, which is the same as swapping t
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from .backends import memoized
+from .backends import captured, memoized
+from .kernels import DTYPES, usable
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,34 @@ def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (..., D) by cos, sin (..., D/2), which broadcast, in their precision."""
+    """Rotate the last 2 P columns of x (..., D) by cos, sin (..., P), which broadcast, in their precision."""
+    width = x.shape[-1] - 2 * cos.shape[-1]
+    constant = cos.shape[-1] > 0 and not cos.requires_grad and not captured()
+    if x.is_cuda and x.dim() == 4 and x.dtype in DTYPES and constant and usable(x.device):
+        return _Rotated.apply(x, cos.expand(*x.shape[:3], -1), sin.expand(*x.shape[:3], -1))
+    rest, x = x.tensor_split([width], -1)
     u, v = x.chunk(2, dim=-1)
-    return torch.cat((u * cos - v * sin, v * cos + u * sin), dim=-1).to(x.dtype)
+    turned = torch.cat((u * cos - v * sin, v * cos + u * sin), dim=-1).to(x.dtype)
+    return torch.cat((rest, turned), -1) if width else turned
+
+
+class _Rotated(torch.autograd.Function):
+    """`rotate` of x (B, T, H, D) by cos, sin (B, T, H, P), in one kernel each way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        from .kernels.rotary import rotated  # needs triton
+
+        ctx.save_for_backward(cos, sin)
+        return rotated(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        from .kernels.rotary import rotated
+
+        cos, sin = ctx.saved_tensors
+        return rotated(grad, cos, sin, -1), None, None
 
 
 Turn = tuple[Tensor, Tensor]  # cos (..., D/2), and [-sin, sin] (..., 2, D/2), of one position of each row
