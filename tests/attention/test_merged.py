@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from attnlab.attention.ops import kernels
+from attnlab.attention.ops.backends import Backend, prefer
 from attnlab.attention.ops.partial_softmax import Past, merged_attention
 from tests.attention.mechanisms import error
 
@@ -70,6 +72,20 @@ def test_equals_one_dense_softmax(stride: int, chunks: int, kind: str) -> None:
     g, inputs = torch.randn_like(want), [q, packed, *[p.packed for p in past]]
     for got, exact in zip(torch.autograd.grad(out, inputs, g), torch.autograd.grad(want, inputs, g), strict=True):
         assert error(got, exact) < 1e-12
+
+
+@pytest.mark.skipif(not kernels.usable(torch.device("cpu")), reason="no interpreter")
+@pytest.mark.parametrize(("stride", "chunks", "kind"), [(2, 1, "all"), (2, 19, "alone"), (3, 4, "all")])
+def test_one_call_and_kernels_equal_one_dense_softmax(stride: int, chunks: int, kind: str) -> None:
+    q, packed, past = draw(stride, chunks, kind, torch.float32)
+    inputs = [q, packed, *[p.packed for p in past]]
+    with prefer(Backend.TRITON):
+        out = merged_attention(q, packed, VALUE, 0.7, stride=stride, past=past)
+        grads = torch.autograd.grad(out.sum(), inputs)
+    want, _, _ = dense(q, packed, 0.7, stride, past)
+    assert error(out, want) < 1e-5
+    for got, exact in zip(grads, torch.autograd.grad(want.sum(), inputs), strict=True):
+        assert error(got, exact) < 1e-4
 
 
 @pytest.mark.parametrize(("stride", "total"), [(1, 700), (3, 1200)])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import MHA, MLA, MTLA
-from attnlab.attention.ops import naive
+from attnlab.attention.ops import kernels, naive
+from attnlab.attention.ops.backends import Backend, prefer
 from attnlab.attention.ops.rope import adjacent_to_half_split, rotary_table, rotate
 from tests.attention.mechanisms import error
 
@@ -93,3 +94,14 @@ def test_tables_are_float32_or_wider_and_exact_far_out(dtype: torch.dtype) -> No
 def test_an_odd_width_is_an_error() -> None:
     with pytest.raises(ValueError, match="even"):
         rotary_table(7, THETA, 4, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.skipif(not kernels.usable(torch.device("cpu")), reason="no interpreter")
+def test_the_kernel_rotates_the_last_columns_and_back() -> None:
+    x, angles, g = torch.randn(2, 5, 3, 24).requires_grad_(), torch.randn(1, 5, 1, 4), torch.randn(2, 5, 3, 24)
+    want = rotate(x, angles.cos(), angles.sin())
+    with prefer(Backend.TRITON):
+        got = rotate(x, angles.cos(), angles.sin())
+    assert torch.equal(got[..., :16], x[..., :16])
+    for a, b in ((got, want), (torch.autograd.grad(got, x, g)[0], torch.autograd.grad(want, x, g)[0])):
+        torch.testing.assert_close(a, b)

@@ -39,7 +39,9 @@ class Formula(nn.Module):
 def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Relative errors of a variant in this dtype against its reference in float64.
 
-    For a hybrid stack, the largest errors of all mechanisms.
+    For a hybrid stack, the largest errors of all mechanisms. In half precision the errors in float32 are returned if
+    they are above their tolerance; else the tolerance is 1.5 times the error of the reference in half precision, within
+    once and twice that of the dtype: gradients of a sharp softmax are rounded that much in any implementation.
 
     Args:
         publish: returns the published algorithm with the weights of a mechanism, or another reference, or raises
@@ -48,8 +50,12 @@ def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, dev
     Returns:
         The errors `output`, `gradient` and `steps` (cached steps with reordered beams), and the `tolerance`.
     """
-    layers = [_check_layer(layer, publish, dtype, device) for layer in variant.layers()]
-    return {name: float(np.max([errors[name] for errors in layers])) for name in layers[0]}
+    for kind in (torch.float32, dtype) if dtype.itemsize < 4 else (dtype,):  # rounding would hide a wrong formula
+        layers = [_check_layer(layer, publish, kind, device) for layer in variant.layers()]
+        result = {name: float(np.max([errors[name] for errors in layers])) for name in layers[0]}
+        if not all(error <= result["tolerance"] for error in result.values()):
+            break
+    return result
 
 
 def _wide_window(mechanism: Attention) -> int:
@@ -74,6 +80,7 @@ def _check_layer(
         return torch.randn(*shape, mechanism.d_model, generator=generator).to(device, dtype)
 
     errors: dict[str, list[float]] = {"output": [], "gradient": [], "steps": []}
+    tolerance = most = TOLERANCE[dtype]
     merged = mechanism.raw + mechanism.stride if isinstance(mechanism, MTLAWindow) else 0  # length at which it merges
     longest = max(merged, FEW if isinstance(reference, Formula) else TEXT)
     longest = max(longest, _wide_window(mechanism))
@@ -83,11 +90,14 @@ def _check_layer(
         got, want = _passes(tested, x, prefix, grad), _passes(reference, x, prefix, grad)
         errors["output"].append(_error(got[:1], want[:1]))
         errors["gradient"].append(_error(got[1:], want[1:]))
+        if dtype.itemsize < 4:
+            rounding = _error(_passes(publish(copy.deepcopy(mechanism)), x, prefix, grad), want)
+            tolerance = min(max(tolerance, 1.5 * rounding), 2 * most)
         x, order = random(2 * BEAM, STEPS), torch.stack([_moves(generator) for _ in range(STEPS)]).to(device)
         compiled = variant.compiler(device)
         errors["steps"] += _steps(tested, reference, x, prefix, order, variant.copied, compiled)
     return {name: rounded(float(np.max(values)), 2) for name, values in errors.items()} | {
-        "tolerance": TOLERANCE[dtype]
+        "tolerance": rounded(tolerance, 2)
     }
 
 

@@ -334,6 +334,12 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def kernels_run(x: Tensor) -> bool:
+    """Whether Triton kernels take the place of small operations on x: on CUDA, or where `prefer` selects TRITON."""
+    wanted = x.is_cuda or _preferred is Backend.TRITON
+    return wanted and x.dtype in DTYPES and not captured() and usable(x.device)
+
+
 def captured() -> bool:
     """Whether operations are captured, transformed or replaced: their tensors may have no values."""
     return torch.compiler.is_compiling() or transformed() or _get_current_dispatch_mode() is not None

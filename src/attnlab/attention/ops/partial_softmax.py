@@ -217,20 +217,18 @@ class _Expanded(torch.autograd.Function):
             )  # fmt: skip
             if q.is_cuda:  # all heads: two products
                 flat, joined = dpacked.flatten(2).flatten(0, 1), torch.cat((latent, rotary), -1)
-                dlatent, drotary = (
-                    (flat @ _joined(up, rotary)).view_as(joined).split([up.shape[-1], rotary.shape[-1]], -1)
-                )
+                djoined = (flat @ _joined(up, rotary)).view_as(joined)
+                dlatent, drotary = djoined.split([up.shape[-1], rotary.shape[-1]], -1)
                 dup = (flat.mT @ joined.flatten(0, 1)).unflatten(0, (len(up), -1))[:, : up.shape[1], : up.shape[-1]]
                 dpast = more
                 break
-            both, shared = dpacked.split([up.shape[1], rotary.shape[-1]], -1)
-            drotary += shared.sum(2)
-            flat = both.flatten(2).flatten(0, 1)
-            dlatent.view(-1, latent.shape[-1]).addmm_(flat, up[heads].flatten(0, 1))
-            dup[heads] = (flat.mT @ latent.flatten(0, 1)).view_as(up[heads])
+            drotary += dpacked[..., up.shape[1] :].sum(2)
+            for head, part in enumerate(dpacked[..., : up.shape[1]].flatten(0, 1).unbind(1), heads.start):
+                dlatent.view(-1, latent.shape[-1]).addmm_(part, up[head])
+                dup[head] = part.mT @ latent.flatten(0, 1)
             for gradient, part in zip(dpast, more, strict=True):
                 gradient[:, :, heads] = part
-            del dpacked, more, both, shared, flat  # frees memory for the next heads
+            del dpacked, more, part  # frees memory for the next heads
         return dq, dlatent, drotary, dup, None, *(g for d in dpast for g in (d, None))
 
 
@@ -325,9 +323,9 @@ def _of_heads(past: list[Past], heads: slice) -> list[Past]:
     return [Past(p.packed[:, :, heads], p.mask) for p in past]
 
 
-def _groups(q: Tensor, size: int = 2) -> list[slice]:
+def _groups(q: Tensor, size: int | None = None) -> list[slice]:
     """Heads whose keys and values are computed at a time. On CUDA all, because a kernel draws dropout for all heads."""
-    heads = q.shape[2]
+    heads, size = q.shape[2], size or min(2, torch.get_num_threads())
     count = 1 if q.is_cuda else -(-heads // size)
     bounds = [heads * i // count for i in range(count + 1)]
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]

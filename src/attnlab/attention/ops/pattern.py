@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import captured
-from .kernels import DTYPES, usable
+from .backends import kernels_run
 from .sdpa import Kernel, Random, dot, fold, merge, unfold, wide
 
 
@@ -83,11 +82,11 @@ class MergedPattern(NamedTuple):
         """As :meth:`forward`, written into `out`."""
         (kernel, s), lse = self, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         diagonal = mask = None
-        if self._one_call(q):
+        if at_once := self._one_call(q):
             randoms = [self._fill_at_once(q, packed, out, lse)]
-            return SavedForBackward(lse, None, None, self._read_past(q, past, out, lse, randoms))
-        randoms = kernel.causal(q[:, s - 1 :], packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s)
-        if s > 1:
+        else:
+            randoms = kernel.causal(q[:, s - 1 :], packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s)
+        if s > 1 and not at_once:
             queries, rows, rows_lse = (self._places(t) for t in (q, out, lse))
             value, key = self._diagonal_packed(packed)
             diagonal = dot(queries, key) * kernel.scale
@@ -95,23 +94,16 @@ class MergedPattern(NamedTuple):
             read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
             rows[:, 0], rows_lse[:, 0] = read[:, 0], diagonal[:, 0]
             merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], diagonal[:, 1:])
-        return SavedForBackward(lse, diagonal, mask, self._read_past(q, past, out, lse, randoms))
-
-    def _read_past(
-        self, q: Tensor, past: Iterable[Past], out: Tensor, lse: Tensor, randoms: list[Random]
-    ) -> tuple[Random, ...]:
-        """Merge attention to each past into out and lse, and return `randoms` and those of these calls."""
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
-            o, new, random = self.kernel.forward(fold(q, beam), p.packed, p.mask, causal=False)
+            o, new, random = kernel.forward(fold(q, beam), p.packed, p.mask, causal=False)
             randoms.append(random)
             merge(out, lse, unfold(o, beam), unfold(new, beam))
-        return tuple(randoms)
+        return SavedForBackward(lse, diagonal, mask, tuple(randoms))
 
     def _one_call(self, q: Tensor) -> bool:
         """Whether one call computes all places of a chunk, and a Triton kernel merges it with each query's own key."""
-        plain = self.kernel.dropout == 0 and not captured()
-        return self.stride > 1 and plain and q.dtype in DTYPES and usable(q.device)
+        return self.stride > 1 and self.kernel.dropout == 0 and q.stride(-1) == 1 and kernels_run(q)
 
     def _at_once(self, packed: Tensor, *of_queries: Tensor) -> list[Tensor]:
         """Slots that later chunks read, (B s, T/s - 1, ...), and (B, T, ...) in the same form, from chunk 1 on."""

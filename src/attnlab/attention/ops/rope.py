@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .backends import captured, memoized
-from .kernels import DTYPES, usable
+from .backends import kernels_run, memoized
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,7 @@ def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tens
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the last 2 P columns of x (..., D) by cos, sin (..., P), which broadcast, in their precision."""
     width = x.shape[-1] - 2 * cos.shape[-1]
-    constant = cos.shape[-1] > 0 and not cos.requires_grad and not captured()
-    if x.is_cuda and x.dim() == 4 and x.dtype in DTYPES and constant and usable(x.device):
+    if x.dim() == 4 and cos.shape[-1] and not cos.requires_grad and kernels_run(x):
         return _Rotated.apply(x, cos.expand(*x.shape[:3], -1), sin.expand(*x.shape[:3], -1))
     rest, x = x.tensor_split([width], -1)
     u, v = x.chunk(2, dim=-1)

@@ -19,8 +19,7 @@ def merge_own(
     q: Tensor, packed: Tensor, scale: float, stride: int, earlier: Tensor, earlier_lse: Tensor, out: Tensor, lse: Tensor
 ) -> None:
     """Fill out (B, T, H, Dv) and lse, from those of earlier chunks and the key of each query's own position."""
-    tensors = [q, packed, earlier, earlier_lse, out, lse]
-    _launch(merge_own_kernel, tensors, q, packed, scale, stride)
+    _launch(merge_own_kernel, [q, packed, earlier, earlier_lse, out, lse], q, packed, scale, stride)
 
 
 def merge_own_backward(
@@ -35,6 +34,7 @@ def merge_own_backward(
         earlier: gradients of queries, keys and values from attention to earlier chunks. Those of keys and values are
             summed over the places.
     """
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # a sum's gradient is one number
     tensors = [grad, q, packed, out, lse, *earlier, dq, dpacked]
     _launch(merge_own_backward_kernel, tensors, q, packed, scale, stride)
 

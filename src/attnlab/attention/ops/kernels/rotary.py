@@ -1,6 +1,5 @@
 """Kernel of the rotary position embedding, in place of a dozen small operations over all queries or keys."""
 
-import torch
 from torch import Tensor
 
 from .split import tl, triton
@@ -15,10 +14,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
         sign: -1 rotates back, which is the gradient.
     """
     batch, length, heads, width = x.shape
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    out, pairs = torch.empty(x.shape, dtype=x.dtype, device=x.device), cos.shape[-1]
-    rest = width - 2 * pairs
+    x, pairs = x if x.stride(-1) == 1 else x.contiguous(), cos.shape[-1]
+    out, rest = x.new_empty(x.shape), width - 2 * pairs
     rotary_kernel[(triton.cdiv(length * heads, ROWS), batch)](
         x, cos, sin, out, *x.stride()[:3], *cos.stride(), *sin.stride(), *out.stride()[:3], length, heads, sign,
         REST=rest, PAIRS=pairs, REST_BLOCK=triton.next_power_of_2(max(1, rest)),
