@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from attnlab.attention.ops.kernels import factor, factor_kernel, latent, latent_kernel, merge, split
+from attnlab.attention.ops.kernels import factor, factor_kernel, latent, latent_kernel, merge, own, rotary, split
 
 ARCHITECTURES = {80: 166912, 89: 101376, 90: 232448}  # compute capability: bytes of shared memory of a block
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -108,6 +108,14 @@ def main() -> None:
     constants = {"PLACED": True, "NUMBERED": True, "STRIDE": 2, "LATENT": 500, "ROTARY": 64, "GATES": 128}
     constants |= {"LATENT_BLOCK": 512, "ROTARY_BLOCK": 64, "GATES_BLOCK": 128}
     print(json.dumps(["merge", shared_memory(merge.merge_kernel, types, constants, 90), 2**16]))
+    types = dict.fromkeys(("lse", "earlier_lse", "cos", "sin"), "*fp32") | {"scale": "fp32"}
+    numbers = ("q", "packed", "earlier", "out", "grad", "from_q", "from_k", "from_v", "dq", "dpacked", "x")
+    types |= dict.fromkeys(numbers, "*bf16")
+    constants = {"WIDTH": 96, "VALUE": 64, "WIDTH_BLOCK": 128, "VALUE_BLOCK": 64, "ROWS": own.ROWS}
+    for kernel in (own.merge_own_kernel, own.merge_own_backward_kernel):
+        print(json.dumps([f"{kernel.fn.__name__}", shared_memory(kernel, types, constants, 90), 2**16]))
+    constants = {"REST": 64, "PAIRS": 16, "REST_BLOCK": 64, "PAIRS_BLOCK": 16, "ROWS": rotary.ROWS}
+    print(json.dumps(["rotary", shared_memory(rotary.rotary_kernel, types, constants, 90), 2**16]))
 
 
 @pytest.mark.slow
@@ -117,7 +125,7 @@ def test_kernels_compile_for_gpus_and_fit_their_shared_memory() -> None:
     run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=600, env=environment)
     assert run.returncode == 0, run.stderr
     result = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(result) == 20
+    assert len(result) == 23
     for name, taken, there in result:
         assert taken <= there, name
 

@@ -84,7 +84,7 @@ def test_cores_are_averaged_or_read_out_apart(form: type[RelativeMultiLinear], s
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("attention", ["mha", "mqa", "mla", "mtla"])
+@pytest.mark.parametrize("attention", ["mha", "mqa", "mla", "mtla", "tpa"])
 def test_checks_pass_in_every_precision(attention: str, dtype: torch.dtype) -> None:
     for variant in variants(config(attention=attention)):
         errors = check(variant, baselines.of, dtype, CPU)
