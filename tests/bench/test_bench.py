@@ -52,6 +52,11 @@ def test_a_run(attention: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     beam = rows[-1]
     assert beam["variants"][f"{attention}_copied"]["cache_bytes"] == beam["variants"][references[-1]]["cache_bytes"]
     assert beam["ratios"][0]["cache"] > 1.3
+    for result in beam["variants"].values():
+        parts = result["parts"]
+        assert result["most_times_faster"] == pytest.approx(
+            sum(parts.values()) / (sum(parts.values()) - parts["attention"] - parts["reorder"]), rel=1e-2
+        )
     assert record["kv_cache"]["bytes_measured"] == record["kv_cache"]["bytes_predicted"]
     assert record["inference"]["beam"] == 3 and record["inference"]["mean_memory_mib"] == NOT_RUN
     assert record["training"]["tokens_per_second"] > 0 and record["training"]["final_loss"] == NOT_RUN

@@ -54,8 +54,15 @@ KINDS = {
     "training": "Training step", "model": "Training step of a whole model", "decoding": "Decoding, token by token",
     "beam": "Beam search", "forward": "Forward pass of a compressed attention layer",
     "projections": "Projections of a compressed attention layer", "whole": "Forward pass of a whole compressed model",
-    "decomposition": "Decomposition of a layer",
+    "decomposition": "Decomposition of a layer", "parts": "Beam search: where the time goes",
 }  # fmt: skip
+PARTS = ("prefix", "attention", "feed_forward", "vocabulary", "search", "reorder")  # of a row's `parts`
+PART_HEADERS = ["Mechanism", "Shape", *(f"{part.replace('_', ' ')}, ms" for part in PARTS), "At most times faster"]
+PART_NOTE = (
+    "Milliseconds of one search, timed by itself. Feed-forward includes norms and embedding; search: softmax over the "
+    "vocabulary, choice of continuations, history. At most times faster: if attention, with its projections, and the "
+    "reordering of its cache took no time, which is the limit of any mechanism"
+)
 UNITS = {"text": "{} positions", "prefix": "prefix {}", "context": "{} cached", "steps": "{} steps", "beam": "beam {}"}
 UNITS |= {"batch": "batch {}", "tokens": "{} tokens", "multiply_adds_percent": "{} % of the multiply-adds"}
 UNITS |= {"rate": "rate {}", "ranks": "ranks {}", "tensors": "tensors {}"}
@@ -274,6 +281,9 @@ def render_speeds(records: Sequence[SavedRecord], directory: Path) -> list[Path]
                 about = saved.record["bench"]["protocol"].get(row["what"])
                 grid.notes = [f"Measured: {about.replace('<', '&lt;')}"] if about else grid.notes
                 grid.rows += [_line(saved, row, pair, directory) for pair in row["ratios"]]
+            if lines := [_parts(saved, row, name, directory) for name, v in row["variants"].items() if "parts" in v]:
+                headers = [*PART_HEADERS, *SPEED[-2:]]
+                kinds.setdefault("parts", Grid(KINDS["parts"], headers, notes=[PART_NOTE])).rows += lines
     if not kinds and not by_length:
         raise DataError("no finished record of mode=bench with a ratio among these records")
     parts = [f"# {TITLE}\n\n{ABOUT}", *["## All mechanisms by length\n"] * bool(by_length)]
@@ -356,6 +366,13 @@ def _line(saved: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directo
     if not isinstance(peak, int | float) or peak < LEAST_PEAK:
         sizes[0] = ""
     return [*start, *times, *sizes, *record]
+
+
+def _parts(saved: SavedRecord, row: dict[str, Any], name: str, directory: Path) -> list[str]:
+    """The cells of the parts of a variant's search."""
+    variant = row["variants"][name]
+    cells = [f"{1e3 * variant['parts'][part]:.3g}" for part in PARTS]
+    return [f"`{name}`", _shape(saved, row), *cells, f"{variant['most_times_faster']:.3g}", *_place(saved, directory)]
 
 
 def _place(saved: SavedRecord, directory: Path) -> list[str]:

@@ -3,9 +3,11 @@
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from omegaconf import DictConfig
@@ -228,8 +230,55 @@ class Beam(AttentionWorkload):
         # Ids of special tokens: 0 <s>, 1 <pad>, 2 </s>.
         self.search(self.spy, self.prefix, self.lengths, bos=2, eos=2, pad=1, compiled=self.compiled)
 
+    def rates(self, seconds: float) -> dict[str, Any]:
+        """On a CPU: seconds of each part of a search, from one of three further runs, and the limit of any cache.
+
+        `most_times_faster`: how many times faster the search would be if attention, with its projections, and the
+        reordering of its cache took no time.
+        """
+        if self.lengths.is_cuda or self.compiled is not None:  # a GPU does not wait; a compiled step has no parts
+            return {}
+        whole, parts = sorted((self._parts() for _ in range(3)), key=lambda run: run[0])[1]
+        rest = whole - parts["attention"] - parts["reorder"]
+        return {
+            "parts": {name: rounded(part) for name, part in parts.items()},
+            "most_times_faster": rounded(whole / rest),
+        }
+
+    def _parts(self) -> tuple[float, dict[str, float]]:
+        """Seconds of a run and of its parts."""
+        spent = dict.fromkeys(("prefix", "step", "attention", "vocabulary", "reorder"), 0.0)
+        decoder = self.spy.decoder
+        attentions = [part for block in decoder.blocks for part in block.children() if hasattr(part, "extend")]
+        caches = {attention.cache_type for attention in self.attentions}
+        places: list[tuple[Any, str, str]] = [(self.spy, "start", "prefix"), (self.spy, "step", "step")]
+        places += [(decoder, "logits", "vocabulary"), *((cache, "reorder", "reorder") for cache in caches)]
+        places += [(attention, "extend", "attention") for attention in attentions]
+        with ExitStack() as stack:
+            for owner, method, part in places:
+                stack.enter_context(patch.object(owner, method, timed(getattr(owner, method), spent, part)))
+            self.prepare()
+            began = time.perf_counter()
+            self.run()
+            whole = time.perf_counter() - began
+        step = spent.pop("step")
+        spent["feed_forward"] = step - spent["attention"] - spent["vocabulary"]
+        return whole, spent | {"search": whole - step - spent["prefix"] - spent["reorder"]}
+
     def cache_bytes(self) -> dict[str, int]:
         return {"measured": sum(cache.nbytes for cache in self.spy.caches), "predicted": self.predicted}
+
+
+def timed(function: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
+    """The function, which adds the time of its calls to a part's seconds."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        result = function(*args, **options)
+        seconds[part] += time.perf_counter() - began
+        return result
+
+    return run
 
 
 class Spy:
