@@ -53,6 +53,10 @@ class MTLACache(LatentCache):
         offset = self.prefix_size % self.stride if self.prefix_lengths is None else self.stride - 1
         return -(-(offset + length) // self.stride)
 
+    @property
+    def common_slots(self) -> int:
+        return super().common_slots // self.stride
+
     def crop(self, length: int) -> None:
         self._check_crop(length)
         if length != self.length and bool(((self.starts() + length) % self.stride != 0).any()):

@@ -34,6 +34,10 @@ class WindowedCache(MTLACache):
         raw = self.first + self.recent + self.stride
         return raw + text_slots(self.prefix_size, length, self.first + self.recent, self.stride)
 
+    @property
+    def common_slots(self) -> int:
+        return 0  # slots are used again
+
     def crop(self, length: int) -> None:
         self._check_crop(length)
         ring, reached = self.recent + self.stride, max(self.reached, self.length)

@@ -100,6 +100,7 @@ class PositionalCache(Cache):
                 rest = newest.narrow(axis, 0, newest.shape[axis] - back)
                 newest.copy_(torch.cat((coded.read(first, first + back), rest), axis))
         self._standing, self.length = min(self._standing, self.sealing.final(length)), length
+        self.common = min(self.common, length)
 
     def past(self, slots: int) -> dict[str, Tensor]:
         """The first text slots, by name; codes as numbers."""
@@ -123,6 +124,11 @@ class PositionalCache(Cache):
     def slots_up_to(self, length: int) -> int:
         """Largest number of text slots that `length` positions occupy in a row."""
         return length
+
+    @property
+    def common_slots(self) -> int:
+        """Number of first text slots that the rows of each prefix share."""
+        return 0 if self.coded else self.common
 
     @property
     def prefix_used(self) -> int:
@@ -161,7 +167,8 @@ class PositionalCache(Cache):
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU this would synchronise
             moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
         for name, buffer in self.text.items():
-            used = buffer.narrow(self.axes[name], 0, self.used_slots() - self.sealed)
+            first, last = self.common_slots, self.used_slots() - self.sealed
+            used = buffer.narrow(self.axes[name], first, last - first)
             used[moved] = used[rows[moved]]
         for coded in self.coded.values():
             kept = max(self.sealed, self._standing)  # codes that a crop left for `seal` too

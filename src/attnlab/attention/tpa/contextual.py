@@ -18,6 +18,8 @@ from ..ops.sdpa import fold, unfold
 from ..positional import Angles, Layout, PositionalAttention
 from .factors import TILE, Block, Buffers, FactorCache, Factors, FactorSegment, Init, Nonlinearity
 
+BUILT = 32
+
 
 class TPA(PositionalAttention):
     r"""Tensor product attention (TPA paper, section 3, eq. 3.1 to 3.7).
@@ -271,15 +273,17 @@ class TPA(PositionalAttention):
         return Backend.PLAIN
 
     def in_factor_space(self, new: int, beam: int, text: int, prefix: int) -> bool:
-        """Whether `new` positions of `beam` rows take fewer multiply-adds with factors than with keys and values.
+        """Whether `new` positions of `beam` rows take less work with factors than with keys and values.
 
         Keys and values must be built first, for `text` positions of each row and for the `prefix` that the rows share.
+        For a step, their many small products cost as much as `BUILT` multiply-adds of a query each (measured on a CPU).
         Factor space has no fused kernel: chunks of more than 2 D positions, whose logits are larger than the keys and
         values, are computed with keys and values.
         """
         dense = 2 * self.num_heads * self.head_dim  # multiply-adds of a query with one key and value
         pairs, positions = beam * new * (text + prefix), beam * text + prefix
-        return new <= 2 * self.head_dim and pairs * sum(self._step_costs()) <= (positions * self.rank + pairs) * dense
+        built = positions * (BUILT if new == 1 else self.rank)
+        return new <= 2 * self.head_dim and pairs * sum(self._step_costs()) <= (built + pairs) * dense
 
     def _step_costs(self) -> tuple[int, int]:
         """Multiply-adds of a query with a cached position: for the logits of all heads, and for reading the value."""
