@@ -36,8 +36,8 @@ class Cache(ABC):
         beam: number of rows that share one prefix.
         capacity: maximum number of text positions.
         prefix_capacity: maximum number of prefix positions.
-        common: number of first text positions that the rows of each prefix are known to share, which a search sets.
-            They need not be moved.
+        common: for each row, number of first text positions in which it equals each row of its group, (B, rows of a
+            group) int64; the next `reorder` does not move these. None: not known.
         static_length: `length` on the device, (1,) int64, if the cache is static; else None.
         numbers_per_token: cached elements per position in the limit of long sequences.
         block: positions after which older slots become codes, see `Attention.cache_bits`; 0: never.
@@ -51,7 +51,7 @@ class Cache(ABC):
     beam: int = 1
     capacity: int
     prefix_capacity: int = 0
-    common: int = 0
+    common: Tensor | None = None
     has_prefix: bool = False
 
     @abstractmethod

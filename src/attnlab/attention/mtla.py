@@ -53,9 +53,8 @@ class MTLACache(LatentCache):
         offset = self.prefix_size % self.stride if self.prefix_lengths is None else self.stride - 1
         return -(-(offset + length) // self.stride)
 
-    @property
-    def common_slots(self) -> int:
-        return super().common_slots // self.stride
+    def full_slots(self, lengths: Tensor) -> Tensor:
+        return lengths // self.stride
 
     def crop(self, length: int) -> None:
         self._check_crop(length)

@@ -34,9 +34,8 @@ class WindowedCache(MTLACache):
         raw = self.first + self.recent + self.stride
         return raw + text_slots(self.prefix_size, length, self.first + self.recent, self.stride)
 
-    @property
-    def common_slots(self) -> int:
-        return 0  # slots are used again
+    def full_slots(self, lengths: Tensor) -> Tensor:
+        return lengths * 0  # slots are used again
 
     def crop(self, length: int) -> None:
         self._check_crop(length)

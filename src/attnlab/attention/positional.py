@@ -100,7 +100,7 @@ class PositionalCache(Cache):
                 rest = newest.narrow(axis, 0, newest.shape[axis] - back)
                 newest.copy_(torch.cat((coded.read(first, first + back), rest), axis))
         self._standing, self.length = min(self._standing, self.sealing.final(length)), length
-        self.common = min(self.common, length)
+        self.common = None
 
     def past(self, slots: int) -> dict[str, Tensor]:
         """The first text slots, by name; codes as numbers."""
@@ -125,10 +125,9 @@ class PositionalCache(Cache):
         """Largest number of text slots that `length` positions occupy in a row."""
         return length
 
-    @property
-    def common_slots(self) -> int:
-        """Number of first text slots that the rows of each prefix share."""
-        return 0 if self.coded else self.common
+    def full_slots(self, lengths: Tensor) -> Tensor:
+        """Numbers of first text slots that belong to the first `lengths` positions alone."""
+        return lengths
 
     @property
     def prefix_used(self) -> int:
@@ -166,9 +165,18 @@ class PositionalCache(Cache):
         moved: Tensor | slice = slice(None)
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU this would synchronise
             moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
+        common, self.common = self.common, None
+        if common is not None and isinstance(moved, Tensor) and not self.coded:
+            source = rows[moved]
+            equal = self.full_slots(common[moved, source % common.shape[1]])
+            row, slot = (torch.arange(self.used_slots()) >= equal[:, None]).nonzero().unbind(1)
+            moved, source = moved[row], source[row]
+            for name, buffer in self.text.items():
+                slots = buffer.movedim(self.axes[name], 1)
+                slots[moved, slot] = slots[source, slot]
+            return
         for name, buffer in self.text.items():
-            first, last = self.common_slots, self.used_slots() - self.sealed
-            used = buffer.narrow(self.axes[name], first, last - first)
+            used = buffer.narrow(self.axes[name], 0, self.used_slots() - self.sealed)
             used[moved] = used[rows[moved]]
         for coded in self.coded.values():
             kept = max(self.sealed, self._standing)  # codes that a crop left for `seal` too
@@ -176,7 +184,7 @@ class PositionalCache(Cache):
             codes[moved] = codes[rows[moved]]
 
     def select(self, prefixes: Tensor) -> None:
-        rows = rows_of(prefixes, self.beam)
+        rows, self.common = rows_of(prefixes, self.beam), None
         self.text = {name: buffer[rows] for name, buffer in self.text.items()}
         for coded in self.coded.values():
             coded.take(rows)

@@ -41,9 +41,8 @@ class WindowCache(PositionalCache):
     def slots_up_to(self, length: int) -> int:
         return min(length, self.size)
 
-    @property
-    def common_slots(self) -> int:
-        return 0  # slots are used again
+    def full_slots(self, lengths: Tensor) -> Tensor:
+        return lengths * 0  # slots are used again
 
     def used_after(self, position: int | Tensor) -> int | Tensor:
         """Number of text slots in use after this position is written."""

@@ -321,15 +321,15 @@ class BeamSearch:
                 rows = (torch.arange(len(active), device=device)[:, None] * beam + source).flatten()
                 for state in states:
                     state.reorder(rows)
-                shared = history.shared(active) if device.type == "cpu" else 0  # on a GPU this would synchronise
-                for cache in caches:
-                    cache.common = shared
             if left is not None and len(left) <= (len(active) - 1) // (2 if steps.captured else 1):
                 for state in states:
                     state.select(left)
                 steps.reset()
                 active, scores, finished = active[left], scores[left], finished[left]
                 last = last.view(-1, beam)[left].view(-1, 1)
+            if device.type == "cpu":  # on a GPU `reorder` moves whole rows, without waiting for their number
+                for cache in caches:
+                    cache.common = history.shared[active].flatten(0, 1)
 
         texts = history.texts(done_at[0], done_at[1])
         return [
@@ -343,23 +343,24 @@ class BeamSearch:
 
 
 class History:
-    """Hypotheses as a tree: the tokens of each step, the rows that they continue, and their ancestors' rows."""
+    """Hypotheses as a tree: the tokens of each step, and the rows that they continue.
+
+    Attributes:
+        shared: number of first positions, with <s>, that any two hypotheses of a sentence share, (N, beam, beam).
+    """
 
     def __init__(self, sentences: int, beam: int, steps: int, device: torch.device) -> None:
-        self.parents, self.tokens, self.lines = torch.zeros(3, steps, sentences, beam, dtype=torch.long, device=device)
+        self.parents, self.tokens = torch.zeros(2, steps, sentences, beam, dtype=torch.long, device=device)
+        self.shared = torch.zeros(sentences, beam, beam, dtype=torch.long, device=device)
         self.steps = 0
 
     def write(self, step: int, sentences: Tensor, parents: Tensor, tokens: Tensor) -> None:
         """Store a step of the given sentences (A,): the continued rows and their new tokens, (A, beam)."""
         self.parents[step, sentences], self.tokens[step, sentences] = parents, tokens
         self.steps = step + 1
-        self.lines[:step, sentences] = self.lines[:step, sentences].gather(2, parents.expand(step, -1, -1))
-        self.lines[step, sentences] = torch.arange(parents.shape[1], device=parents.device)
-
-    def shared(self, sentences: Tensor) -> int:
-        """Number of first tokens that all hypotheses of each of these sentences (A,) share."""
-        lines = self.lines[: self.steps, sentences]
-        return int((lines == lines[..., :1]).flatten(1).all(1).long().cumprod(0).sum())
+        one, other = parents.unsqueeze(2), parents.unsqueeze(1)
+        shared = self.shared[sentences[:, None, None], one, other]
+        self.shared[sentences] = torch.where(one == other, self.steps, shared)
 
     def texts(self, sizes: Tensor, rows: Tensor) -> Tensor:
         """Texts (N, k, steps) in `rows` (N, k), of which the first `sizes` (N, k) tokens are valid."""
