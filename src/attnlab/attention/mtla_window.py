@@ -25,6 +25,8 @@ class WindowedCache(MTLACache):
     Arguments are those of `PositionalCache`.
     """
 
+    fixed = False
+
     def __init__(self, attention: "MTLAWindow", *sizes: Any) -> None:
         super().__init__(attention, *sizes)
         self.recent, self.first = attention.recent, attention.first
@@ -33,9 +35,6 @@ class WindowedCache(MTLACache):
     def slots_up_to(self, length: int) -> int:
         raw = self.first + self.recent + self.stride
         return raw + text_slots(self.prefix_size, length, self.first + self.recent, self.stride)
-
-    def full_slots(self, lengths: Tensor) -> Tensor:
-        return lengths * 0  # slots are used again
 
     def crop(self, length: int) -> None:
         self._check_crop(length)

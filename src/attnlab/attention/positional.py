@@ -34,7 +34,10 @@ class PositionalCache(Cache):
         lean_dtype: dtype of inputs for which `is_lean` may be true; None: never.
         prefix_ends: for a static cache, length of each row's prefix, (B,), or (1,) if all are equal.
         cos, sin: rotary tables of all positions of prefix and text.
+        fixed: whether a position stays in its slot.
     """
+
+    fixed = True
 
     def __init__(
         self, attention: "PositionalAttention", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
@@ -166,7 +169,7 @@ class PositionalCache(Cache):
         if rows.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU this would synchronise
             moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
         common, self.common = self.common, None
-        if common is not None and isinstance(moved, Tensor) and not self.coded:
+        if common is not None and isinstance(moved, Tensor) and self.fixed and not self.coded:
             source = rows[moved]
             equal = self.full_slots(common[moved, source % common.shape[1]])
             row, slot = (torch.arange(self.used_slots()) >= equal[:, None]).nonzero().unbind(1)

@@ -25,6 +25,8 @@ class WindowCache(PositionalCache):
     Arguments are those of `PositionalCache`.
     """
 
+    fixed = False
+
     def __init__(self, attention: "Windowed", *sizes: Any) -> None:
         super().__init__(attention, *sizes)
         self.window = attention.window
@@ -40,9 +42,6 @@ class WindowCache(PositionalCache):
 
     def slots_up_to(self, length: int) -> int:
         return min(length, self.size)
-
-    def full_slots(self, lengths: Tensor) -> Tensor:
-        return lengths * 0  # slots are used again
 
     def used_after(self, position: int | Tensor) -> int | Tensor:
         """Number of text slots in use after this position is written."""

@@ -427,8 +427,7 @@ def store_weights(model: nn.Module, *, by_columns: bool) -> None:
     By columns, products with `MANY` to 100 rows take about 0.8 of the time. Matrices that are also embeddings stay.
     """
     tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    weights = [module.weight for module in model.modules() if type(module) is nn.Linear]
-    for weight in weights:
-        exact = isinstance(weight, nn.Parameter) and weight.dtype == torch.float32 and weight.device.type == "cpu"
-        if exact and id(weight) not in tied:
+    for weight in [module.weight for module in model.modules() if type(module) is nn.Linear]:
+        alone = isinstance(weight, nn.Parameter) and id(weight) not in tied
+        if alone and weight.dtype == torch.float32 and weight.device.type == "cpu":
             weight.data = weight.data.mT.contiguous().mT if by_columns else weight.data.contiguous()

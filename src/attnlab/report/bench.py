@@ -59,9 +59,8 @@ KINDS = {
 PARTS = ("prefix", "attention", "feed_forward", "vocabulary", "search", "reorder")  # of a row's `parts`
 PART_HEADERS = ["Mechanism", "Shape", *(f"{part.replace('_', ' ')}, ms" for part in PARTS), "At most times faster"]
 PART_NOTE = (
-    "Milliseconds of one search, timed by itself. Feed-forward includes norms and embedding; search: softmax over the "
-    "vocabulary, choice of continuations, history. At most times faster: if attention, with its projections, and the "
-    "reordering of its cache took no time, which is the limit of any mechanism"
+    "One search, timed by itself. Feed forward includes norms and embedding, search the softmax over the vocabulary. "
+    "At most times faster: if attention, with its projections, and the reordering of its cache took no time"
 )
 UNITS = {"text": "{} positions", "prefix": "prefix {}", "context": "{} cached", "steps": "{} steps", "beam": "beam {}"}
 UNITS |= {"batch": "batch {}", "tokens": "{} tokens", "multiply_adds_percent": "{} % of the multiply-adds"}
@@ -371,7 +370,7 @@ def _line(saved: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directo
 def _parts(saved: SavedRecord, row: dict[str, Any], name: str, directory: Path) -> list[str]:
     """The cells of the parts of a variant's search."""
     variant = row["variants"][name]
-    cells = [f"{1e3 * variant['parts'][part]:.3g}" for part in PARTS]
+    cells = [f"{1e3 * variant['parts'][part]:.1f}" for part in PARTS]
     return [f"`{name}`", _shape(saved, row), *cells, f"{variant['most_times_faster']:.3g}", *_place(saved, directory)]
 
 

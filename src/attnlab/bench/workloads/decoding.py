@@ -250,9 +250,8 @@ class Beam(AttentionWorkload):
     def _parts(self) -> tuple[float, dict[str, float]]:
         """Seconds of a run and of its parts."""
         spent = dict.fromkeys(("prefix", "step", "attention", "vocabulary", "reorder"), 0.0)
-        decoder = self.spy.decoder
+        decoder, caches = self.spy.decoder, {attention.cache_type for attention in self.attentions}
         attentions = [part for block in decoder.blocks for part in block.children() if hasattr(part, "extend")]
-        caches = {attention.cache_type for attention in self.attentions}
         places: list[tuple[Any, str, str]] = [(self.spy, "start", "prefix"), (self.spy, "step", "step")]
         places += [(decoder, "logits", "vocabulary"), *((cache, "reorder", "reorder") for cache in caches)]
         places += [(attention, "extend", "attention") for attention in attentions]
