@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.attention import MHA, MLA, MTLA, Attention
+from attnlab.attention import MHA, MLA, MTLA, TPA, Attention, SlidingWindow
 from attnlab.decoding import BeamSearch, Sampling, beam, sampling
 from attnlab.models import PrefixDecoder
 
@@ -20,6 +20,8 @@ MECHANISMS: dict[str, Callable[[], Attention]] = {
     "mla": partial(MLA, 16, 2),
     "mtla2": partial(MTLA, 16, 2, stride=2),
     "mtla3": partial(MTLA, 16, 2, stride=3),
+    "tpa": partial(TPA, 16, 2, q_rank=2),
+    "window": partial(SlidingWindow, 16, 2, window=3),
 }
 
 

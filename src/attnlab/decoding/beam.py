@@ -345,8 +345,7 @@ class BeamSearch:
 class History:
     """Hypotheses as a tree: the tokens of each step, and the rows that they continue.
 
-    Attributes:
-        shared: number of first positions, with <s>, that any two hypotheses of a sentence share, (N, beam, beam).
+    `shared`, (N, beam, beam): number of first positions, with <s>, that two hypotheses of a sentence share.
     """
 
     def __init__(self, sentences: int, beam: int, steps: int, device: torch.device) -> None:

@@ -57,7 +57,13 @@ KINDS = {
     "decomposition": "Decomposition of a layer", "parts": "Beam search: where the time goes",
 }  # fmt: skip
 PARTS = ("prefix", "attention", "feed_forward", "vocabulary", "search", "reorder")  # of a row's `parts`
-PART_HEADERS = ["Mechanism", "Shape", *(f"{part.replace('_', ' ')}, ms" for part in PARTS), "At most times faster"]
+PART_HEADERS = [
+    "Mechanism",
+    "Shape",
+    *(f"{part.replace('_', ' ')}, ms" for part in PARTS),
+    "At most times faster",
+    *SPEED[-2:],
+]
 PART_NOTE = (
     "One search, timed by itself. Feed forward includes norms and embedding, search the softmax over the vocabulary. "
     "At most times faster: if attention, with its projections, and the reordering of its cache took no time"
@@ -281,8 +287,7 @@ def render_speeds(records: Sequence[SavedRecord], directory: Path) -> list[Path]
                 grid.notes = [f"Measured: {about.replace('<', '&lt;')}"] if about else grid.notes
                 grid.rows += [_line(saved, row, pair, directory) for pair in row["ratios"]]
             if lines := [_parts(saved, row, name, directory) for name, v in row["variants"].items() if "parts" in v]:
-                headers = [*PART_HEADERS, *SPEED[-2:]]
-                kinds.setdefault("parts", Grid(KINDS["parts"], headers, notes=[PART_NOTE])).rows += lines
+                kinds.setdefault("parts", Grid(KINDS["parts"], PART_HEADERS, notes=[PART_NOTE])).rows += lines
     if not kinds and not by_length:
         raise DataError("no finished record of mode=bench with a ratio among these records")
     parts = [f"# {TITLE}\n\n{ABOUT}", *["## All mechanisms by length\n"] * bool(by_length)]
@@ -369,9 +374,9 @@ def _line(saved: SavedRecord, row: dict[str, Any], pair: dict[str, Any], directo
 
 def _parts(saved: SavedRecord, row: dict[str, Any], name: str, directory: Path) -> list[str]:
     """The cells of the parts of a variant's search."""
-    variant = row["variants"][name]
-    cells = [f"{1e3 * variant['parts'][part]:.1f}" for part in PARTS]
-    return [f"`{name}`", _shape(saved, row), *cells, f"{variant['most_times_faster']:.3g}", *_place(saved, directory)]
+    found = row["variants"][name]
+    cells = [*(f"{1e3 * found['parts'][part]:.1f}" for part in PARTS), f"{found['most_times_faster']:.3g}"]
+    return [f"`{name}`", _shape(saved, row), *cells, *_place(saved, directory)]
 
 
 def _place(saved: SavedRecord, directory: Path) -> list[str]:

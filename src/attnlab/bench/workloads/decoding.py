@@ -203,8 +203,7 @@ class Beam(AttentionWorkload):
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         decoder = variant.decoder(dtype, device)
         self.attentions = decoder.attentions
-        if shape.batch * shape.beam >= MANY:
-            store_weights(decoder, by_columns=True)
+        store_weights(decoder, by_columns=shape.batch * shape.beam >= MANY)
         self.spy = Spy(decoder, variant.copied)
         self.search = BeamSearch(shape.beam, max_len_b=shape.text, min_len=shape.text)
         self.prefix = random_inputs(decoder.attentions[0], shape.batch, shape.prefix)
@@ -233,10 +232,9 @@ class Beam(AttentionWorkload):
         self.search(self.spy, self.prefix, self.lengths, bos=2, eos=2, pad=1, compiled=self.compiled)
 
     def rates(self, seconds: float) -> dict[str, Any]:
-        """On a CPU: seconds of each part of a search, from one of three further runs, and the limit of any cache.
+        """On a CPU: seconds of each part of a search, from one of three further runs.
 
-        `most_times_faster`: how many times faster the search would be if attention, with its projections, and the
-        reordering of its cache took no time.
+        `most_times_faster`: if attention, with its projections, and the reordering of its cache took no time.
         """
         if self.lengths.is_cuda or self.compiled is not None:  # a GPU does not wait; a compiled step has no parts
             return {}
