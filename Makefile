@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## train, decode and score speech translation on the embedded sample corpus
-	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 task.train.max_epochs=14
+	$(BIN)/python -m src.run task=mustc attention=mtla stride=2 experiment=demo
 
 test: $(STAMP)  ## the default tests (about 4 minutes on two cores)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
