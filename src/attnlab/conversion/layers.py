@@ -229,7 +229,10 @@ def _layer(
             texts.originals[i] = heads
 
     def refitted(i: int, heads: Tensor) -> None:
-        texts.outputs[part[i]] = heads
+        number = part[i]
+        if number not in texts.first(MEASURED):  # the original's are not read again: their memory is
+            heads = texts.originals.pop(number, heads).copy_(heads)
+        texts.outputs[number] = heads
 
     statistics = _collected(narrow, block, texts, number, seen if narrow is attention else None)
     layer = target.convert(narrow, statistics, lambda: texts.inputs(block), plan)
@@ -294,7 +297,7 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> 
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
     settings = repr(replace(target, healing=Healing()))  # healing comes after the conversion
-    return digest([4, content.hexdigest(), type(target).__name__, settings, healed])
+    return digest([5, content.hexdigest(), type(target).__name__, settings, healed])
 
 
 def _write(path: Path | None, layer: Layer) -> None:

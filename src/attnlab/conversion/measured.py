@@ -14,7 +14,8 @@ from attnlab.attention import Attention
 from attnlab.models.decoder import Decoder
 
 SAME = 6  # ids before a token that stand before it earlier in the text too: then it can be retrieved
-TEXTS = 32  # on which predictions are compared
+TOKENS = 8192  # on which predictions are compared: 32 texts of 256
+PIECE = 4  # texts computed at a time
 POSITIONS = 1024  # of either kind, at most: each has a distribution over the vocabulary
 RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the others
 
@@ -43,43 +44,43 @@ class Predictions:
     """
 
     def __init__(self, decoder: Decoder, tokens: Tensor) -> None:
-        marks = retrieved(tokens)
+        marks, texts = retrieved(tokens), max(4, TOKENS // tokens.shape[1])
         order = marks.sum(1).argsort(descending=True, stable=True)
-        chosen = torch.cat((order[: TEXTS * 3 // 4], order[-(TEXTS // 4) :])).unique()
+        chosen = torch.cat((order[: texts * 3 // 4], order[-(texts // 4) :])).unique()
+        weights = torch.zeros(len(chosen) * tokens.shape[1])
+        for mask, weight in ((marks[chosen], RETRIEVED), (~marks[chosen], 1.0)):
+            places = mask.flatten().nonzero()[:, 0]
+            places = places[:: max(1, -(-len(places) // POSITIONS))]  # evenly spread
+            weights[places] = weight / max(1, len(places))
         self._decoder, self._block = decoder, 0
-        self._kinds = [self._some(marks[chosen]), self._some(~marks[chosen])]
-        self._hidden = decoder.embed(tokens[chosen], 0)
-        self._original = self._log_probabilities()
+        self._hidden = list(decoder.embed(tokens[chosen], 0).split(PIECE))
+        self._weights = weights.split(PIECE * tokens.shape[1])
+        self._original = [self._scored(*piece) for piece in zip(self._hidden, self._weights, strict=True)]
 
-    @staticmethod
-    def _some(mask: Tensor) -> Tensor:
-        """At most `POSITIONS` of the marked positions, evenly spread: their places in the flattened mask."""
-        places = mask.flatten().nonzero()[:, 0]
-        return places[:: max(1, -(-len(places) // POSITIONS))]
-
-    def _log_probabilities(self) -> list[Tensor]:
-        x = self._hidden
-        for block in self._decoder.blocks[self._block :]:
+    def _scored(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Final hidden states, (positions with a weight, d)."""
+        *blocks, last = self._decoder.blocks[self._block :]
+        for block in blocks:
             x = block(x, block.attention)
-        rows = self._decoder.final(x).flatten(0, 1)
-        return [self._decoder.logits(rows[places]).float().log_softmax(-1) for places in self._kinds]
+        rows = (x + last.attention(last.attention_norm(x))).flatten(0, 1)[weights > 0]
+        return self._decoder.final(rows + last.mlp(last.mlp_norm(rows)))
 
     def divergence(self, attention: Attention) -> float:
         """KL(original | decoder with this attention in the current block) of the next token, in nats, as weighted."""
-        block = self._decoder.blocks[self._block]
+        block, total = self._decoder.blocks[self._block], 0.0
         before, block.attention = block.attention, attention
         try:
-            changed = self._log_probabilities()
+            for x, weights, original in zip(self._hidden, self._weights, self._original, strict=True):
+                pair = (original, self._scored(x, weights))
+                old, new = (self._decoder.logits(rows).float().log_softmax(-1) for rows in pair)
+                lost = F.kl_div(new, old, reduction="none", log_target=True).sum(-1)
+                total += float(lost.double() @ weights[weights > 0].double())
         finally:
             block.attention = before
-        parts = [
-            float(F.kl_div(new, old, reduction="none", log_target=True).sum(-1).mean()) if len(old) else 0.0
-            for new, old in zip(changed, self._original, strict=True)
-        ]
-        return RETRIEVED * parts[0] + parts[1]
+        return total
 
     def enter(self) -> None:
         """Pass through the current block."""
         block = self._decoder.blocks[self._block]
-        self._hidden = block(self._hidden, block.attention)
+        self._hidden = [block(x, block.attention) for x in self._hidden]
         self._block += 1

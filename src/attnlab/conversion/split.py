@@ -336,7 +336,7 @@ def project(
         if method == "weights":
             assert weights is not None
             target = weights @ weights.mT
-    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(half @ target @ half))
+    values, vectors = (part.flip(-1) for part in torch.linalg.eigh(half @ target @ half.mT))
     down, up = vectors.mT @ half, inverse @ vectors
     return Projection(down, up, _errors(moment, metric, down, up, values if target is moment else None))
 
@@ -366,7 +366,6 @@ def _errors(moment: Tensor, metric: Tensor, down: Tensor, up: Tensor, values: Te
 
 
 def _roots(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The square root of a positive definite matrix, and its inverse."""
-    values, vectors = torch.linalg.eigh(matrix)
-    values = values.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
-    return vectors * values @ vectors.mT, vectors / values @ vectors.mT
+    """R with R^T R = a positive definite matrix, and its inverse."""
+    root = torch.linalg.cholesky(matrix).mT
+    return root, torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype), upper=True)

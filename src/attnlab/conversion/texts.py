@@ -151,7 +151,7 @@ class Texts:
             return out
 
         for i in range(self._count) if numbers is None else numbers:
-            self.hidden[i] = block(self.hidden[i], partial(attend, i))
+            self.hidden[i].copy_(block(self.hidden[i], partial(attend, i)))  # new tensors would leave holes in memory
         self.originals.clear()
         self.outputs.clear()
 
