@@ -10,6 +10,7 @@ from .base import Cache, head_width, length_mask
 from .bounds import PositiveFloat, Rate, Rotary, Size
 from .ops.backends import dense_attention
 from .ops.decode import attend_cached
+from .ops.native import Layer, linear
 from .ops.partial_softmax import Past, merged_attention
 from .ops.rope import Llama3Scaling, rotate, turn
 from .positional import Angles, Layout, PositionalAttention, PositionalCache
@@ -110,7 +111,7 @@ class MHA(PositionalAttention):
         return both if group == 1 else both.repeat_interleave(group, dim=2)
 
     def _join(self, out_bhtd: Tensor) -> Tensor:
-        return self.out(out_bhtd.transpose(1, 2).flatten(2))
+        return linear(self.out, out_bhtd.transpose(1, 2).flatten(2))
 
     @property
     def _dropout(self) -> float:
@@ -170,8 +171,11 @@ class MHA(PositionalAttention):
 
         Its key and value are stored in text slot `slot`; the first `used` slots are read.
         """
+        if (layer := cache.layer(self, x)) is not None:
+            work = len(x) * (self.num_heads * (2 * self.head_dim + used) + 2 * self.num_kv_heads * self.head_dim)
+            return layer(x, work, cache.length, slot, used)
         x = x[:, 0]
-        q, key, value = (linear(x).view(len(x), -1, self.head_dim) for linear in (self.query, self.key, self.value))
+        q, key, value = (linear(part, x).view(len(x), -1, self.head_dim) for part in (self.query, self.key, self.value))
         q, key = self.query_norm(q), self.key_norm(key)
         stored, values = (cache.text[name].select(2, slot - cache.sealed) for name in ("key", "value"))
         values.copy_(value)
@@ -183,6 +187,17 @@ class MHA(PositionalAttention):
         else:
             stored.copy_(key)
         return self._step(q.unsqueeze(2), cache, used)
+
+    def native_layer(self, cache: PositionalCache) -> Layer | None:
+        if not isinstance(self.query_norm, nn.Identity):
+            return None
+        keys, turned = cache.text["key"], self.turned > 0
+        return Layer(
+            "heads_step", query=self.query, key=self.key, value=self.value, out=self.out,
+            cos=cache.cos if turned else None, sin=cache.sin if turned else None, keys=keys, values=cache.text["value"],
+            rows=len(keys), d=self.d_model, heads=self.num_heads, groups=self.num_kv_heads, width=self.head_dim,
+            capacity=keys.shape[2], scale=self.scale,
+        )  # fmt: skip
 
     def _step(self, q: Tensor, cache: PositionalCache, used: int | Tensor) -> Tensor:
         """Attention of one position, (B, H, 1, D) -> (B, 1, d), to the prefix and the first `used` text slots."""

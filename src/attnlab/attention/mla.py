@@ -1,6 +1,6 @@
 """Multi-head latent attention: all heads share one latent and one rotary key per position."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, TypedDict, get_args
 
@@ -11,6 +11,7 @@ from .base import Cache, head_width, length_mask
 from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
 from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached, products
+from .ops.native import Layer, Weights, eps_of, linear
 from .ops.partial_softmax import Past, expand, expanded_attention
 from .ops.quantised import attend
 from .ops.rope import Turn, rotate, turn
@@ -49,7 +50,7 @@ class LatentCache(PositionalCache):
         self._step: LatentStep | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_step": None}  # its views refer to the buffers of this cache
+        return super().__getstate__() | {"_step": None}  # its views refer to the buffers of this cache
 
     def step(self, attention: "MLA", x: Tensor) -> "LatentStep | None":
         """The fast CPU path for the step of x (B, n, d); None: use the generic path.
@@ -205,6 +206,8 @@ class MLA(PositionalAttention):
         assert isinstance(cache, LatentCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
         if (step := cache.step(self, x)) is not None:
+            if (layer := cache.layer(self, x)) is not None:
+                return self._native_step(layer, x, cache, cache.length, True, cache.length + 1)
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
             step.write(cache.length - cache.sealed, latent, key, turn)
@@ -220,6 +223,26 @@ class MLA(PositionalAttention):
         if size:
             past.append(self._stored(cache.prefix["slots"][:, :size], q.dtype, cache.prefix_mask))
         return self._attend(q, latent, rotary, past)
+
+    def native_layer(self, cache: PositionalCache, **gate: Any) -> Layer | None:
+        assert isinstance(cache, LatentCache)
+        kind = {nn.Identity: 0, nn.RMSNorm: 1, nn.LayerNorm: 2}.get(type(self.norm))
+        if kind is None:
+            return None
+        slots, weight, bias = cache.text["slots"], getattr(self.norm, "weight", None), getattr(self.norm, "bias", None)
+        gate = gate or {"gate": Weights(), "gate_slots": None, "gate_width": 0}
+        return Layer(
+            "latents_step", query=self.query, down=self.down, out=self.out, cos=cache.cos, sin=cache.sin, norm=weight,
+            norm_bias=bias, up_key=cache.up_key, up_value=cache.up_value, slots=slots, rows=len(slots), d=self.d_model,
+            heads=self.num_heads, width=self.head_dim, r=self.latent_dim, turned=self.rope_dim, capacity=slots.shape[1],
+            norm_kind=kind, scale=self.scale, eps=eps_of(self.norm), **gate,
+        )  # fmt: skip
+
+    def _native_step(self, layer: Layer, x: Tensor, cache: LatentCache, slot: int, opens: bool, used: int) -> Tensor:
+        """One decoding step by the library, (B, 1, d) -> (B, 1, d), which writes or merges into text slot `slot`."""
+        r, row, heads = self.latent_dim, self.latent_dim + self.rope_dim, self.num_heads
+        work = heads * (2 * self.head_dim + self.rope_dim + row + used + r) + row + r
+        return layer(x, len(x) * work, cache.length, slot, opens, used)
 
     def _stored(self, slots: Tensor, dtype: torch.dtype, mask: Tensor | None = None) -> Past:
         latent, rotary = slots.to(dtype).split([self.latent_dim, self.rope_dim], -1)
@@ -349,7 +372,9 @@ class LatentStep:
         self.heads, head_dim, r = self.up_key.shape
         rows, pairs = len(self.slots), (self.slots.shape[-1] - r) // 2
         self.pairs, self.query_widths, self.widths = pairs, [head_dim, 2 * pairs], [r, 2 * pairs]
-        self._query, self._down, self._out = map(applied, (attention.query, attention.down, attention.out))
+        self._query, self._down, self._out = (
+            partial(linear, module) for module in (attention.query, attention.down, attention.out)
+        )
         self._norm = attention.norm
         self.q = self.slots.new_empty(rows, self.heads, r + 2 * pairs)
         self.row = self.slots.new_empty(rows, r + 2 * pairs)
@@ -425,14 +450,3 @@ class LatentStep:
             read = products(self.q, key, value, 1, text_mask, before, values, cache.prefix_mask, older=older)
         values = torch.bmm(read.transpose(0, 1), self.up_value)  # (H, B, d_v)
         return self._out(values.transpose(0, 1).reshape(len(read), -1)).unsqueeze(1)
-
-
-def applied(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The function of a module; for a plain `nn.Linear`, one kernel call that does not create a view of its weight."""
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or hooked:
-        return module
-    weight = module.weight.detach().mT
-    if module.bias is None:
-        return partial(torch.mm, mat2=weight)
-    return partial(torch.addmm, module.bias.detach(), mat2=weight)

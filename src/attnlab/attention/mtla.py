@@ -10,9 +10,10 @@ from .base import Cache, blank, length_mask
 from .bounds import Ge, Le, Size
 from .mla import MLA, LatentCache, LatentOptions, LatentStep
 from .ops.backends import Backend, choose, memoized
+from .ops.native import Layer
 from .ops.partial_softmax import Past, expanded_attention
 from .ops.quantised import Sealing
-from .positional import Angles
+from .positional import Angles, PositionalCache
 
 Stride = Annotated[int, Ge(1), Le(1024)]  # the cost of a step grows with it; the papers' texts are shorter
 
@@ -297,6 +298,9 @@ class MTLA(MLA):
     def _cpu_step(self, step: LatentStep, x: Tensor, cache: MTLACache) -> Tensor:
         """One decoding step on a CPU, (B, 1, d) -> (B, 1, d)."""
         position, counts, end, s = cache.length, None, cache.prefix_end(), self.stride
+        if (layer := cache.layer(self, x)) is not None:
+            slot, place = divmod(position, s)
+            return self._native_step(layer, x, cache, slot, place == 0, slot + 1)
         turn = cache.turn(position)
         latent, key = step.project(x, turn)
         if isinstance(end, int):
@@ -307,6 +311,11 @@ class MTLA(MLA):
             step.turn_into(step.row_turned, key, turn)
             counts = self._merge_rows(latent, step.row[:, self.latent_dim :], position, cache)
         return step.read(cache, cache.slots_up_to(position + 1), counts=counts)
+
+    def native_layer(self, cache: PositionalCache, **gate: Any) -> Layer | None:
+        assert isinstance(cache, MTLACache)
+        gates = {"gate": self.gate_latent, "gate_slots": cache.gate_slot, "gate_width": cache.gate_slot.shape[1]}
+        return super().native_layer(cache, **gates)
 
     def _merge_step(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into the slot of its row.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
 from .ops.backends import transformed
+from .ops.native import Layer, takes
 from .ops.quantised import Coded, Codes, Sealing, coded_bytes
 from .ops.rope import Llama3Scaling, Turn, rotary_table, table_of
 
@@ -71,6 +72,22 @@ class PositionalCache(Cache):
         self._sign = torch.tensor([[-1.0], [1.0]], dtype=self.sin.dtype, device=self.sin.device)
         self.lean_dtype = like.dtype if like.device.type == "cpu" and like.dtype == self.cos.dtype else None
         self._row_lengths: tuple[Tensor, Tensor] | None = None
+        self._layer: tuple[Tensor, Layer | None] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_layer": None}  # its pointers are those of the buffers of this cache
+
+    def layer(self, attention: "PositionalAttention", x: Tensor) -> Layer | None:
+        """The step of x (B, 1, d) by the library `ops.native`; None: it does not compute it, or there is a prefix."""
+        if self.prefix_size or self.coded or takes(x) is None:
+            return None
+        buffer = next(iter(self.text.values()))
+        if self._layer is None or self._layer[0] is not buffer:
+            try:
+                self._layer = buffer, attention.native_layer(self)
+            except TypeError:
+                self._layer = buffer, None
+        return self._layer[1]
 
     def buffers(self) -> list[Tensor]:
         return [*self.text.values(), *self.prefix.values(), *(coded.rows for coded in self.coded.values())]
@@ -304,6 +321,10 @@ class PositionalAttention(Attention):
         if exact is not None:
             self.frequencies = exact.to(self.frequencies.device)
         return self
+
+    def native_layer(self, cache: PositionalCache) -> Layer | None:
+        """Its step by the library `ops.native`. TypeError: the library does not compute it."""
+        return None
 
     @abstractmethod
     def layout(self) -> Layout:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.attention.bounds import Layers, PositiveFloat, Rate, Size, SizeOrZero
+from attnlab.attention.ops.native import feed_forward, linear, normed, product
 from attnlab.models.language_model import LanguageModel
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -55,7 +56,14 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, d); `attend`: attention function of the parallel or the cached form."""
-        u = x + self._dropped(attend(self.attention_norm(x)))
+        more = self._dropped(attend(normed(self.attention_norm, x)))
+        if self.act is F.silu and not (self.training and self.dropout):
+            fused = feed_forward(
+                x, more, self.mlp_norm, self.gate, getattr(self, "up", None), getattr(self, "down", None)
+            )
+            if fused is not None:
+                return fused
+        u = x + more
         return u + self._dropped(self.mlp(self.mlp_norm(u)))
 
     def attend(self, h: Tensor) -> Tensor:
@@ -207,10 +215,10 @@ class Decoder(LanguageModel):
         return F.dropout(x, self.dropout, self.training)
 
     def final(self, x: Tensor) -> Tensor:
-        return self.norm(x)
+        return normed(self.norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.vocabulary_matrix)
+        return product(hidden, self.embedding.weight) if self.output is None else linear(self.output, hidden)
 
 
 class T6(Decoder):

@@ -18,6 +18,8 @@ Operations and their backends:
     FUSED_CUDA  torch's memory-efficient kernel for CUDA, in the same way: also float32, and parts with a mask
     FLEX        FlexAttention (`flex`), compiled: skips blocks of keys that no query of a block sees
     PLAIN       matrix products and one softmax: any device, dtype and dropout, and all transforms of torch.func
+    NATIVE      the C++ of `native`, recorded but no member of `Backend`: a `step` of few rows in float32 on a CPU,
+                without a prefix or codes, unless `prefer` names a backend of `step`
     TRITON      a kernel of `kernels`: CUDA, half precision or float32, no gradient, not in compiled code
 
 On CUDA, `merged` uses the class of kernel that torch selects in SDPA for causal attention of the same device, dtype and
@@ -146,8 +148,13 @@ def forget() -> None:
     _used.clear()
 
 
+def step_preferred() -> bool:
+    """Whether `prefer` names a backend of `step`."""
+    return _preferred in BACKENDS["step"]
+
+
 @constant
-def _note(operation: str, name: str) -> None:
+def note(operation: str, name: str) -> None:
     """Record a choice. In compiled code this happens once, when it is traced."""
     if name == Backend.FLASH_CUDA.name:
         implementation = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
@@ -179,7 +186,7 @@ def choose(
     """
     chosen = _chosen(operation, q, dropout, masked, q.shape[-1] if value_dim is None else value_dim, (window, block))
     if noted and operation != "dense":  # `dense_attention` records the kernel that SDPA selects
-        _note(operation, chosen.name)
+        note(operation, chosen.name)
     return chosen
 
 
@@ -285,10 +292,10 @@ def dense_attention(
     if q.device.type == "cpu" and q.shape[2] > 1 and not dropout and 0 < missing <= width:
         value = F.pad(value, (0, missing))  # the fused CPU kernel needs values as wide as keys
     if captured():
-        _note("dense", "SDPA")  # traced tensors do not determine a kernel
+        note("dense", "SDPA")  # traced tensors do not determine a kernel
     else:
         kernel = torch._fused_sdp_choice(q, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
-        _note("dense", f"SDPA {STOCK.get(SDPBackend(kernel), 'overridden')}")
+        note("dense", f"SDPA {STOCK.get(SDPBackend(kernel), 'overridden')}")
     out = F.scaled_dot_product_attention(q, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     return out[..., :width]
 

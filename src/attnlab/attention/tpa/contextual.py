@@ -12,10 +12,11 @@ from ..bounds import PositiveFloat, Rank, Rate, Size
 from ..ops.backends import Backend, choose
 from ..ops.decode import share
 from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
+from ..ops.native import Layer, eps_of, linear
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
 from ..ops.sdpa import fold, unfold
-from ..positional import Angles, Layout, PositionalAttention
+from ..positional import Angles, Layout, PositionalAttention, PositionalCache
 from .factors import TILE, Block, Buffers, FactorCache, Factors, FactorSegment, Init, Nonlinearity
 
 BUILT = 32
@@ -120,7 +121,7 @@ class TPA(PositionalAttention):
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
         """Project x (B, T, d) to the tensors that queries, keys and values are built from; the first is (B, T, .)."""
-        return (self.factors(x),)
+        return (linear(self.factors, x),)
 
     def _split(self, y: Tensor, *more: Tensor) -> Factors:
         """Head factors before the nonlinearity, and token factors before rotation."""
@@ -208,7 +209,7 @@ class TPA(PositionalAttention):
 
     def _finish(self, out: Tensor) -> Tensor:
         """(B, T, h, D) -> (B, T, d)."""
-        return self.out(self.norm(out).flatten(2))
+        return linear(self.out, self.norm(out).flatten(2))
 
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
@@ -241,6 +242,10 @@ class TPA(PositionalAttention):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, FactorCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
+        if cache.is_lean(x) and (layer := cache.layer(self, x)) is not None:
+            heads = self.num_heads * (3 * self.head_dim + 2 * (cache.length + 1))
+            work = len(x) * (self.factors.out_features + heads)
+            return layer(x, work, cache.length, cache.length, cache.length + 1)
         f = self.rotated_factors(cache.angles(start, start + new), *self.project(x))
         cache.write(cache.text, start, self._cached(f))
         if not cache.coded and self.step_backend(new, next(iter(cache.text.values()))) is Backend.TRITON:
@@ -255,6 +260,17 @@ class TPA(PositionalAttention):
         segments = *older, cache.text_segment(start), prefixes
         past = (self._rebuild(tile, q) for segment in segments for tile in segment.tiles(TILE))
         return self._finish(tiled_attention(q, packed, self.head_dim, self.scale, past))
+
+    def native_layer(self, cache: PositionalCache) -> Layer | None:
+        if type(self) is not TPA or self.third_dim is not None or self.nonlinearity != "none":
+            return None
+        rows, _, _, capacity = cache.text["key_head"].shape
+        return Layer(
+            "factors_step", factors=self.factors, out=self.out, cos=cache.cos, sin=cache.sin,
+            norm=getattr(self.norm, "weight", None), eps=eps_of(self.norm), **cache.text, rows=rows, d=self.d_model,
+            heads=self.num_heads, width=self.head_dim, rank=self.rank, q_rank=self.q_rank, capacity=capacity,
+            scale=self.scale,
+        )  # fmt: skip
 
     def step_backend(self, new: int, like: Tensor) -> Backend:
         """Backend of the next `new` positions: TRITON, the kernel `ops.kernels.factor`, or PLAIN.

@@ -1,0 +1,364 @@
+// Parts of a decoding step on a CPU in float32: products of few rows, RMS norms and the gated feed-forward.
+// Such products are bound by the reading of the weights, which the loops below do once, in the order of memory.
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#ifdef __AVX512F__
+enum { WIDTH = 16, WIDE = 4 };  // floats of a vector, and rows of weights at a time
+#else
+enum { WIDTH = 8, WIDE = 2 };
+#endif
+enum { AHEAD = 8 };  // rows of weights by which loads are announced
+typedef float V __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int I __attribute__((vector_size(4 * WIDTH)));
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float total(V v) {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps(v);
+#else
+    float sum = 0;
+    for (int i = 0; i < WIDTH; i++) sum += v[i];
+    return sum;
+#endif
+}
+
+INLINE V vector(const float *w) { return *(const V *)w; }
+
+INLINE V vector(const signed char *w) {
+#ifdef __AVX512F__
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)w)));
+#else
+    V wide;
+    for (int i = 0; i < WIDTH; i++) wide[i] = w[i];
+    return wide;
+#endif
+}
+
+// Outputs j ... j + R - 1 of M rows: y (M, n) = x (M, k) w^T + b, with w (n, k) in float32, or int8 and scales (n).
+template <int M, int R, class T>
+INLINE void outputs(int j, int n, int k, const float *x, const T *w, const float *scales, const float *b, float *y) {
+    V sums[R][M] = {};
+    w += (size_t)j * k;
+    int p = 0;
+    for (; p + WIDTH <= k; p += WIDTH) {
+        V part[R];
+        for (int r = 0; r < R; r++) {
+            part[r] = vector(w + (size_t)r * k + p);
+            __builtin_prefetch(w + (size_t)(r + AHEAD) * k + p);
+        }
+        for (int i = 0; i < M; i++) {
+            const V column = *(const V *)(x + (size_t)i * k + p);
+            for (int r = 0; r < R; r++) sums[r][i] += part[r] * column;
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int i = 0; i < M; i++) {
+            float sum = total(sums[r][i]);
+            for (int q = p; q < k; q++) sum += w[(size_t)r * k + q] * x[(size_t)i * k + q];
+            if (scales) sum *= scales[j + r];
+            y[(size_t)i * n + j + r] = b ? sum + b[j + r] : sum;
+        }
+}
+
+template <int M, class T, int R = WIDE>
+void rows(int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y) {
+    const int blocks = n / R;
+#pragma omp parallel for num_threads(threads) if ((size_t)n * k > 65536)
+    for (int block = 0; block < blocks; block++) outputs<M, R>(block * R, n, k, x, w, scales, b, y);
+    for (int j = blocks * R; j < n; j++) outputs<M, 1>(j, n, k, x, w, scales, b, y);
+}
+
+template <class T>
+void product(int m, int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y) {
+    switch (m) {
+    case 1: return rows<1>(n, k, threads, x, w, scales, b, y);
+    case 2: return rows<2>(n, k, threads, x, w, scales, b, y);
+    case 3: return rows<3>(n, k, threads, x, w, scales, b, y);
+    case 4: return rows<4>(n, k, threads, x, w, scales, b, y);
+    case 5: return rows<5>(n, k, threads, x, w, scales, b, y);
+    case 6: return rows<6>(n, k, threads, x, w, scales, b, y);
+    case 7: return rows<7>(n, k, threads, x, w, scales, b, y);
+    }
+    rows<8>(n, k, threads, x, w, scales, b, y);
+    if (m > 8) product(m - 8, n, k, threads, x + 8 * (size_t)k, w, scales, b, y + 8 * (size_t)n);
+}
+
+// e^x to two units in the last place.
+INLINE V exponential(V x) {
+    for (int i = 0; i < WIDTH; i++) x[i] = x[i] < -87.0f ? -87.0f : x[i] > 88.0f ? 88.0f : x[i];
+    const V n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    const V r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const I power = (__builtin_convertvector(n, I) + 127) << 23;
+    return p * (V)power;
+}
+
+// g = silu(g) u, elementwise.
+static void gated(size_t count, float *g, const float *u) {
+    size_t p = 0;
+    for (; p + WIDTH <= count; p += WIDTH) {
+        const V x = *(const V *)(g + p);
+        *(V *)(g + p) = x / (exponential(-x) + 1.0f) * *(const V *)(u + p);
+    }
+    for (; p < count; p++) g[p] = g[p] / (expf(-g[p]) + 1) * u[p];
+}
+
+// out (m, width) = p (m, n) v (n, width), with the distances between rows.
+template <int M>
+INLINE void mixed_rows(int n, int width, const float *p, int p_row, const float *v, int v_row, float *out, int out_row) {
+    int c = 0;
+    for (; c + 2 * WIDTH <= width; c += 2 * WIDTH) {
+        V sums[M][2] = {};
+        for (int t = 0; t < n; t++)
+            for (int i = 0; i < M; i++)
+                for (int h = 0; h < 2; h++) sums[i][h] += *(const V *)(v + (size_t)t * v_row + c + h * WIDTH) * p[(size_t)i * p_row + t];
+        for (int i = 0; i < M; i++)
+            for (int h = 0; h < 2; h++) *(V *)(out + (size_t)i * out_row + c + h * WIDTH) = sums[i][h];
+    }
+    for (; c < width; c++)
+        for (int i = 0; i < M; i++) {
+            float sum = 0;
+            for (int t = 0; t < n; t++) sum += v[(size_t)t * v_row + c] * p[(size_t)i * p_row + t];
+            out[(size_t)i * out_row + c] = sum;
+        }
+}
+
+static void mixed(int m, int n, int width, const float *p, int p_row, const float *v, int v_row, float *out, int out_row) {
+    for (; m >= 4; m -= 4, p += 4 * (size_t)p_row, out += 4 * (size_t)out_row) mixed_rows<4>(n, width, p, p_row, v, v_row, out, out_row);
+    for (; m >= 2; m -= 2, p += 2 * (size_t)p_row, out += 2 * (size_t)out_row) mixed_rows<2>(n, width, p, p_row, v, v_row, out, out_row);
+    if (m) mixed_rows<1>(n, width, p, p_row, v, v_row, out, out_row);
+}
+
+// p (m, n) = softmax(scale p) of each row.
+static void softmax(int m, int n, float scale, float *p) {
+    for (int i = 0; i < m; i++) {
+        float *row = p + (size_t)i * n, most = -INFINITY, sum = 0;
+        for (int t = 0; t < n; t++) most = row[t] > most ? row[t] : most;
+        V sums = {};
+        int t = 0;
+        for (; t + WIDTH <= n; t += WIDTH) sums += *(V *)(row + t) = exponential((*(V *)(row + t) - most) * scale);
+        for (sum = total(sums); t < n; t++) sum += row[t] = expf((row[t] - most) * scale);
+        for (t = 0; t < n; t++) row[t] /= sum;
+    }
+}
+
+// Attention of m queries (m, width) to the n keys (n, width) and values (n, v_width), whose rows are v_row apart.
+static void attention(int m, int n, int width, int v_width, int v_row, float scale, const float *q, const float *keys, const float *values,
+               float *p, float *out) {
+    product(m, n, width, 1, q, keys, nullptr, nullptr, p);
+    softmax(m, n, scale, p);
+    mixed(m, n, v_width, p, n, values, v_row, out, v_width);
+}
+
+// Rotate x (2 half) with separate halves.
+static void turn(int half, const float *x, const float *cos, const float *sin, float by, float *out) {
+    for (int c = 0; c < half; c++) {
+        const float u = x[c], v = x[c + half];
+        out[c] = (u * cos[c] - v * sin[c]) * by;
+        out[c + half] = (v * cos[c] + u * sin[c]) * by;
+    }
+}
+
+struct Weights {
+    const void *values;
+    const float *scales, *bias;
+};
+
+static void apply(int m, int n, int k, int threads, const float *x, const Weights &w, float *y) {
+    if (w.scales)
+        product(m, n, k, threads, x, (const signed char *)w.values, w.scales, w.bias, y);
+    else
+        product(m, n, k, threads, x, (const float *)w.values, w.scales, w.bias, y);
+}
+
+// A step of multi-head attention.
+struct Heads {
+    Weights query, key, value, out;
+    const float *cos, *sin;  // (positions, width / 2); null: no rotation
+    float *keys, *values;    // (rows, groups, capacity, width)
+    int rows, d, heads, groups, width, capacity;
+    float scale;
+};
+
+// A step in latent space, of MLA, or MTLA with a gate.
+struct Latents {
+    Weights query, down, out, gate;
+    const float *cos, *sin, *norm, *norm_bias;     // norm: weights (r), null: ones or no norm
+    const float *up_key, *up_value, *gate_slots;   // (H, d_n, r) with the scale, (H, r, d_v), (slots, g)
+    float *slots;                                  // (rows, capacity, r + d_r)
+    int rows, d, heads, width, r, turned, gate_width, capacity, norm_kind;  // norm_kind: 0 none, 1 rms, 2 layer
+    float scale, eps;
+};
+
+extern "C" {
+// y (m, n) = x (m, k) w^T + b.
+void linear(int m, int n, int k, int threads, const float *x, const Weights *w, float *y) { apply(m, n, k, threads, x, *w, y); }
+
+// y (m, d) = w x / sqrt(mean(x^2) + eps); no w: ones.
+void rms_norm(int m, int d, const float *x, const float *w, float eps, float *y) {
+    for (int i = 0; i < m; i++, x += d, y += d) {
+        V squares = {};
+        int p = 0;
+        for (; p + WIDTH <= d; p += WIDTH) squares += *(const V *)(x + p) * *(const V *)(x + p);
+        float sum = total(squares);
+        for (; p < d; p++) sum += x[p] * x[p];
+        const float by = 1 / sqrtf(sum / d + eps);
+        for (p = 0; p < d; p++) y[p] = w ? x[p] * by * w[p] : x[p] * by;
+    }
+}
+
+// out (m, d) = z + W3 (silu(W1 n) * W2 n) with z = x + more and n the RMS norm of z. work: m (d + 2 f) floats.
+void feed_forward(int m, int d, int f, int threads, const float *x, const float *more, const float *norm, float eps,
+                  const Weights *gate, const Weights *up, const Weights *down, float *out, float *work) {
+    const size_t size = (size_t)m * d, wide = (size_t)m * f;
+    float *normed = work, *inner = work + size, *factor = inner + wide;
+    for (size_t p = 0; p < size; p++) out[p] = x[p] + more[p];
+    rms_norm(m, d, out, norm, eps, normed);
+    apply(m, f, d, threads, normed, *gate, inner);
+    apply(m, f, d, threads, normed, *up, factor);
+    gated(wide, inner, factor);
+    apply(m, d, f, threads, inner, *down, normed);
+    for (size_t p = 0; p < size; p++) out[p] += normed[p];
+}
+
+// x (rows, d) -> out (rows, d): store the key and value in `slot`, read the first `used` slots.
+// work: rows (heads (width + used) + 2 groups width) floats and as many as queries.
+void heads_step(const Heads *s, int threads, const float *x, int position, int slot, int used, float *out, float *work) {
+    const int wide = s->heads * s->width, narrow = s->groups * s->width, share = s->heads / s->groups, half = s->width / 2;
+    const size_t buffer = (size_t)s->capacity * s->width;
+    float *q = work, *key = q + (size_t)s->rows * wide, *value = key + (size_t)s->rows * narrow;
+    float *p = value + (size_t)s->rows * narrow, *read = p + (size_t)s->rows * s->heads * used;
+    apply(s->rows, wide, s->d, threads, x, s->query, q);
+    apply(s->rows, narrow, s->d, threads, x, s->key, key);
+    apply(s->rows, narrow, s->d, threads, x, s->value, value);
+    const float *cos = s->cos + (size_t)position * half, *sin = s->sin + (size_t)position * half;
+#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * narrow * used > 65536)
+    for (int g = 0; g < s->rows * s->groups; g++) {
+        float *keys = s->keys + g * buffer, *values = s->values + g * buffer, *queries = q + (size_t)g * share * s->width;
+        memcpy(values + (size_t)slot * s->width, value + (size_t)g * s->width, sizeof(float) * s->width);
+        if (s->cos) {
+            turn(half, key + (size_t)g * s->width, cos, sin, 1, keys + (size_t)slot * s->width);
+            for (int h = 0; h < share; h++) turn(half, queries + h * s->width, cos, sin, 1, queries + h * s->width);
+        } else
+            memcpy(keys + (size_t)slot * s->width, key + (size_t)g * s->width, sizeof(float) * s->width);
+        attention(share, used, s->width, s->width, s->width, s->scale, queries, keys, values, p + (size_t)g * share * used,
+                  read + (size_t)g * share * s->width);
+    }
+    apply(s->rows, s->d, wide, threads, read, s->out, out);
+}
+
+// A step of tensor product attention: factors of queries, keys and values, whose token factors are vectors.
+struct Factors {
+    Weights factors, out;
+    const float *cos, *sin, *norm;                             // norm: weights of that of a head's output; null: none
+    float *key_head, *key_token, *value_head, *value_token;  // (rows, R, heads, capacity), (rows, R, capacity, width)
+    int rows, d, heads, width, rank, q_rank, capacity;
+    float scale, eps;
+};
+
+// x (rows, d) -> out (rows, d): store the factors in `slot`, read the first `used`.
+// work: rows (ranks (heads + width) + heads (3 width + 2 used)) floats.
+void factors_step(const Factors *s, int threads, const float *x, int position, int slot, int used, float *out, float *work) {
+    const int H = s->heads, D = s->width, R = s->rank, ranks = s->q_rank + 2 * R, wide = ranks * (H + D);
+    float *all = work, *read = all + (size_t)s->rows * wide, *rest = read + (size_t)s->rows * H * D;
+    const float *cos = s->cos + (size_t)position * (D / 2), *sin = s->sin + (size_t)position * (D / 2);
+    apply(s->rows, wide, s->d, threads, x, s->factors, all);
+#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * R * D * used > 65536)
+    for (int b = 0; b < s->rows; b++) {
+        float *head = all + (size_t)b * wide, *token = head + ranks * H, *out_b = read + (size_t)b * H * D;
+        float *q = rest + (size_t)b * H * (2 * D + 2 * used), *part = q + H * D, *p = part + H * D, *more = p + (size_t)H * used;
+        for (int r = 0; r < s->q_rank + R; r++) turn(D / 2, token + r * D, cos, sin, 1, token + r * D);
+        for (int h = 0; h < H; h++)
+            for (int c = 0; c < D; c++) {
+                float sum = 0;
+                for (int r = 0; r < s->q_rank; r++) sum += head[r * H + h] * token[r * D + c];
+                q[h * D + c] = sum;
+            }
+        for (int r = 0; r < 2 * R; r++) {
+            const size_t at = (size_t)b * R + r % R;
+            float *heads = (r < R ? s->key_head : s->value_head) + at * H * s->capacity;
+            for (int h = 0; h < H; h++) heads[(size_t)h * s->capacity + slot] = head[(s->q_rank + r) * H + h];
+            float *to = (r < R ? s->key_token : s->value_token) + (at * s->capacity + slot) * D;
+            memcpy(to, token + (s->q_rank + r) * D, sizeof(float) * D);
+        }
+        for (int r = 0; r < R; r++) {
+            const size_t at = (size_t)b * R + r;
+            product(H, used, D, 1, q, s->key_token + at * s->capacity * D, nullptr, nullptr, more);
+            for (int h = 0; h < H; h++) {
+                const float *by = s->key_head + (at * H + h) * s->capacity, *in = more + (size_t)h * used;
+                float *sum = p + (size_t)h * used;
+                for (int t = 0; t < used; t++) sum[t] = (r ? sum[t] : 0) + in[t] * by[t];
+            }
+        }
+        softmax(H, used, s->scale, p);
+        for (int r = 0; r < R; r++) {
+            const size_t at = (size_t)b * R + r;
+            for (int h = 0; h < H; h++) {
+                const float *by = s->value_head + (at * H + h) * s->capacity;
+                for (int t = 0; t < used; t++) more[(size_t)h * used + t] = p[(size_t)h * used + t] * by[t] / R;
+            }
+            mixed(H, used, D, more, used, s->value_token + at * s->capacity * D, D, r ? part : out_b, D);
+            for (int c = 0; r && c < H * D; c++) out_b[c] += part[c];
+        }
+        if (s->norm) rms_norm(H, D, out_b, s->norm, s->eps, out_b);
+    }
+    apply(s->rows, s->d, H * D, threads, read, s->out, out);
+}
+
+// x (rows, d) -> out (rows, d): write slot `slot`, or with a gate merge into it unless `opens`, and read the first `used`.
+void latents_step(const Latents *s, int threads, const float *x, int position, int slot, int opens, int used, float *out, float *work) {
+    const int row = s->r + s->turned, half = s->turned / 2, head = s->width + s->turned, r = s->r;
+    float *q = work, *new_row = q + (size_t)s->rows * s->heads * head, *hidden = new_row + (size_t)s->rows * row;
+    float *mapped = hidden + (size_t)s->rows * s->gate_width, *p = mapped + (size_t)s->rows * s->heads * row;
+    float *read = p + (size_t)s->rows * s->heads * used, *values = read + (size_t)s->rows * s->heads * r;
+    const float *cos = s->cos + (size_t)position * half, *sin = s->sin + (size_t)position * half;
+    apply(s->rows, s->heads * head, s->d, threads, x, s->query, q);
+    apply(s->rows, row, s->d, threads, x, s->down, new_row);
+    for (int b = 0; b < s->rows; b++) {
+        float *latent = new_row + (size_t)b * row, mean = 0, squares = 0;
+        if (!s->norm_kind) continue;
+        if (s->norm_kind == 2)
+            for (int c = 0; c < r; c++) mean += latent[c];
+        mean /= r;
+        for (int c = 0; c < r; c++) squares += (latent[c] - mean) * (latent[c] - mean);
+        const float by = 1 / sqrtf(squares / r + s->eps);
+        for (int c = 0; c < r; c++) {
+            latent[c] = (latent[c] - mean) * by * (s->norm ? s->norm[c] : 1);
+            if (s->norm_bias) latent[c] += s->norm_bias[c];
+        }
+    }
+#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * row * used > 65536)
+    for (int b = 0; b < s->rows; b++) {
+        float *slots = s->slots + (size_t)b * s->capacity * row, *to = slots + (size_t)slot * row, *latent = new_row + (size_t)b * row;
+        float by = 1, *queries = q + (size_t)b * s->heads * head, *own = mapped + (size_t)b * s->heads * row;
+        float *weights = p + (size_t)b * s->heads * used, *latents = read + (size_t)b * s->heads * r;
+        if (s->gate_width) {
+            float *gate = hidden + (size_t)b * s->gate_width, sum = 0;
+            apply(1, s->gate_width, r, 1, latent, s->gate, gate);
+            for (int c = 0; c < s->gate_width; c++) sum += gate[c] * s->gate_slots[(size_t)slot * s->gate_width + c];
+            by = 1 / (1 + expf(-sum));
+        }
+        for (int c = 0; c < r; c++) to[c] = (opens ? 0 : to[c]) + latent[c] * by;
+        if (half) turn(half, latent + r, cos, sin, 1, to + r);
+        for (int h = 0; h < s->heads; h++) {
+            mixed(1, s->width, r, queries + h * head, 0, s->up_key + (size_t)h * s->width * r, r, own + h * row, 0);
+            if (half) turn(half, queries + h * head + s->width, cos, sin, s->scale, own + h * row + r);
+        }
+        attention(s->heads, used, row, r, row, 1, own, slots, slots, weights, latents);
+        for (int h = 0; h < s->heads; h++)
+            mixed(1, r, s->width, latents + (size_t)h * r, 0, s->up_value + (size_t)h * r * s->width, s->width,
+                  values + ((size_t)b * s->heads + h) * s->width, 0);
+    }
+    apply(s->rows, s->d, s->heads * s->width, threads, values, s->out, out);
+}
+}

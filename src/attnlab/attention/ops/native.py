@@ -1,0 +1,275 @@
+"""Parts of a decoding step on a CPU, in C++: products of few rows, RMS norms and the gated feed-forward.
+
+The system's C++ compiler builds `native.cpp` at the first use, in about a second, and the result is kept in
+ATTNLAB_CACHE. Without a compiler torch computes the same. The weights are read where they are: nothing is copied.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import byref
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.nn import functional as F
+
+from . import backends
+
+ROWS = 8  # torch's products of more rows are as fast
+NAME = "attnlab::native"  # of the calls in a profile
+FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+log = logging.getLogger(__name__)
+Operand = tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales of int8, bias
+_NUMBER, _POINTER, _REAL = ctypes.c_int, ctypes.c_void_p, ctypes.c_float
+_QUIET: dict[str, Any] = {"check": True, "capture_output": True}
+
+
+class Weights(ctypes.Structure):
+    """`Weights` of native.cpp."""
+
+    _fields_ = [("values", _POINTER), ("scales", _POINTER), ("bias", _POINTER)]
+
+
+def _structure(weights: str, pointers: str, numbers: str, reals: str) -> type[ctypes.Structure]:
+    kinds: tuple[tuple[Any, str], ...] = (Weights, weights), (_POINTER, pointers), (_NUMBER, numbers), (_REAL, reals)
+    fields = [(name, kind) for kind, names in kinds for name in names.split()]
+    return type("Layer", (ctypes.Structure,), {"_fields_": fields})
+
+
+LAYERS = {  # the structures of native.cpp that its functions read
+    "heads_step": _structure(
+        "query key value out", "cos sin keys values", "rows d heads groups width capacity", "scale"
+    ),
+    "factors_step": _structure(
+        "factors out",
+        "cos sin norm key_head key_token value_head value_token",
+        "rows d heads width rank q_rank capacity",
+        "scale eps",
+    ),
+    "latents_step": _structure(
+        "query down out gate",
+        "cos sin norm norm_bias up_key up_value gate_slots slots",
+        "rows d heads width r turned gate_width capacity norm_kind",
+        "scale eps",
+    ),
+}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled library; None: there is no compiler, or it fails."""
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    source, compiler = Path(__file__).with_suffix(".cpp"), shutil.which(name)
+    if compiler is None:
+        log.warning("there is no %s: steps of decoding on a CPU take longer (variable CXX)", name)
+        return None
+    try:
+        target = subprocess.run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], **_QUIET).stdout
+        key = hashlib.sha256(source.read_bytes() + target + " ".join(FLAGS).encode()).hexdigest()[:16]
+        folder = Path(os.environ.get("ATTNLAB_CACHE", "~/.cache/attnlab")).expanduser()
+        built = folder / f"native-{key}.so"
+        if not built.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as partial:
+                made = Path(partial) / built.name
+                subprocess.run([compiler, *FLAGS, "-o", str(made), str(source)], **_QUIET)
+                made.replace(built)
+        loaded = ctypes.CDLL(str(built))
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", b"") or str(error).encode()
+        log.warning("%s cannot build %s: steps of decoding on a CPU take longer: %s", name, source, reason.decode())
+        return None
+    number: Any = _NUMBER
+    pointer: Any = _POINTER
+    real: Any = _REAL
+    loaded.linear.argtypes = [number] * 4 + [pointer] * 3
+    loaded.rms_norm.argtypes = [number] * 2 + [pointer] * 2 + [real, pointer]
+    loaded.feed_forward.argtypes = [number] * 4 + [pointer] * 3 + [real] + [pointer] * 5
+    for step in (loaded.heads_step, loaded.factors_step):
+        step.argtypes = [pointer, number, pointer] + [number] * 3 + [pointer] * 2
+    loaded.latents_step.argtypes = [pointer, number, pointer] + [number] * 4 + [pointer] * 2
+    return loaded
+
+
+def takes(x: Tensor) -> ctypes.CDLL | None:
+    """The library if it computes with the rows x (..., d): few of float32, without gradients, autocast and tracing."""
+    few = 0 < x.numel() <= ROWS * x.shape[-1]
+    if not few or x.dtype is not torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled():
+        return None
+    if torch.is_autocast_enabled("cpu") or backends.step_preferred() or backends.captured():
+        return None
+    return library()
+
+
+def operand(module: nn.Module | None) -> Operand | None:
+    """The weights of a linear layer that the library multiplies; None: it does not."""
+    if isinstance(module, Int8Linear):
+        return module.codes, module.scales, module.bias
+    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+        return None
+    weight = module.weight
+    taken = type(weight) is nn.Parameter and weight.dtype is torch.float32 and weight.is_contiguous()
+    return (weight, None, module.bias) if taken else None
+
+
+def linear(module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)`."""
+    loaded = takes(x)
+    return module(x) if loaded is None or (read := operand(module)) is None else _linear(loaded, x, *read)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """`F.linear(x, weight)`."""
+    loaded, taken = takes(x), weight.dtype is torch.float32 and weight.is_contiguous()
+    return F.linear(x, weight) if loaded is None or not taken else _linear(loaded, x, weight, None, None)
+
+
+def _linear(loaded: ctypes.CDLL, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
+    (n, k), x = weight.shape, x.contiguous()
+    out = x.new_empty(*x.shape[:-1], n)
+    read = Weights(weight.data_ptr(), _at(scales), _at(bias))
+    with _noted():
+        loaded.linear(x.numel() // k, n, k, torch.get_num_threads(), x.data_ptr(), byref(read), out.data_ptr())
+    return out
+
+
+def normed(module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)`, which is a norm of the last axis."""
+    if type(module) is not nn.RMSNorm or (loaded := takes(x)) is None:
+        return module(x)
+    x = x.contiguous()
+    out, d = torch.empty_like(x), x.shape[-1]
+    loaded.rms_norm(x.numel() // d, d, x.data_ptr(), _at(module.weight), eps_of(module), out.data_ptr())
+    return out
+
+
+def feed_forward(x: Tensor, more: Tensor, norm: nn.Module, *layers: nn.Module | None) -> Tensor | None:
+    """z + down(silu(gate(norm(z))) * up(norm(z))) with z = x + more; None: the library does not compute it.
+
+    Args:
+        layers: gate, up and down, without biases.
+    """
+    if type(norm) is not nn.RMSNorm or (loaded := takes(x)) is None:
+        return None
+    x, more = x.contiguous(), more.contiguous()
+    read = [one for layer in layers if (one := operand(layer)) is not None and one[2] is None]
+    if len(read) < len(layers):
+        return None
+    (f, d), rows, out = read[0][0].shape, x.numel() // x.shape[-1], torch.empty_like(x)
+    weights = [byref(Weights(*map(_at, one))) for one in read]
+    work = x.new_empty(rows * (d + 2 * f))
+    with _noted():
+        loaded.feed_forward(
+            rows, d, f, torch.get_num_threads(), x.data_ptr(), more.data_ptr(), _at(norm.weight), eps_of(norm),
+            *weights, out.data_ptr(), work.data_ptr(),
+        )  # fmt: skip
+    return out
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def eps_of(norm: nn.Module) -> float:
+    """The constant of a norm in float32; 0 of a module without one."""
+    eps: float | None = getattr(norm, "eps", 0.0)
+    return torch.finfo(torch.float32).eps if eps is None else eps
+
+
+def _noted(operation: str = "products of few rows") -> AbstractContextManager[Any]:
+    """Record the choice, and the call if a profiler runs."""
+    backends.note(operation, "NATIVE")
+    return record_function(NAME) if torch.autograd._profiler_enabled() else nullcontext()
+
+
+class Layer:
+    """A step of an attention layer by the library, which keeps pointers to its weights and to the buffers of a cache.
+
+    In-place changes of them take effect. `rows` is the number of rows of the cache.
+
+    Args:
+        function: of the library.
+        fields: the fields of its structure: numbers, tensors, and linear layers; None: it has no such part.
+
+    TypeError: the library does not multiply by one of the linear layers.
+    """
+
+    def __init__(self, function: str, **fields: Any) -> None:
+        self.function, self.kept = function, list[Tensor]()
+        self.fields = LAYERS[function](**{name: self._field(value) for name, value in fields.items()})
+
+    def _field(self, value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            if (read := operand(value)) is None:
+                raise TypeError(f"{value}: it is no linear layer in float32")
+            return Weights(*map(self._field, read))
+        if isinstance(value, Tensor):
+            self.kept.append(value.detach())  # the memory stays, whatever becomes of the parameter
+            if value.dtype not in (torch.float32, torch.int8) or not value.is_contiguous():
+                raise TypeError(f"a tensor of {value.dtype}: expected contiguous float32")
+            return value.data_ptr()
+        return value
+
+    def __call__(self, x: Tensor, work: int, *numbers: int) -> Tensor:
+        """x (B, 1, d) -> (B, 1, d); `work`: number of floats that the function needs; `numbers`: its arguments."""
+        x, loaded = x.contiguous(), library()
+        out, space = torch.empty_like(x), x.new_empty(work)
+        with _noted("step"):
+            getattr(loaded, self.function)(
+                byref(self.fields), torch.get_num_threads(), x.data_ptr(), *numbers, out.data_ptr(), space.data_ptr()
+            )
+        return out
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer for inference whose weights are rounded to 8 bits, with a scale for each output.
+
+    Args:
+        weight: (n, k) in float32.
+        bias: (n,) or None.
+    """
+
+    codes: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        scales = weight.detach().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        self.register_buffer("codes", (weight.detach() / scales[:, None]).round().to(torch.int8).contiguous())
+        self.scales = nn.Parameter(scales, requires_grad=False)  # whose dtype and device are those of the layer
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The rounded weights, (n, k) in float32."""
+        return self.codes * self.scales[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        loaded = takes(x)
+        if loaded is None:
+            return F.linear(x, self.weight.to(x.dtype), self.bias)
+        return _linear(loaded, x, self.codes, self.scales, self.bias)
+
+
+def round_weights(model: nn.Module) -> None:
+    """Round the linear layers of a language model and its output matrix to 8 bits, in place.
+
+    The embedding, the norms, and the matrices by which a latent cache is read keep their type.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and not (name == "up" and hasattr(parent, "up_matrices")):
+                setattr(parent, name, Int8Linear(child.weight, child.bias))
+    embedding = getattr(model, "embedding", None)
+    if isinstance(embedding, nn.Embedding) and getattr(model, "output", model) is None:  # tied
+        model.output = Int8Linear(embedding.weight)
