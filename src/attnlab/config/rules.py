@@ -45,6 +45,7 @@ TRAINER = {  # arguments of Lightning's Trainer that attnlab sets, and what says
         *("model_registry", "use_distributed_sampler", "reload_dataloaders_every_n_epochs"),
     ),
 }
+ROUNDS = ("test", "predict", "generate", "bench")  # the modes that read hardware.weights
 DIVISORS = {f"task.model.{part}.num_heads": "task.model.d_model" for part in ("encoder", "decoder")}
 
 
@@ -57,7 +58,7 @@ def check_composed(cfg: DictConfig, composer: Composer) -> None:
     _check_task(cfg, composer)
     if cfg.mode == "bench":
         references = [str(name).partition(".")[0] for name in cfg.bench.references or ()]
-        names = [re.sub("^(published|compiled)_", "", name) for name in references]
+        names = [re.sub("^(published|compiled|int8)_", "", name) for name in references]
         for text in map(str, cfg.bench.overrides or ()):
             if "=" not in text or text.partition(".")[0] not in names:
                 raise ConfigError(f"bench.overrides: {text}: expected REFERENCE.KEY=VALUE, of one in bench.references")
@@ -76,6 +77,11 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     for key, readers in READ_BY.items():
         if cfg[key] is not None and cfg.mode not in readers:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(readers)}, not by mode={cfg.mode}")
+    if cfg.hardware.weights == "int8" and (cfg.mode not in ROUNDS or "LanguageModelling" not in cfg.task.kind._target_):
+        raise ConfigError(
+            f"hardware.weights=int8: expected mode={', '.join(ROUNDS)} of a language model, not mode={cfg.mode} of "
+            f"task={task}; leave it out"
+        )
     if cfg.prove.python is not None and (cfg.mode != "export" or cfg.format not in ("vllm", "deepseek")):
         raise ConfigError(
             f"prove.python= is read by mode=export format=vllm, not by mode={cfg.mode} format={cfg.format}"

@@ -75,6 +75,7 @@ class Hardware:
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"]
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"]
     tf32: bool
+    weights: Literal["float32", "int8"]
     compile: bool
     gradient_checkpointing: bool
     loss_chunk: Annotated[int, Ge(1)] | Literal["auto"] | None
@@ -227,7 +228,7 @@ MODES = tuple(sorted(path.stem for path in (Path(__file__).parents[1] / "modes")
 ABSENT: dict[str, dict[str, Any]] = {
     "bench": {"context": 0, "reorder": [False, True]},
     "cache": {"bits": None},
-    "hardware": {"tf32": True},
+    "hardware": {"tf32": True, "weights": "float32"},
     "task": {"match": None, "sample_facts": 0, "sample_keys": 0},
     "task.train": {
         "first_token_weight": 1.0,

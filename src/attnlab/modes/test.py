@@ -28,4 +28,5 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
         path, weights, identity = stored
         check_identity(path, identity, module.identity)
         fill(module.model, path, weights)
+    task.round(module)
     task.score(record, directory, data, module)

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
+from attnlab.attention.ops.native import round_weights
 from attnlab.callbacks.speedup import read_baseline, require_same_protocol, speedup
 from attnlab.config.build import freeze, instantiate
 from attnlab.config.check import check_fixed
@@ -357,7 +358,13 @@ class Trains(ReadsData, Restores):
         changed = "a file of the run directory is damaged, or of another run: copy the whole directory again"
         check_identity(path, identity, module.identity, changed)
         fill(module.model, path, weights)
+        self.round(module)
         return module.to(device).eval()
+
+    def round(self, module: Any) -> None:
+        """Round the weights of the model as `hardware.weights` says."""
+        if self.cfg.hardware.weights == "int8":
+            round_weights(module.model)
 
     @abstractmethod
     def rebuilt(self, weights: Path) -> Any:

@@ -287,7 +287,9 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         model = self._model(vocabulary.size)
         assert isinstance(model, Decoder)
         load_original(self.cfg, model, None)
-        return self._restored(model, vocabulary).to(device).eval()
+        module = self._restored(model, vocabulary)
+        self.round(module)
+        return module.to(device).eval()
 
     def rebuilt(self, weights: Path) -> Restored:
         vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
