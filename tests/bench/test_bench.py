@@ -233,6 +233,32 @@ def test_compiled_steps_are_measured_in_turns(
             assert ratio["seconds"]["median"] > 0
 
 
+@pytest.mark.slow
+def test_peers_and_weights_of_8_bits_are_measured_beside_the_mechanism(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    more = (
+        "bench.references=[llama,llama_static,int8_mha]",
+        "bench.batch=[1,2]",
+        "bench.context=[3]",
+        "bench.reorder=[false]",
+    )
+    cfg = compose(
+        "attention=mha", *LANGUAGE, "bench.steps=4", "bench.what=[generation,model]", "bench.text=[8,4]", *more
+    )
+    rows = measured(cfg, tmp_path)["bench"]["rows"]
+    assert [row["batch"] for row in rows] == [1, 2, 1, 2]
+    for row in rows[:2]:
+        counts = [result["parameters"] for result in row["variants"].values()]
+        assert max(counts[:3]) < 1.02 * min(counts[:3])
+        assert all(result["times_read"] > 0 for result in row["variants"].values())
+        assert [ratio["against"] for ratio in row["ratios"] if NOT_RUN not in ratio] == [
+            "llama",
+            "llama_static",
+            "int8_mha",
+        ]
+    assert "not trained" in rows[2]["variants"]["int8_mha"][NOT_RUN]
+
+
 @pytest.mark.parametrize("attention", ["mha", pytest.param("tpa", marks=pytest.mark.slow)])
 def test_decoding_begins_with_a_filled_cache(attention: str, tmp_path: Path) -> None:
     cfg = config("bench.what=decoding", "bench.context=[40,70]", "bench.reorder=[false]", attention=attention)

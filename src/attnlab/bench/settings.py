@@ -20,6 +20,7 @@ class Settings:
 
     Args:
         what: workloads of bench/workloads; None: the default of the task.
+        batch: number of rows. Each of several is a row of the table in decoding; elsewhere one belongs to each `text`.
         prefix: length of the encoder's output.
         text: length of a training text or of a prompt; each of several lengths is a row of the table.
         context: number of cached text positions before decoding; each of several is a row of the table.
@@ -29,8 +30,10 @@ class Settings:
         memory: whether to measure peak memory, in a separate process for each number.
         references: names in conf/attention, `published`, or `published_<name>`; for decomposition `tensorly`. A name
             may have a value, as in mtla.stride=4, and occur with several values. `compiled` and `compiled_<name>`: the
-            same mechanism with compiled steps, on a CPU. Ignored with `convert=`, which compares the converted model
-            with the original.
+            same mechanism with compiled steps, on a CPU. `int8` and `int8_<name>`: with weights of 8 bits. `llama`,
+            `llama_static` and `llama_compiled`: the Llama of transformers with its growing cache, with its preallocated
+            cache, and with that and torch.compile, for generation, prefill and model. Ignored with `convert=`, which
+            compares the converted model with the original.
         overrides: values of a reference, for instance mha.num_heads=12, which also applies to `compiled_mha`.
 
     Raises:
@@ -38,7 +41,7 @@ class Settings:
     """
 
     what: What | list[str] | None = None
-    batch: Size = 1
+    batch: Size | Annotated[list[Size], MinLen(1)] = 1
     beam: Size = 1
     prefix: SizeOrZero = 0
     text: Size | Annotated[list[Size], MinLen(1)] = 512
@@ -56,6 +59,12 @@ class Settings:
         for reference in self.references:
             if "." in reference and "=" not in reference:
                 raise ValueError(f"references: {reference}: expected NAME or NAME.KEY=VALUE")
+        if (
+            len(self.batches) > 1
+            and {*self.kinds} - {"decoding", "generation"}
+            and len(self.batches) != len(self.texts)
+        ):
+            raise ValueError(f"batch={self.batches}: expected one number, or one for each of text={self.texts}")
 
     def overrides_of(self, reference: str) -> list[str]:
         """KEY=VALUE of this reference."""
@@ -64,6 +73,10 @@ class Settings:
     @property
     def kinds(self) -> list[str]:
         return [self.what] if isinstance(self.what, str) else list(self.what or ())
+
+    @property
+    def batches(self) -> list[int]:
+        return [self.batch] if isinstance(self.batch, int) else list(self.batch)
 
     @property
     def texts(self) -> list[int]:

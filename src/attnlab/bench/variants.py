@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from attnlab.attention import Attention, Cache
+from attnlab.attention.ops.native import round_weights
 from attnlab.bench import baselines
 from attnlab.bench.settings import Settings
 from attnlab.config.build import CONF, instantiate, written
@@ -26,6 +27,7 @@ from attnlab.run.device import missing_compiler
 from attnlab.training.compiled import Compiled
 
 M = TypeVar("M", bound=nn.Module)
+KINDS = ("published", "compiled", "int8")  # what a reference may be called before the name of a mechanism
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class AttentionVariant(Variant):
         copied: whether beam search stores the prefix once per hypothesis.
         converted: whether the mechanisms are those that `convert=` plans.
         compiled: whether steps are compiled.
+        int8: whether the weights of the model are rounded to 8 bits.
     """
 
+    int8: bool = False
     published: bool = False
     copied: bool = False
     converted: bool = False
@@ -58,8 +62,17 @@ class AttentionVariant(Variant):
             raise LookupError(
                 f"{self.name} has layers of several mechanisms: measure the model with bench.what=model or beam"
             )
+        if self.rounded:
+            raise LookupError(
+                "weights of 8 bits are those of a language model: measure bench.what=generation or prefill"
+            )
         attention = self.mechanism(dtype, device)
         return baselines.of(attention) if self.published else attention
+
+    @property
+    def rounded(self) -> bool:
+        """Whether its model computes with weights of 8 bits."""
+        return self.int8 or self.cfg.hardware.weights == "int8"
 
     def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """The mechanism itself, even if its published algorithm is measured."""
@@ -116,6 +129,8 @@ class AttentionVariant(Variant):
 
     def _finished(self, module: M, dtype: torch.dtype, device: torch.device) -> M:
         module.to(device, dtype).eval()
+        if self.rounded:
+            round_weights(module)
         if self.published:
             chosen = tuple(type(layer.mechanism(dtype, device)) for layer in self.layers())
             for block in list(module.modules()):
@@ -143,6 +158,8 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
 
     ConfigError: a reference is not a mechanism, or has no such key.
     """
+    from attnlab.bench import peers  # which imports this module
+
     if converts(cfg):
         return [AttentionVariant(cfg.choices.convert, cfg, converted=True), AttentionVariant("original", cfg)]
     chosen = AttentionVariant(cfg.choices.attention, cfg)
@@ -152,7 +169,10 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
         chosen = replace(chosen, name=f"{chosen.name}_{settings.dtype}", cfg=cfg)
         variants[chosen.name] = chosen
     for name in settings.references:
-        kind = next((kind for kind in ("published", "compiled") if name.partition("_")[0] == kind), "")
+        if name in peers.PEERS:
+            variants[name] = peers.PeerVariant(name, cfg)
+            continue
+        kind = next((kind for kind in KINDS if name.partition("_")[0] == kind), "")
         base, _, value = (name.removeprefix(kind).removeprefix("_") or chosen.name).partition(".")
         if base == chosen.name and not value:
             if values := settings.overrides_of(base):
@@ -165,8 +185,8 @@ def lineup(cfg: DictConfig, settings: Settings) -> list[AttentionVariant]:
             overrides = settings.overrides_of(base) + [value] * bool(value)
             variant = AttentionVariant(f"{base}.{value}" if value else base, with_attention(cfg, base, overrides))
         if kind:
-            published, compiled = kind == "published", kind == "compiled"
-            variant = replace(variant, name=f"{kind}_{variant.name}", published=published, compiled=compiled)
+            chosen_kind: dict[str, Any] = {"name": f"{kind}_{variant.name}", kind: True}
+            variant = replace(variant, **chosen_kind)
         variants.setdefault(variant.name, variant)
     return list(variants.values())
 

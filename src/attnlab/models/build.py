@@ -92,7 +92,8 @@ class CacheShape:
 def cache_shape(bench: DictConfig) -> CacheShape:
     """Shape of the decoding batch in the `bench` node, with the first of several text lengths."""
     text = bench.text if isinstance(bench.text, int) else bench.text[0]
-    return CacheShape(bench.batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
+    batch = bench.batch if isinstance(bench.batch, int) else max(bench.batch)
+    return CacheShape(batch, bench.beam, bench.prefix, text, getattr(torch, bench.dtype))
 
 
 def width_key(cfg: DictConfig) -> str:

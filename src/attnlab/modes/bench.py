@@ -138,8 +138,9 @@ def _cells(result: dict[str, Any], pair: dict[str, Any] | None) -> list[str]:
     if NOT_RUN in result:
         return [NOT_RUN, "", "", "", "", ""]
     time, peak, cache = result["seconds"], result["peak_memory_mib"], result.get("cache_bytes")
+    read = f"\n{result['times_read']:.2f}x the read of its bytes" if "times_read" in result else ""
     cells = [
-        f"{1e3 * time['median']:.4g} ms ({1e3 * time['min']:.3g} - {1e3 * time['max']:.3g})",
+        f"{1e3 * time['median']:.4g} ms ({1e3 * time['min']:.3g} - {1e3 * time['max']:.3g}){read}",
         f"{result['tokens_per_second']:.4g}",
         f"{peak:.4g}" if isinstance(peak, float) else NOT_RUN,
         f"{cache['measured'] / 2**20:.3g}" if cache else "",

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.profiler_legacy import profile  # torch.profiler writes to the terminal at each start and stop
 
 from attnlab.attention import Cache
+from attnlab.attention.ops.native import NAME
+from attnlab.bench.peers import Peer
 from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, LayerSteps
 from attnlab.bench.workloads import AttentionWorkload, random_inputs
@@ -28,7 +30,7 @@ PRODUCTS = frozenset(
         "mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "addmv_", "dot",
         "_scaled_dot_product_flash_attention_for_cpu", "mkldnn_linear",
     )
-)  # fmt: skip
+) | {NAME}  # fmt: skip
 
 
 class Decoding(AttentionWorkload):
@@ -58,7 +60,7 @@ class Decoding(AttentionWorkload):
         self.first = first_steps(device)
         self.size = (shape.batch, shape.context + shape.text + self.first, shape.prefix)
         self._build(variant, device)
-        if shape.context and not self.attentions[0].new_cache(1, 1).buffers():
+        if shape.context and not all(a.new_cache(1, 1).buffers() for a in self.attentions[:1]):
             raise LookupError("its cache grows step by step: it cannot begin with a context")
         self.compiled = variant.compiler(device)
         self.rows = torch.arange(shape.batch, device=device)
@@ -80,21 +82,15 @@ class Decoding(AttentionWorkload):
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
         prefix = settings.prefix if "prefix" in cls.keys else 0
-        ways = itertools.product(settings.contexts, settings.reorder)
-        return [Shape(cls.what, settings.batch, 1, prefix, settings.steps, *way[::-1]) for way in ways]
+        ways = itertools.product(settings.batches, settings.contexts, settings.reorder)
+        return [Shape(cls.what, way[0], 1, prefix, settings.steps, *way[:0:-1]) for way in ways]
 
     @torch.inference_mode()
     def prepare(self) -> None:
         self.caches = []  # frees memory for the next ones
         self.caches = self._start()
         if self.shape.context:
-            for cache in self.caches:
-                for buffer in cache.buffers():
-                    if buffer.dtype != torch.uint8:
-                        buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
-                for coded in getattr(cache, "coded", {}).values():
-                    coded.randomise()
-                cache.length = self.shape.context
+            self._set_context()
         caches = self.caches
         self.step = lambda tokens: self.model.step(tokens, caches)
         if self.compiled is not None or self.rows.is_cuda:
@@ -102,6 +98,16 @@ class Decoding(AttentionWorkload):
         for t in range(self.first):
             self.step(self.inputs[:, t : t + 1])
         self.captured = isinstance(self.step, Steps) and self.step.captured
+
+    def _set_context(self) -> None:
+        """Fill the caches at random."""
+        for cache in self.caches:
+            for buffer in cache.buffers():
+                if buffer.dtype != torch.uint8:
+                    buffer[...] = torch.randn(buffer.shape[1:], dtype=buffer.dtype, device=buffer.device)
+            for coded in getattr(cache, "coded", {}).values():
+                coded.randomise()
+            cache.length = self.shape.context
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -135,7 +141,8 @@ class Decoding(AttentionWorkload):
 
     def cache_bytes(self) -> dict[str, int]:
         predicted = sum(a.cache_bytes(*self.size, dtype=self.dtype) for a in self.attentions)
-        return {"measured": sum(cache.nbytes for cache in self.caches), "predicted": predicted}
+        measured = sum(cache.nbytes for cache in self.caches)
+        return {"measured": measured, "predicted": predicted if self.attentions else measured}
 
 
 class Generation(Decoding):
@@ -157,8 +164,35 @@ class Generation(Decoding):
         self.model, self.attentions = model, model.attentions
         self.inputs = random_tokens(variant, self.shape.batch, self.shape.text + self.first, device)
 
+        self.reads: list[float] = []
+
     def _start(self) -> list[Cache]:
         return self.language.start(*self.size[:2])
+
+    def _set_context(self) -> None:
+        if isinstance(self.language, Peer):
+            self.language.read(self.inputs[:, :1].expand(-1, self.shape.context), self.caches)
+        else:
+            super()._set_context()
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.rows.device.type == "cpu":
+            positions, capacity = self.shape.context + self.first + self.shape.text // 2, self.size[1]
+            cache = sum(cache.nbytes for cache in self.caches) * min(1.0, positions / capacity)
+            bytes_read = torch.ones(int(weight_bytes(self.language) + cache) // 4)
+            bytes_read.sum()
+            began = time.perf_counter()
+            bytes_read.sum()
+            self.reads.append(time.perf_counter() - began)
+
+    def rates(self, seconds: float) -> dict[str, Any]:
+        """The number of parameters and, on a CPU, the time of reading their bytes and those of the caches once."""
+        rates: dict[str, Any] = {"parameters": sum(t.numel() for t in tensors_of(self.language))}
+        if self.reads:
+            read = median(self.reads)
+            rates |= {"read_seconds": rounded(read), "times_read": rounded(seconds / self.shape.text / read, 3)}
+        return rates if isinstance(self.language, Peer) else super().rates(seconds) | rates
 
 
 class Prefill(AttentionWorkload):
@@ -222,7 +256,7 @@ class Beam(AttentionWorkload):
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        return [Shape("beam", settings.batch, settings.beam, settings.prefix, settings.steps)]
+        return [Shape("beam", batch, settings.beam, settings.prefix, settings.steps) for batch in settings.batches]
 
     def prepare(self) -> None:
         self.spy.caches = []
@@ -300,6 +334,18 @@ class Spy:
 def first_steps(device: torch.device) -> int:
     """Number of steps before the measured ones: one, or on CUDA those before `Steps` replays a graph."""
     return WARM_UP + 2 if device.type == "cuda" else 1
+
+
+def tensors_of(model: LanguageModel) -> list[Tensor]:
+    """Its parameters, and its weights in 8 bits."""
+    return [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.dtype is torch.int8)]
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Bytes of the weights that a step reads: not those of an embedding that is not the output matrix too."""
+    inputs: Any = model.embedding if getattr(model, "output", None) is not None else None
+    embedding: int = 0 if inputs is None else inputs.weight.nbytes
+    return sum(tensor.nbytes for tensor in tensors_of(model)) - embedding
 
 
 def language_model(

@@ -179,7 +179,7 @@ class Kernels(Workload):
 
     @classmethod
     def shapes(cls, cfg: DictConfig, settings: Settings) -> list[Shape]:
-        return [Shape("kernels", settings.batch, 1, settings.prefix, 1, False, c) for c in settings.contexts]
+        return [Shape("kernels", settings.batches[0], 1, settings.prefix, 1, False, c) for c in settings.contexts]
 
     @classmethod
     def check(cls, variant: Reading, settings: Settings, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

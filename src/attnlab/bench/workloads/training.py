@@ -1,5 +1,7 @@
 """Training steps of an attention layer and of the task's model, without optimizer."""
 
+from typing import Any
+
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -56,6 +58,8 @@ class ModelTraining(Training):
     reads_prefix = "with an encoder"
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        if variant.rounded:
+            raise LookupError("weights of 8 bits are not trained")
         self.model, self.shape = variant.model(dtype, device), shape
         self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
         vocab, generator = variant.cfg.task.data.vocab_size, torch.Generator().manual_seed(0)
@@ -76,6 +80,9 @@ class ModelTraining(Training):
 
     def prepare(self) -> None:
         self.model.zero_grad()
+
+    def rates(self, seconds: float) -> dict[str, Any]:
+        return {"parameters": sum(p.numel() for p in self.model.parameters())}
 
     def run(self) -> None:
         if isinstance(self.model, LanguageModel):

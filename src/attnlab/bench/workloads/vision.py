@@ -78,7 +78,7 @@ class VisionLayer(Workload):
         with without_memory():
             model: Any = outlined(cfg)[0]
         tokens = cfg.task.data.image_size**2 // model.patch_embed.patch_size[0] ** 2 + model.num_prefix_tokens
-        return [Shape("forward", settings.batch, 1, 0, tokens)]
+        return [Shape("forward", settings.batches[0], 1, 0, tokens)]
 
     @classmethod
     @torch.no_grad()
