@@ -59,11 +59,8 @@ class Settings:
         for reference in self.references:
             if "." in reference and "=" not in reference:
                 raise ValueError(f"references: {reference}: expected NAME or NAME.KEY=VALUE")
-        if (
-            len(self.batches) > 1
-            and {*self.kinds} - {"decoding", "generation"}
-            and len(self.batches) != len(self.texts)
-        ):
+        each = self.kinds and {*self.kinds} <= {"decoding", "generation"}  # each batch is a row
+        if len(self.batches) > 1 and not each and len(self.batches) != len(self.texts):
             raise ValueError(f"batch={self.batches}: expected one number, or one for each of text={self.texts}")
 
     def overrides_of(self, reference: str) -> list[str]:

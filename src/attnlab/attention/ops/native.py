@@ -157,6 +157,7 @@ def feed_forward(x: Tensor, more: Tensor, norm: nn.Module, *layers: nn.Module | 
     """z + down(silu(gate(norm(z))) * up(norm(z))) with z = x + more; None: the library does not compute it.
 
     Args:
+        x, more: (..., d).
         layers: gate, up and down, without biases.
     """
     if type(norm) is not nn.RMSNorm or (loaded := takes(x)) is None:
