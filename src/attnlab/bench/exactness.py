@@ -39,9 +39,10 @@ class Formula(nn.Module):
 def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Relative errors of a variant in this dtype against its reference in float64.
 
-    For a hybrid stack, the largest errors of all mechanisms. In half precision the errors in float32 are returned if
-    they are above their tolerance; else the tolerance is 1.5 times the error of the reference in half precision, within
-    once and twice that of the dtype: gradients of a sharp softmax are rounded that much in any implementation.
+    Products of float32 matrices are exact, without TF32. For a hybrid stack, the largest errors of all mechanisms. In
+    half precision the errors in float32 are returned if they are above their tolerance; else the tolerance is 1.5 times
+    the error of the reference in half precision, within once and twice that of the dtype: gradients of a sharp softmax
+    are rounded that much in any implementation.
 
     Args:
         publish: returns the published algorithm with the weights of a mechanism, or another reference, or raises
@@ -50,11 +51,16 @@ def check(variant: AttentionVariant, publish: Reference, dtype: torch.dtype, dev
     Returns:
         The errors `output`, `gradient` and `steps` (cached steps with reordered beams), and the `tolerance`.
     """
-    for kind in (torch.float32, dtype) if dtype.itemsize < 4 else (dtype,):  # rounding would hide a wrong formula
-        layers = [_check_layer(layer, publish, kind, device) for layer in variant.layers()]
-        result = {name: float(np.max([errors[name] for errors in layers])) for name in layers[0]}
-        if not all(error <= result["tolerance"] for error in result.values()):
-            break
+    products = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # the rounding of TF32 or bfloat16 would hide a wrong formula
+    try:
+        for kind in (torch.float32, dtype) if dtype.itemsize < 4 else (dtype,):
+            layers = [_check_layer(layer, publish, kind, device) for layer in variant.layers()]
+            result = {name: float(np.max([errors[name] for errors in layers])) for name in layers[0]}
+            if not all(error <= result["tolerance"] for error in result.values()):
+                break
+    finally:
+        torch.set_float32_matmul_precision(products)
     return result
 
 
