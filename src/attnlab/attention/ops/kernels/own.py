@@ -75,7 +75,7 @@ def merge_own_kernel(
     chunks, heads, stride, WIDTH: tl.constexpr, VALUE: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Arguments are those of `merge_own`, and the steps of their first three axes."""
+    """It takes the arguments of `merge_own`, and the steps of their first three axes."""
     batch = tl.program_id(1).to(tl.int64)
     t, head, chunk, place, exists = _rows(length, heads, stride, ROWS)
     column, of_value = tl.arange(0, WIDTH_BLOCK)[None, :], tl.arange(0, VALUE_BLOCK)[None, :]
@@ -103,7 +103,7 @@ def merge_own_backward_kernel(
     heads, stride, WIDTH: tl.constexpr, VALUE: tl.constexpr, WIDTH_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Arguments are those of `merge_own_backward`, and the steps of their first three axes."""
+    """It takes the arguments of `merge_own_backward`, and the steps of their first three axes."""
     batch = tl.program_id(1).to(tl.int64)
     t, head, chunk, place, exists = _rows(length, heads, stride, ROWS)
     column, of_value = tl.arange(0, WIDTH_BLOCK)[None, :], tl.arange(0, VALUE_BLOCK)[None, :]

@@ -30,7 +30,7 @@ def rotary_kernel(
     length, heads, sign, REST: tl.constexpr, PAIRS: tl.constexpr, REST_BLOCK: tl.constexpr, PAIRS_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write `out`. Arguments are those of `rotated`, and their steps."""
+    """Write `out`. It takes the arguments of `rotated`, and their steps."""
     batch, row = tl.program_id(1).to(tl.int64), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     t, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     exists, pair = (t < length)[:, None], tl.arange(0, PAIRS_BLOCK)[None, :]
