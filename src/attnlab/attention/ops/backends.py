@@ -342,7 +342,7 @@ def transformed() -> bool:
 
 
 def kernels_run(x: Tensor) -> bool:
-    """Whether Triton kernels take the place of small operations on x: on CUDA, or where `prefer` selects TRITON."""
+    """Whether Triton kernels take the place of small operations on `x`: on CUDA, or where `prefer` selects TRITON."""
     wanted = x.is_cuda or _preferred is Backend.TRITON
     return wanted and x.dtype in DTYPES and not captured() and usable(x.device)
 

@@ -18,7 +18,12 @@ ROWS = 32  # queries of a program
 def merge_own(
     q: Tensor, packed: Tensor, scale: float, stride: int, earlier: Tensor, earlier_lse: Tensor, out: Tensor, lse: Tensor
 ) -> None:
-    """Fill out (B, T, H, Dv) and lse, from those of earlier chunks and the key of each query's own position."""
+    """Fill out (B, T, H, Dv) and lse (B, T, H), from `earlier`, `earlier_lse` and each query's own key.
+
+    Args:
+        q, packed: as above.
+        earlier, earlier_lse: output and log-sum-exp of earlier chunks.
+    """
     _launch(merge_own_kernel, [q, packed, earlier, earlier_lse, out, lse], q, packed, scale, stride)
 
 
@@ -26,9 +31,11 @@ def merge_own_backward(
     grad: Tensor, q: Tensor, packed: Tensor, scale: float, stride: int, out: Tensor, lse: Tensor,
     earlier: tuple[Tensor, Tensor, Tensor], dq: Tensor, dpacked: Tensor,
 ) -> None:  # fmt: skip
-    """Fill dq and dpacked.
+    """Fill dq and dpacked, the gradients of q and packed.
 
     Args:
+        q, packed: as above.
+        dq, dpacked: of their shapes.
         grad: gradient of the output, (B, T, H, Dv).
         out, lse: of the full softmax.
         earlier: gradients of queries, keys and values from attention to earlier chunks. Those of keys and values are
