@@ -297,7 +297,7 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> 
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
     settings = repr(replace(target, healing=Healing()))  # healing comes after the conversion
-    return digest([5, content.hexdigest(), type(target).__name__, settings, healed])
+    return digest([6, content.hexdigest(), type(target).__name__, settings, healed])
 
 
 def _write(path: Path | None, layer: Layer) -> None:

@@ -14,7 +14,7 @@ from attnlab.attention import Attention
 from attnlab.models.decoder import Decoder
 
 SAME = 6  # ids before a token that stand before it earlier in the text too: then it can be retrieved
-TOKENS = 8192  # on which predictions are compared: 32 texts of 256
+TOKENS = 32768  # on which predictions are compared, over the number of layers: a choice passes through all later ones
 PIECE = 4  # texts computed at a time
 POSITIONS = 1024  # of either kind, at most: each has a distribution over the vocabulary
 RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the others
@@ -44,7 +44,7 @@ class Predictions:
     """
 
     def __init__(self, decoder: Decoder, tokens: Tensor) -> None:
-        marks, texts = retrieved(tokens), max(4, TOKENS // tokens.shape[1])
+        marks, texts = retrieved(tokens), max(4, TOKENS // len(decoder.blocks) // tokens.shape[1])
         order = marks.sum(1).argsort(descending=True, stable=True)
         chosen = torch.cat((order[: texts * 3 // 4], order[-(texts // 4) :])).unique()
         weights = torch.zeros(len(chosen) * tokens.shape[1])
