@@ -15,6 +15,7 @@ from attnlab.models.decoder import Decoder
 
 SAME = 6  # ids before a token that stand before it earlier in the text too: then it can be retrieved
 TOKENS = 32768  # on which predictions are compared, over the number of layers: a choice passes through all later ones
+LEAST = 4096  # with fewer other sizes are chosen
 PIECE = 4  # texts computed at a time
 POSITIONS = 1024  # of either kind, at most: each has a distribution over the vocabulary
 RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the others
@@ -44,7 +45,8 @@ class Predictions:
     """
 
     def __init__(self, decoder: Decoder, tokens: Tensor) -> None:
-        marks, texts = retrieved(tokens), max(4, TOKENS // len(decoder.blocks) // tokens.shape[1])
+        marks, count = retrieved(tokens), max(LEAST, TOKENS // len(decoder.blocks))
+        texts = max(4, count // tokens.shape[1])
         order = marks.sum(1).argsort(descending=True, stable=True)
         chosen = torch.cat((order[: texts * 3 // 4], order[-(texts // 4) :])).unique()
         weights = torch.zeros(len(chosen) * tokens.shape[1])
