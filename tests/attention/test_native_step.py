@@ -1,13 +1,15 @@
 """Steps of few rows on a CPU by the C++ library, against the same steps by torch."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 from attnlab.attention import MHA, MLA, MTLA, TPA, MLAWindow, SlidingWindow
 from attnlab.attention.ops.backends import Backend, noting, prefer, used
-from attnlab.attention.ops.native import library, round_weights
+from attnlab.attention.ops.native import Int8Linear, library, linear, round_weights
 from attnlab.models import T6, Decoder
 from tests.attention.mechanisms import error
 
@@ -21,7 +23,24 @@ MADE = {
     "mla without rotation": lambda: MLA(40, 4, rope_dim=0, norm="rms"),
     "mla window": lambda: MLAWindow(64, 4, window=4),
     "mtla": lambda: MTLA(72, 6, stride=3),
+    "mtla with a wide gate": lambda: MTLA(64, 4, latent_dim=4, gate_dim=99),
     "tpa": lambda: TPA(72, 6, output_norm=True),
+}
+
+
+class Doubled(MHA):
+    def _join(self, out_bhtd: torch.Tensor) -> torch.Tensor:
+        return 2 * super()._join(out_bhtd)
+
+
+CHANGES: dict[str, Callable[[MHA], object]] = {
+    "another layer": lambda a: setattr(a, "query", nn.Linear(40, 40)),
+    "another parameter": lambda a: setattr(a.value, "weight", nn.Parameter(torch.randn(40, 40))),
+    "other memory": lambda a: a.double().float().key.weight.mul_(2),
+    "assigned": lambda a: a.load_state_dict({name: t + 1 for name, t in a.state_dict().items()}, assign=True),
+    "a strided bias": lambda a: setattr(a.out, "bias", nn.Parameter(torch.randn(80)[::2])),
+    "a hook": lambda a: a.out.register_forward_hook(lambda module, inputs, out: 2 * out),
+    "8 bits": round_weights,
 }
 
 
@@ -41,6 +60,49 @@ def test_steps_equal_those_of_torch(name: str, rows: int) -> None:
             few = copy.copy(few)  # a copy has buffers of its own
             assert "NATIVE" in used(pairs)["step"]
             next(p for p in attention.parameters() if p.dim() > 1).mul_(1.1)  # weights that change in place
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_layer_computes_with_what_it_has(change: str) -> None:
+    torch.manual_seed(0)
+    attention, x = MHA(40, 4).eval(), torch.randn(2, 2, 40)
+    cache = attention.new_cache(2, 2)
+    with torch.no_grad():
+        attention.extend(x[:, :1], cache)
+        CHANGES[change](attention)
+        plain = copy.copy(cache)
+        step = attention.extend(x[:, 1:], cache)
+        with prefer(Backend.PLAIN):
+            assert error(step, attention.extend(x[:, 1:], plain)) < 1e-5
+
+
+@torch.no_grad()
+def test_a_subclass_decodes_by_its_own_methods() -> None:
+    attention, x = Doubled(40, 4).eval(), torch.randn(1, 3, 40)
+    cache = attention.new_cache(1, 3)
+    assert error(torch.cat([attention.extend(one, cache) for one in x.split(1, 1)], 1), attention(x)) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["weights of the norm", "a hook of the norm", "the attention's dtype"])
+def test_a_block_that_the_library_cannot_read_is_computed_by_torch(change: str) -> None:
+    block = Decoder(20, 32, lambda _: MHA(32, 2), num_layers=1, ffn_dim=32).eval().blocks[0]
+    if change == "weights of the norm":
+        block.mlp_norm.weight = nn.Parameter(torch.randn(64)[::2])
+    elif change == "a hook of the norm":
+        block.mlp_norm.register_forward_hook(lambda module, inputs, out: 2 * out)
+    x, more = torch.randn(2, 1, 32), torch.randn(1, 1, 32, dtype=torch.bfloat16).expand(2, 1, 32)
+    more = more if change == "the attention's dtype" else more.float()
+    step = block(x, lambda _: more)
+    with prefer(Backend.PLAIN):
+        assert error(step, block(x, lambda _: more)) < 1e-5
+
+
+@torch.no_grad()
+def test_an_input_of_another_width_is_refused() -> None:
+    for layer in (nn.Linear(32, 8), Int8Linear(torch.randn(8, 32))):
+        with pytest.raises(RuntimeError):
+            linear(layer, torch.randn(1, 31))
 
 
 @pytest.mark.parametrize("make", [T6, Decoder])

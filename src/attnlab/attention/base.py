@@ -112,6 +112,10 @@ class Cache(ABC):
         device = self.buffers()[0].device
         self.static_length = torch.full((1,), self.length, dtype=torch.int64, device=device)
 
+    def native(self, attention: "Attention", x: Tensor) -> Tensor | None:
+        """The step of x by the C++ library, (B, 1, d) -> (B, 1, d); None: it does not compute it."""
+        return None
+
     def seal(self) -> None:  # noqa: B027
         """Turn the slots that are now older into codes. `extend` calls it after every `block` positions."""
 
@@ -302,7 +306,8 @@ class Attention(nn.Module, ABC):
         if cache.block and 0 < (left := cache.block - cache.length % cache.block) < new:
             parts = x[:, :left], *x[:, left:].split(cache.block, 1)
             return torch.cat([self.extend(part, cache) for part in parts], 1)
-        out = self._extend(x, cache) if x.numel() else x.clone()
+        out = x.clone() if not x.numel() else cache.native(self, x)
+        out = self._extend(x, cache) if out is None else out
         if length is not None:
             length += 1
         if on_host:

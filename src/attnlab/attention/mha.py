@@ -171,9 +171,6 @@ class MHA(PositionalAttention):
 
         Its key and value are stored in text slot `slot`; the first `used` slots are read.
         """
-        if (layer := cache.layer(self, x)) is not None:
-            work = len(x) * (self.num_heads * (2 * self.head_dim + used) + 2 * self.num_kv_heads * self.head_dim)
-            return layer(x, work, cache.length, slot, used)
         x = x[:, 0]
         q, key, value = (linear(part, x).view(len(x), -1, self.head_dim) for part in (self.query, self.key, self.value))
         q, key = self.query_norm(q), self.key_norm(key)
@@ -189,13 +186,15 @@ class MHA(PositionalAttention):
         return self._step(q.unsqueeze(2), cache, used)
 
     def native_layer(self, cache: PositionalCache) -> Layer | None:
-        if not isinstance(self.query_norm, nn.Identity):
+        norms = type(self.query_norm), type(self.key_norm)
+        if norms != (nn.Identity, nn.Identity) or self.turned not in (0, self.head_dim):
             return None
-        keys, turned = cache.text["key"], self.turned > 0
+        keys, tables = cache.text["key"], (cache.cos, cache.sin) if self.turned else (None, None)
+        d, wide, narrow = self.d_model, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return Layer(
-            "heads_step", query=self.query, key=self.key, value=self.value, out=self.out,
-            cos=cache.cos if turned else None, sin=cache.sin if turned else None, keys=keys, values=cache.text["value"],
-            rows=len(keys), d=self.d_model, heads=self.num_heads, groups=self.num_kv_heads, width=self.head_dim,
+            "heads_step", self, query=(self.query, wide, d), key=(self.key, narrow, d), value=(self.value, narrow, d),
+            out=(self.out, d, wide), cos=tables[0], sin=tables[1], keys=keys, values=cache.text["value"],
+            rows=len(keys), d=d, heads=self.num_heads, groups=self.num_kv_heads, width=self.head_dim,
             capacity=keys.shape[2], scale=self.scale,
         )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Multi-head latent attention: all heads share one latent and one rotary key per position."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, TypedDict, get_args
 
 import torch
@@ -11,7 +10,7 @@ from .base import Cache, head_width, length_mask
 from .bounds import PositiveFloat, Rank, Rate, Rotary, Size
 from .ops.backends import Backend, choose, dense_attention
 from .ops.decode import attend_cached, products
-from .ops.native import Layer, Weights, eps_of, linear
+from .ops.native import Layer, Weights, eps_of, linear, norm_kind
 from .ops.partial_softmax import Past, expand, expanded_attention
 from .ops.quantised import attend
 from .ops.rope import Turn, rotate, turn
@@ -206,8 +205,6 @@ class MLA(PositionalAttention):
         assert isinstance(cache, LatentCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
         if (step := cache.step(self, x)) is not None:
-            if (layer := cache.layer(self, x)) is not None:
-                return self._native_step(layer, x, cache, cache.length, True, cache.length + 1)
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
             step.write(cache.length - cache.sealed, latent, key, turn)
@@ -226,23 +223,18 @@ class MLA(PositionalAttention):
 
     def native_layer(self, cache: PositionalCache, **gate: Any) -> Layer | None:
         assert isinstance(cache, LatentCache)
-        kind = {nn.Identity: 0, nn.RMSNorm: 1, nn.LayerNorm: 2}.get(type(self.norm))
-        if kind is None:
+        if (kind := norm_kind(self.norm, self.latent_dim)) is None:
             return None
         slots, weight, bias = cache.text["slots"], getattr(self.norm, "weight", None), getattr(self.norm, "bias", None)
         gate = gate or {"gate": Weights(), "gate_slots": None, "gate_width": 0}
+        d, heads, r, wide = self.d_model, self.num_heads, self.latent_dim, self.head_dim + self.rope_dim
         return Layer(
-            "latents_step", query=self.query, down=self.down, out=self.out, cos=cache.cos, sin=cache.sin, norm=weight,
-            norm_bias=bias, up_key=cache.up_key, up_value=cache.up_value, slots=slots, rows=len(slots), d=self.d_model,
-            heads=self.num_heads, width=self.head_dim, r=self.latent_dim, turned=self.rope_dim, capacity=slots.shape[1],
-            norm_kind=kind, scale=self.scale, eps=eps_of(self.norm), **gate,
+            "latents_step", self, query=(self.query, heads * wide, d), down=(self.down, r + self.rope_dim, d),
+            out=(self.out, d, heads * self.head_dim), cos=cache.cos, sin=cache.sin, norm=weight, norm_bias=bias,
+            up_key=cache.up_key, up_value=cache.up_value, slots=slots, rows=len(slots), d=d, heads=heads,
+            width=self.head_dim, r=r, turned=self.rope_dim, capacity=slots.shape[1], norm_kind=kind, scale=self.scale,
+            eps=eps_of(self.norm), **gate,
         )  # fmt: skip
-
-    def _native_step(self, layer: Layer, x: Tensor, cache: LatentCache, slot: int, opens: bool, used: int) -> Tensor:
-        """One decoding step by the library, (B, 1, d) -> (B, 1, d), which writes or merges into text slot `slot`."""
-        r, row, heads = self.latent_dim, self.latent_dim + self.rope_dim, self.num_heads
-        work = heads * (2 * self.head_dim + self.rope_dim + row + used + r) + row + r
-        return layer(x, len(x) * work, cache.length, slot, opens, used)
 
     def _stored(self, slots: Tensor, dtype: torch.dtype, mask: Tensor | None = None) -> Past:
         latent, rotary = slots.to(dtype).split([self.latent_dim, self.rope_dim], -1)
@@ -357,7 +349,7 @@ class LatentStep:
     """The fast CPU path of a decoding step in latent space: few kernels, which write directly into the cache.
 
     Buffers and views of the cache are created once, because creating a view takes as long as a small kernel.
-    In-place changes of the weights take effect. Hooks that are registered later are not called.
+    In-place changes of the weights but `up` take effect.
 
     Attributes:
         slots, prefix: buffers of the cache, [latent | rotary key] (B, K, r + d_r) of the text and (N, P, r + d_r).
@@ -372,10 +364,7 @@ class LatentStep:
         self.heads, head_dim, r = self.up_key.shape
         rows, pairs = len(self.slots), (self.slots.shape[-1] - r) // 2
         self.pairs, self.query_widths, self.widths = pairs, [head_dim, 2 * pairs], [r, 2 * pairs]
-        self._query, self._down, self._out = (
-            partial(linear, module) for module in (attention.query, attention.down, attention.out)
-        )
-        self._norm = attention.norm
+        self.attention = attention
         self.q = self.slots.new_empty(rows, self.heads, r + 2 * pairs)
         self.row = self.slots.new_empty(rows, r + 2 * pairs)
         self.latents, self.turned = self._parts(self.slots)
@@ -391,13 +380,14 @@ class LatentStep:
     def project(self, x: Tensor, angles: Turn) -> tuple[Tensor, Tensor]:
         """Store the queries of x (B, 1, d), and return latents (B, r) and unrotated rotary keys (B, d_r)."""
         x = x[:, 0]
-        content, rotary = torch.split_with_sizes(self._query(x).view(len(x), self.heads, -1), self.query_widths, -1)
+        q = linear(self.attention.query, x).view(len(x), self.heads, -1)
+        content, rotary = torch.split_with_sizes(q, self.query_widths, -1)
         self._absorbed.copy_(torch.bmm(content.transpose(0, 1), self.up_key))
         if self.pairs:
             turn(rotary.unflatten(-1, (2, self.pairs)), angles, self._rotary)
             self._rotary.mul_(self.scale)
-        latent, key = torch.split_with_sizes(self._down(x), self.widths, -1)
-        return self._norm(latent), key
+        latent, key = torch.split_with_sizes(linear(self.attention.down, x), self.widths, -1)
+        return self.attention.norm(latent), key
 
     def turn_into(self, out: Tensor, key: Tensor, angles: Turn) -> None:
         """Rotate rotary keys (B, d_r) into `out` (B, 1, 2, d_r / 2)."""
@@ -449,4 +439,4 @@ class LatentStep:
             before, values = (t.narrow(1, 0, prefix_slots) for t in (self.prefix, self._values))
             read = products(self.q, key, value, 1, text_mask, before, values, cache.prefix_mask, older=older)
         values = torch.bmm(read.transpose(0, 1), self.up_value)  # (H, B, d_v)
-        return self._out(values.transpose(0, 1).reshape(len(read), -1)).unsqueeze(1)
+        return linear(self.attention.out, values.transpose(0, 1).reshape(len(read), -1)).unsqueeze(1)

@@ -34,6 +34,7 @@ class MLAWindow(Windowed, MLA):
     """
 
     cache_type = LatentWindowCache
+    native_layer = MLA.native_layer
 
     def __init__(
         self,
@@ -89,13 +90,10 @@ class MLAWindow(Windowed, MLA):
         if not isinstance(start, Tensor) and start + new <= self.window:  # every position is still in the window
             return super()._extend(x, cache)
         if not cache.coded and (step := cache.step(self, x)) is not None:
-            slot, used = cache.length % cache.size, min(cache.length + 1, cache.size)
-            if (layer := cache.layer(self, x)) is not None:
-                return self._native_step(layer, x, cache, slot, True, used)
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
-            step.write(slot, latent, key, turn)
-            return step.read(cache, used)
+            step.write(cache.length % cache.size, latent, key, turn)
+            return step.read(cache, min(cache.length + 1, cache.size))
         angles = cache.angles(start, start + new)
         q, entries = self._queries(x, angles), self._entries(x, angles)
         if new == 1 and not cache.coded:

@@ -50,6 +50,10 @@ class MTLACache(LatentCache):
     def prefix_used(self) -> int:
         return self.prefix_slots
 
+    def place(self, position: int) -> tuple[int, bool, int]:
+        slot, place = divmod(position, self.stride)
+        return slot, place == 0, slot + 1
+
     def slots_up_to(self, length: int) -> int:
         offset = self.prefix_size % self.stride if self.prefix_lengths is None else self.stride - 1
         return -(-(offset + length) // self.stride)
@@ -298,9 +302,6 @@ class MTLA(MLA):
     def _cpu_step(self, step: LatentStep, x: Tensor, cache: MTLACache) -> Tensor:
         """One decoding step on a CPU, (B, 1, d) -> (B, 1, d)."""
         position, counts, end, s = cache.length, None, cache.prefix_end(), self.stride
-        if (layer := cache.layer(self, x)) is not None:
-            slot, place = divmod(position, s)
-            return self._native_step(layer, x, cache, slot, place == 0, slot + 1)
         turn = cache.turn(position)
         latent, key = step.project(x, turn)
         if isinstance(end, int):
@@ -314,8 +315,10 @@ class MTLA(MLA):
 
     def native_layer(self, cache: PositionalCache, **gate: Any) -> Layer | None:
         assert isinstance(cache, MTLACache)
-        gates = {"gate": self.gate_latent, "gate_slots": cache.gate_slot, "gate_width": cache.gate_slot.shape[1]}
-        return super().native_layer(cache, **gates)
+        g = cache.gate_slot.shape[1]
+        return super().native_layer(
+            cache, gate=(self.gate_latent, g, self.latent_dim), gate_slots=cache.gate_slot, gate_width=g
+        )
 
     def _merge_step(self, latent: Tensor, rotary: Tensor, start: int | Tensor, cache: MTLACache) -> Tensor | None:
         """Merge one position, (B, r) and (B, d_r), into the slot of its row.

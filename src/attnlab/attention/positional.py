@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,22 +73,30 @@ class PositionalCache(Cache):
         self._sign = torch.tensor([[-1.0], [1.0]], dtype=self.sin.dtype, device=self.sin.device)
         self.lean_dtype = like.dtype if like.device.type == "cpu" and like.dtype == self.cos.dtype else None
         self._row_lengths: tuple[Tensor, Tensor] | None = None
-        self._layer: tuple[Tensor, Layer | None] | None = None
+        self._layer: tuple[dict[str, Tensor], Layer] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return vars(self) | {"_layer": None}  # its pointers are those of the buffers of this cache
 
-    def layer(self, attention: "PositionalAttention", x: Tensor) -> Layer | None:
-        """The step of x (B, 1, d) by the library `ops.native`; None: it does not compute it, or there is a prefix."""
-        if self.prefix_size or self.coded or takes(x) is None:
+    def native(self, attention: Any, x: Tensor) -> Tensor | None:
+        if self.prefix_size or self.coded or "native_layer" not in vars(type(attention)):
             return None
-        buffer = next(iter(self.text.values()))
-        if self._layer is None or self._layer[0] is not buffer:
+        if not self.is_lean(x) or takes(x) is None:
+            return None
+        layer = self._layer[1] if self._layer is not None and self._layer[0] is self.text else None
+        if layer is None or not layer.stands():
             try:
-                self._layer = buffer, attention.native_layer(self)
+                layer = attention.native_layer(self)
             except TypeError:
-                self._layer = buffer, None
-        return self._layer[1]
+                return None
+            if layer is None or not layer.stands():
+                return None
+            self._layer = self.text, layer
+        return layer(x, self.length, *self.place(self.length))
+
+    def place(self, position: int) -> tuple[int, bool, int]:
+        """Slot of a text position without a prefix, whether it is the first in it, and number of slots to read."""
+        return position, True, position + 1
 
     def buffers(self) -> list[Tensor]:
         return [*self.text.values(), *self.prefix.values(), *(coded.rows for coded in self.coded.values())]
@@ -323,7 +332,10 @@ class PositionalAttention(Attention):
         return self
 
     def native_layer(self, cache: PositionalCache) -> Layer | None:
-        """Its step by the library `ops.native`. TypeError: the library does not compute it."""
+        """Its step by the library `ops.native`; None, TypeError: the library does not compute it.
+
+        A subclass may compute something else: only the classes named here have one.
+        """
         return None
 
     @abstractmethod

@@ -43,6 +43,9 @@ class WindowCache(PositionalCache):
     def slots_up_to(self, length: int) -> int:
         return min(length, self.size)
 
+    def place(self, position: int) -> tuple[int, bool, int]:
+        return position % self.size, True, min(position + 1, self.size)
+
     def used_after(self, position: int | Tensor) -> int | Tensor:
         """Number of text slots in use after this position is written."""
         after = position + 1
@@ -187,6 +190,7 @@ class SlidingWindow(Windowed, MHA):
     """
 
     cache_type = WindowCache
+    native_layer = MHA.native_layer
 
     def __init__(
         self,

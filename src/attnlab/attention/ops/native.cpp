@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
+#include <vector>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -169,6 +170,13 @@ static void turn(int half, const float *x, const float *cos, const float *sin, f
     }
 }
 
+// Memory of a call for `size` floats.
+static float *space(size_t size) {
+    static thread_local std::vector<float> floats;
+    if (floats.size() < size) floats.resize(size);
+    return floats.data();
+}
+
 struct Weights {
     const void *values;
     const float *scales, *bias;
@@ -217,11 +225,11 @@ void rms_norm(int m, int d, const float *x, const float *w, float eps, float *y)
     }
 }
 
-// out (m, d) = z + W3 (silu(W1 n) * W2 n) with z = x + more and n the RMS norm of z. work: m (d + 2 f) floats.
+// out (m, d) = z + W3 (silu(W1 n) * W2 n) with z = x + more and n the RMS norm of z.
 void feed_forward(int m, int d, int f, int threads, const float *x, const float *more, const float *norm, float eps,
-                  const Weights *gate, const Weights *up, const Weights *down, float *out, float *work) {
+                  const Weights *gate, const Weights *up, const Weights *down, float *out) {
     const size_t size = (size_t)m * d, wide = (size_t)m * f;
-    float *normed = work, *inner = work + size, *factor = inner + wide;
+    float *normed = space(size + 2 * wide), *inner = normed + size, *factor = inner + wide;
     for (size_t p = 0; p < size; p++) out[p] = x[p] + more[p];
     rms_norm(m, d, out, norm, eps, normed);
     apply(m, f, d, threads, normed, *gate, inner);
@@ -232,11 +240,10 @@ void feed_forward(int m, int d, int f, int threads, const float *x, const float 
 }
 
 // x (rows, d) -> out (rows, d): store the key and value in `slot`, read the first `used` slots.
-// work: rows (heads (width + used) + 2 groups width) floats and as many as queries.
-void heads_step(const Heads *s, int threads, const float *x, int position, int slot, int used, float *out, float *work) {
+void heads_step(const Heads *s, int threads, const float *x, int position, int slot, int, int used, float *out) {
     const int wide = s->heads * s->width, narrow = s->groups * s->width, share = s->heads / s->groups, half = s->width / 2;
     const size_t buffer = (size_t)s->capacity * s->width;
-    float *q = work, *key = q + (size_t)s->rows * wide, *value = key + (size_t)s->rows * narrow;
+    float *q = space((size_t)s->rows * (2 * wide + 2 * narrow + s->heads * used)), *key = q + (size_t)s->rows * wide, *value = key + (size_t)s->rows * narrow;
     float *p = value + (size_t)s->rows * narrow, *read = p + (size_t)s->rows * s->heads * used;
     apply(s->rows, wide, s->d, threads, x, s->query, q);
     apply(s->rows, narrow, s->d, threads, x, s->key, key);
@@ -267,10 +274,9 @@ struct Factors {
 };
 
 // x (rows, d) -> out (rows, d): store the factors in `slot`, read the first `used`.
-// work: rows (ranks (heads + width) + heads (3 width + 2 used)) floats.
-void factors_step(const Factors *s, int threads, const float *x, int position, int slot, int used, float *out, float *work) {
+void factors_step(const Factors *s, int threads, const float *x, int position, int slot, int, int used, float *out) {
     const int H = s->heads, D = s->width, R = s->rank, ranks = s->q_rank + 2 * R, wide = ranks * (H + D);
-    float *all = work, *read = all + (size_t)s->rows * wide, *rest = read + (size_t)s->rows * H * D;
+    float *all = space((size_t)s->rows * (wide + H * (3 * D + 2 * used))), *read = all + (size_t)s->rows * wide, *rest = read + (size_t)s->rows * H * D;
     const float *cos = s->cos + (size_t)position * (D / 2), *sin = s->sin + (size_t)position * (D / 2);
     apply(s->rows, wide, s->d, threads, x, s->factors, all);
 #pragma omp parallel for num_threads(threads) if ((size_t)s->rows * R * D * used > 65536)
@@ -316,9 +322,10 @@ void factors_step(const Factors *s, int threads, const float *x, int position, i
 }
 
 // x (rows, d) -> out (rows, d): write slot `slot`, or with a gate merge into it unless `opens`, and read the first `used`.
-void latents_step(const Latents *s, int threads, const float *x, int position, int slot, int opens, int used, float *out, float *work) {
+void latents_step(const Latents *s, int threads, const float *x, int position, int slot, int opens, int used, float *out) {
     const int row = s->r + s->turned, half = s->turned / 2, head = s->width + s->turned, r = s->r;
-    float *q = work, *new_row = q + (size_t)s->rows * s->heads * head, *hidden = new_row + (size_t)s->rows * row;
+    float *q = space((size_t)s->rows * (s->heads * (head + row + used + r + s->width) + row + s->gate_width));
+    float *new_row = q + (size_t)s->rows * s->heads * head, *hidden = new_row + (size_t)s->rows * row;
     float *mapped = hidden + (size_t)s->rows * s->gate_width, *p = mapped + (size_t)s->rows * s->heads * row;
     float *read = p + (size_t)s->rows * s->heads * used, *values = read + (size_t)s->rows * s->heads * r;
     const float *cos = s->cos + (size_t)position * half, *sin = s->sin + (size_t)position * half;

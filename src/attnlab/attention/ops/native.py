@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from . import backends
 
 ROWS = 8  # torch's products of more rows are as fast
+NORMS: list[type] = [nn.Identity, nn.RMSNorm, nn.LayerNorm]
 NAME = "attnlab::native"  # of the calls in a profile
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 log = logging.getLogger(__name__)
@@ -84,53 +85,87 @@ def library() -> ctypes.CDLL | None:
                 made = Path(partial) / built.name
                 subprocess.run([compiler, *FLAGS, "-o", str(made), str(source)], **_QUIET)
                 made.replace(built)
-        loaded = ctypes.CDLL(str(built))
+        loaded = ctypes.CDLL(str(built.resolve()))
     except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", b"") or str(error).encode()
-        log.warning("%s cannot build %s: steps of decoding on a CPU take longer: %s", name, source, reason.decode())
+        printed: Any = getattr(error, "stderr", b"") or str(error).encode()
+        reason = printed.decode(errors="replace")
+        log.warning(
+            "%s cannot build %s: steps of decoding on a CPU take longer: %s",
+            name,
+            source,
+            reason.decode(errors="replace"),
+        )
         return None
     number: Any = _NUMBER
     pointer: Any = _POINTER
     real: Any = _REAL
     loaded.linear.argtypes = [number] * 4 + [pointer] * 3
     loaded.rms_norm.argtypes = [number] * 2 + [pointer] * 2 + [real, pointer]
-    loaded.feed_forward.argtypes = [number] * 4 + [pointer] * 3 + [real] + [pointer] * 5
-    for step in (loaded.heads_step, loaded.factors_step):
-        step.argtypes = [pointer, number, pointer] + [number] * 3 + [pointer] * 2
-    loaded.latents_step.argtypes = [pointer, number, pointer] + [number] * 4 + [pointer] * 2
+    loaded.feed_forward.argtypes = [number] * 4 + [pointer] * 3 + [real] + [pointer] * 4
+    for step in (loaded.heads_step, loaded.factors_step, loaded.latents_step):
+        step.argtypes = [pointer, number, pointer] + [number] * 4 + [pointer]
     return loaded
 
 
 def takes(x: Tensor) -> ctypes.CDLL | None:
     """The library if it computes with the rows x (..., d): few of float32, without gradients, autocast and tracing."""
-    few = 0 < x.numel() <= ROWS * x.shape[-1]
-    if not few or x.dtype is not torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled():
+    if torch.is_grad_enabled() or not _plain(x, torch.float32) or not 0 < x.numel() <= ROWS * x.shape[-1]:
         return None
-    if torch.is_autocast_enabled("cpu") or backends.step_preferred() or backends.captured():
+    if torch.is_autocast_enabled("cpu") or torch._C._is_tracing() or backends.step_preferred() or backends.captured():
         return None
     return library()
 
 
-def operand(module: nn.Module | None) -> Operand | None:
-    """The weights of a linear layer that the library multiplies; None: it does not."""
-    if isinstance(module, Int8Linear):
-        return module.codes, module.scales, module.bias
-    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+def _plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the memory of a tensor is its values."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.dtype is dtype and tensor.is_cpu and not tensor.is_neg()
+
+
+def _readable(tensor: Tensor | None, *shape: int, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the library can read a tensor, or None, where it is."""
+    return tensor is None or (_plain(tensor, dtype) and tensor.is_contiguous() and tensor.shape == shape)
+
+
+def _own(module: Any, kind: Any) -> bool:
+    """Whether a call of the module computes what the class says and nothing else."""
+    if type(module) is not kind or "forward" in vars(module) or nn.modules.module._has_any_global_hook():
+        return False
+    return not (module._forward_hooks or module._forward_pre_hooks)
+
+
+def operand(module: Any, n: int | None, k: int) -> Operand | None:
+    """The weights (n, k) of a linear layer that the library multiplies; None: it does not. n None: any number."""
+    coded = _own(module, Int8Linear)
+    if not coded and not _own(module, nn.Linear):
         return None
-    weight = module.weight
-    taken = type(weight) is nn.Parameter and weight.dtype is torch.float32 and weight.is_contiguous()
-    return (weight, None, module.bias) if taken else None
+    rows, dtype = module._parameters, torch.int8 if coded else torch.float32  # an attribute of a module takes longer
+    weight, scales, bias = module._buffers["codes"] if coded else rows["weight"], rows.get("scales"), rows["bias"]
+    n = len(weight) if n is None else n
+    taken = _readable(weight, n, k, dtype=dtype) and _readable(scales, n) and _readable(bias, n)
+    return (weight, scales, bias) if taken else None
+
+
+def norm_kind(norm: Any, width: int) -> int | None:
+    """The index in NORMS of a norm of the last axis; None: the library does not compute it."""
+    if type(norm) not in NORMS or not _own(norm, type(norm)):
+        return None
+    kind = NORMS.index(type(norm))
+    taken = (
+        not kind or norm.normalized_shape == (width,) and all(_readable(x, width) for x in norm._parameters.values())
+    )
+    return kind if taken else None
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`."""
     loaded = takes(x)
-    return module(x) if loaded is None or (read := operand(module)) is None else _linear(loaded, x, *read)
+    read = None if loaded is None else operand(module, None, x.shape[-1])
+    return module(x) if loaded is None or read is None else _linear(loaded, x, *read)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`F.linear(x, weight)`."""
-    loaded, taken = takes(x), weight.dtype is torch.float32 and weight.is_contiguous()
+    loaded, taken = takes(x), _readable(weight, len(weight), x.shape[-1])
     return F.linear(x, weight) if loaded is None or not taken else _linear(loaded, x, weight, None, None)
 
 
@@ -143,9 +178,9 @@ def _linear(loaded: ctypes.CDLL, x: Tensor, weight: Tensor, scales: Tensor | Non
     return out
 
 
-def normed(module: nn.Module, x: Tensor) -> Tensor:
+def normed(module: Any, x: Tensor) -> Tensor:
     """`module(x)`, which is a norm of the last axis."""
-    if type(module) is not nn.RMSNorm or (loaded := takes(x)) is None:
+    if (loaded := takes(x)) is None or norm_kind(module, x.shape[-1]) != 1:
         return module(x)
     x = x.contiguous()
     out, d = torch.empty_like(x), x.shape[-1]
@@ -153,26 +188,28 @@ def normed(module: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def feed_forward(x: Tensor, more: Tensor, norm: nn.Module, *layers: nn.Module | None) -> Tensor | None:
+def feed_forward(x: Tensor, more: Tensor, norm: Any, gate: Any, up: Any, down: Any) -> Tensor | None:
     """z + down(silu(gate(norm(z))) * up(norm(z))) with z = x + more; None: the library does not compute it.
 
     Args:
         x, more: (..., d).
-        layers: gate, up and down, without biases.
+        gate, up, down: linear layers without biases.
     """
-    if type(norm) is not nn.RMSNorm or (loaded := takes(x)) is None:
+    d, loaded = x.shape[-1], takes(x)
+    if loaded is None or not _plain(more, torch.float32) or more.shape != x.shape or norm_kind(norm, d) != 1:
+        return None
+    if (first := operand(gate, None, d)) is None:
+        return None
+    f = len(first[0])
+    read = [first, operand(up, f, d), operand(down, d, f)]
+    if any(one is None or one[2] is not None for one in read):
         return None
     x, more = x.contiguous(), more.contiguous()
-    read = [one for layer in layers if (one := operand(layer)) is not None and one[2] is None]
-    if len(read) < len(layers):
-        return None
-    (f, d), rows, out = read[0][0].shape, x.numel() // x.shape[-1], torch.empty_like(x)
-    weights = [byref(Weights(*map(_at, one))) for one in read]
-    work = x.new_empty(rows * (d + 2 * f))
+    out, weights = torch.empty_like(x), [byref(Weights(*map(_at, one or ()))) for one in read]
     with _noted():
         loaded.feed_forward(
-            rows, d, f, torch.get_num_threads(), x.data_ptr(), more.data_ptr(), _at(norm.weight), eps_of(norm),
-            *weights, out.data_ptr(), work.data_ptr(),
+            x.numel() // d, d, f, torch.get_num_threads(), x.data_ptr(), more.data_ptr(), _at(norm.weight),
+            eps_of(norm), *weights, out.data_ptr(),
         )  # fmt: skip
     return out
 
@@ -196,38 +233,51 @@ def _noted(operation: str = "products of few rows") -> AbstractContextManager[An
 class Layer:
     """A step of an attention layer by the library, which keeps pointers to its weights and to the buffers of a cache.
 
-    In-place changes of them take effect. `rows` is the number of rows of the cache.
-
     Args:
         function: of the library.
-        fields: the fields of its structure: numbers, tensors, and linear layers; None: it has no such part.
+        module: the attention layer.
+        fields: the fields of its structure: numbers, tensors, linear layers with n and k; None: no such part.
 
-    TypeError: the library does not multiply by one of the linear layers.
+    TypeError: the library does not compute with one of the tensors or linear layers.
     """
 
-    def __init__(self, function: str, **fields: Any) -> None:
+    def __init__(self, function: str, module: nn.Module, **fields: Any) -> None:
         self.function, self.kept = function, list[Tensor]()
         self.fields = LAYERS[function](**{name: self._field(value) for name, value in fields.items()})
+        self.parts = list(module._modules.items())
+        tables = [table for _, part in self.parts if part for table in (part._parameters, part._buffers)]
+        self.tensors = [(t, name, x, x.data_ptr()) for t in tables for name, x in t.items() if x is not None]
+        self.module = module
 
     def _field(self, value: Any) -> Any:
-        if isinstance(value, nn.Module):
-            if (read := operand(value)) is None:
-                raise TypeError(f"{value}: it is no linear layer in float32")
-            return Weights(*map(self._field, read))
-        if isinstance(value, Tensor):
-            self.kept.append(value.detach())  # the memory stays, whatever becomes of the parameter
-            if value.dtype not in (torch.float32, torch.int8) or not value.is_contiguous():
-                raise TypeError(f"a tensor of {value.dtype}: expected contiguous float32")
-            return value.data_ptr()
-        return value
+        if isinstance(value, tuple):
+            if (read := operand(*value)) is None:
+                raise TypeError(f"{value[0]}: it is no linear layer in float32")
+            return Weights(*map(self._pointer, read))
+        if isinstance(value, Tensor) and not _readable(value, *value.shape):
+            raise TypeError(f"a tensor of {value.dtype}: expected contiguous float32")
+        return self._pointer(value) if isinstance(value, Tensor) else value
 
-    def __call__(self, x: Tensor, work: int, *numbers: int) -> Tensor:
-        """x (B, 1, d) -> (B, 1, d); `work`: number of floats that the function needs; `numbers`: its arguments."""
-        x, loaded = x.contiguous(), library()
-        out, space = torch.empty_like(x), x.new_empty(work)
+    def _pointer(self, tensor: Tensor | None) -> int | None:
+        if tensor is not None:
+            self.kept.append(tensor.detach())  # the memory stays, whatever becomes of the parameter
+        return _at(tensor)
+
+    def stands(self) -> bool:
+        """Whether the layer has the same modules and memory, and no hooks. In-place changes of weights take effect."""
+        modules = self.module._modules
+        for name, part in self.parts:
+            if modules.get(name) is not part or part and (part._forward_hooks or part._forward_pre_hooks):
+                return False
+        return all(table.get(name) is x and x.data_ptr() == at for table, name, x, at in self.tensors)
+
+    def __call__(self, x: Tensor, *numbers: int) -> Tensor:
+        """x (B, 1, d) -> (B, 1, d); `numbers`: position, slot, whether it opens the slot, and slots to read."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
         with _noted("step"):
-            getattr(loaded, self.function)(
-                byref(self.fields), torch.get_num_threads(), x.data_ptr(), *numbers, out.data_ptr(), space.data_ptr()
+            getattr(library(), self.function)(
+                byref(self.fields), torch.get_num_threads(), x.data_ptr(), *numbers, out.data_ptr()
             )
         return out
 
@@ -256,10 +306,10 @@ class Int8Linear(nn.Linear):
         return self.codes * self.scales[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        loaded = takes(x)
-        if loaded is None:
+        loaded, read = takes(x), operand(self, None, x.shape[-1])
+        if loaded is None or read is None:
             return F.linear(x, self.weight.to(x.dtype), self.bias)
-        return _linear(loaded, x, self.codes, self.scales, self.bias)
+        return _linear(loaded, x, *read)
 
 
 def round_weights(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from ..bounds import PositiveFloat, Rank, Rate, Size
 from ..ops.backends import Backend, choose
 from ..ops.decode import share
 from ..ops.kernels import FACTOR_RANKS, FACTOR_WIDTH
-from ..ops.native import Layer, eps_of, linear
+from ..ops.native import Layer, eps_of, linear, norm_kind
 from ..ops.partial_softmax import Past, rebuilt_attention, tiled_attention
 from ..ops.rope import rotate
 from ..ops.sdpa import fold, unfold
@@ -242,10 +242,6 @@ class TPA(PositionalAttention):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, FactorCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
-        if cache.is_lean(x) and (layer := cache.layer(self, x)) is not None:
-            heads = self.num_heads * (3 * self.head_dim + 2 * (cache.length + 1))
-            work = len(x) * (self.factors.out_features + heads)
-            return layer(x, work, cache.length, cache.length, cache.length + 1)
         f = self.rotated_factors(cache.angles(start, start + new), *self.project(x))
         cache.write(cache.text, start, self._cached(f))
         if not cache.coded and self.step_backend(new, next(iter(cache.text.values()))) is Backend.TRITON:
@@ -262,11 +258,16 @@ class TPA(PositionalAttention):
         return self._finish(tiled_attention(q, packed, self.head_dim, self.scale, past))
 
     def native_layer(self, cache: PositionalCache) -> Layer | None:
-        if type(self) is not TPA or self.third_dim is not None or self.nonlinearity != "none":
+        if (
+            self.third_dim is not None
+            or self.nonlinearity != "none"
+            or norm_kind(self.norm, self.head_dim) in (2, None)
+        ):
             return None
         rows, _, _, capacity = cache.text["key_head"].shape
         return Layer(
-            "factors_step", factors=self.factors, out=self.out, cos=cache.cos, sin=cache.sin,
+            "factors_step", self, factors=(self.factors, self.ranks * (self.num_heads + self.head_dim), self.d_model),
+            out=(self.out, self.d_model, self.num_heads * self.head_dim), cos=cache.cos, sin=cache.sin,
             norm=getattr(self.norm, "weight", None), eps=eps_of(self.norm), **cache.text, rows=rows, d=self.d_model,
             heads=self.num_heads, width=self.head_dim, rank=self.rank, q_rank=self.q_rank, capacity=capacity,
             scale=self.scale,
