@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 #include <vector>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -33,6 +33,8 @@ INLINE V vector(const float *w) { return *(const V *)w; }
 INLINE V vector(const signed char *w) {
 #ifdef __AVX512F__
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)w)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)w)));
 #else
     V wide;
     for (int i = 0; i < WIDTH; i++) wide[i] = w[i];
@@ -74,19 +76,12 @@ void rows(int n, int k, int threads, const float *x, const T *w, const float *sc
     for (int j = blocks * R; j < n; j++) outputs<M, 1>(j, n, k, x, w, scales, b, y);
 }
 
-template <class T>
+template <int M = 8, class T>
 void product(int m, int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y) {
-    switch (m) {
-    case 1: return rows<1>(n, k, threads, x, w, scales, b, y);
-    case 2: return rows<2>(n, k, threads, x, w, scales, b, y);
-    case 3: return rows<3>(n, k, threads, x, w, scales, b, y);
-    case 4: return rows<4>(n, k, threads, x, w, scales, b, y);
-    case 5: return rows<5>(n, k, threads, x, w, scales, b, y);
-    case 6: return rows<6>(n, k, threads, x, w, scales, b, y);
-    case 7: return rows<7>(n, k, threads, x, w, scales, b, y);
-    }
-    rows<8>(n, k, threads, x, w, scales, b, y);
-    if (m > 8) product(m - 8, n, k, threads, x + 8 * (size_t)k, w, scales, b, y + 8 * (size_t)n);
+    if constexpr (M > 1)
+        if (m < M) return product<M - 1>(m, n, k, threads, x, w, scales, b, y);
+    rows<M>(n, k, threads, x, w, scales, b, y);
+    if (m > M) product(m - M, n, k, threads, x + M * (size_t)k, w, scales, b, y + M * (size_t)n);
 }
 
 // e^x to two units in the last place.

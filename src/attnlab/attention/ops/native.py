@@ -31,7 +31,9 @@ NAME = "attnlab::native"  # of the calls in a profile
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 log = logging.getLogger(__name__)
 Operand = tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales of int8, bias
-_NUMBER, _POINTER, _REAL = ctypes.c_int, ctypes.c_void_p, ctypes.c_float
+_NUMBER: Any = ctypes.c_int
+_POINTER: Any = ctypes.c_void_p
+_REAL: Any = ctypes.c_float
 _QUIET: dict[str, Any] = {"check": True, "capture_output": True}
 
 
@@ -42,7 +44,7 @@ class Weights(ctypes.Structure):
 
 
 def _structure(weights: str, pointers: str, numbers: str, reals: str) -> type[ctypes.Structure]:
-    kinds: tuple[tuple[Any, str], ...] = (Weights, weights), (_POINTER, pointers), (_NUMBER, numbers), (_REAL, reals)
+    kinds = (Weights, weights), (_POINTER, pointers), (_NUMBER, numbers), (_REAL, reals)
     fields = [(name, kind) for kind, names in kinds for name in names.split()]
     return type("Layer", (ctypes.Structure,), {"_fields_": fields})
 
@@ -96,14 +98,11 @@ def library() -> ctypes.CDLL | None:
             reason.decode(errors="replace"),
         )
         return None
-    number: Any = _NUMBER
-    pointer: Any = _POINTER
-    real: Any = _REAL
-    loaded.linear.argtypes = [number] * 4 + [pointer] * 3
-    loaded.rms_norm.argtypes = [number] * 2 + [pointer] * 2 + [real, pointer]
-    loaded.feed_forward.argtypes = [number] * 4 + [pointer] * 3 + [real] + [pointer] * 4
-    for step in (loaded.heads_step, loaded.factors_step, loaded.latents_step):
-        step.argtypes = [pointer, number, pointer] + [number] * 4 + [pointer]
+    loaded.linear.argtypes = [_NUMBER] * 4 + [_POINTER] * 3
+    loaded.rms_norm.argtypes = [_NUMBER] * 2 + [_POINTER] * 2 + [_REAL, _POINTER]
+    loaded.feed_forward.argtypes = [_NUMBER] * 4 + [_POINTER] * 3 + [_REAL] + [_POINTER] * 4
+    for name in LAYERS:
+        getattr(loaded, name).argtypes = [_POINTER, _NUMBER, _POINTER] + [_NUMBER] * 4 + [_POINTER]
     return loaded
 
 
@@ -242,7 +241,7 @@ class Layer:
     """
 
     def __init__(self, function: str, module: nn.Module, **fields: Any) -> None:
-        self.function, self.kept = function, list[Tensor]()
+        self.run, self.kept = getattr(library(), function), list[Tensor]()
         self.fields = LAYERS[function](**{name: self._field(value) for name, value in fields.items()})
         self.parts = list(module._modules.items())
         tables = [table for _, part in self.parts if part for table in (part._parameters, part._buffers)]
@@ -276,9 +275,7 @@ class Layer:
         x = x.contiguous()
         out = torch.empty_like(x)
         with _noted("step"):
-            getattr(library(), self.function)(
-                byref(self.fields), torch.get_num_threads(), x.data_ptr(), *numbers, out.data_ptr()
-            )
+            self.run(byref(self.fields), torch.get_num_threads(), x.data_ptr(), *numbers, out.data_ptr())
         return out
 
 
