@@ -147,12 +147,13 @@ class MHA(PositionalAttention):
         assert isinstance(cache, PositionalCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
         if self._is_lean(x, cache):
-            return self._lean_step(x, cache, cache.length, cache.length + 1)
+            return self._lean_step(x, cache)
         angles = cache.angles(start, start + new)
         q, entries = self._queries(x, angles), self._entries(x, angles)
-        cache.write(cache.text, start, entries)
+        slot, _, used = cache.place(start)
+        cache.write(cache.text, slot, entries)
         if new == 1 or isinstance(start, Tensor):
-            return self._step(q, cache, start + 1)
+            return self._step(q, cache, used)
         prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         past = []
         if start:
@@ -166,12 +167,9 @@ class MHA(PositionalAttention):
         ours = type(self)._queries is MHA._queries and type(self)._entries is MHA._entries
         return ours and self.turned in (0, self.head_dim) and cache.is_lean(x)
 
-    def _lean_step(self, x: Tensor, cache: PositionalCache, slot: int, used: int) -> Tensor:
-        """The fast CPU path of one position, (B, 1, d) -> (B, 1, d), which writes directly into the cache.
-
-        Its key and value are stored in text slot `slot`; the first `used` slots are read.
-        """
-        x = x[:, 0]
+    def _lean_step(self, x: Tensor, cache: PositionalCache) -> Tensor:
+        """The fast CPU path of one position, (B, 1, d) -> (B, 1, d), which writes directly into the cache."""
+        x, (slot, _, used) = x[:, 0], cache.place(cache.length)
         q, key, value = (linear(part, x).view(len(x), -1, self.head_dim) for part in (self.query, self.key, self.value))
         q, key = self.query_norm(q), self.key_norm(key)
         stored, values = (cache.text[name].select(2, slot - cache.sealed) for name in ("key", "value"))

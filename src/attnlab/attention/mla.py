@@ -48,9 +48,6 @@ class LatentCache(PositionalCache):
         self.up_value = up_value.detach().mT.to(dtype).contiguous()
         self._step: LatentStep | None = None
 
-    def __getstate__(self) -> dict[str, object]:
-        return super().__getstate__() | {"_step": None}  # its views refer to the buffers of this cache
-
     def step(self, attention: "MLA", x: Tensor) -> "LatentStep | None":
         """The fast CPU path for the step of x (B, n, d); None: use the generic path.
 
@@ -204,16 +201,17 @@ class MLA(PositionalAttention):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
+        slot, _, used = cache.place(start)
         if (step := cache.step(self, x)) is not None:
             turn = cache.turn(cache.length)
             latent, key = step.project(x, turn)
-            step.write(cache.length - cache.sealed, latent, key, turn)
-            return step.read(cache, cache.length + 1)
+            step.write(slot - cache.sealed, latent, key, turn)
+            return step.read(cache, used)
         angles = cache.angles(start, start + new)
         q, (latent, rotary) = self._queries(x, angles), self._latents(x, angles)
-        cache.write(cache.text, start, {"slots": torch.cat((latent, rotary), -1)})
+        cache.write(cache.text, slot, {"slots": torch.cat((latent, rotary), -1)})
         if new == 1 or isinstance(start, Tensor):
-            return self._step(q, cache, start + 1)
+            return self._step(q, cache, used)
         past = []
         if start:
             past.append(self._stored(cache.past(start)["slots"], q.dtype))

@@ -87,18 +87,11 @@ class MLAWindow(Windowed, MLA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentWindowCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
-        if not isinstance(start, Tensor) and start + new <= self.window:  # every position is still in the window
+        inside = not isinstance(start, Tensor) and start + new <= self.window  # every position is still in the window
+        if inside or new == 1 and not cache.coded:
             return super()._extend(x, cache)
-        if not cache.coded and (step := cache.step(self, x)) is not None:
-            turn = cache.turn(cache.length)
-            latent, key = step.project(x, turn)
-            step.write(cache.length % cache.size, latent, key, turn)
-            return step.read(cache, min(cache.length + 1, cache.size))
         angles = cache.angles(start, start + new)
         q, entries = self._queries(x, angles), self._entries(x, angles)
-        if new == 1 and not cache.coded:
-            cache.write(cache.text, start % cache.size, entries)
-            return self._step(q, cache, cache.used_after(start))
         slots = torch.cat((cache.before()["slots"].to(q.dtype), entries["slots"]), 1)
         past = None
         if size:

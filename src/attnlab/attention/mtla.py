@@ -50,7 +50,7 @@ class MTLACache(LatentCache):
     def prefix_used(self) -> int:
         return self.prefix_slots
 
-    def place(self, position: int) -> tuple[int, bool, int]:
+    def place(self, position: Any) -> tuple[Any, bool, Any]:
         slot, place = divmod(position, self.stride)
         return slot, place == 0, slot + 1
 

@@ -76,7 +76,7 @@ class PositionalCache(Cache):
         self._layer: tuple[dict[str, Tensor], Layer] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_layer": None}  # its pointers are those of the buffers of this cache
+        return vars(self) | {"_layer": None, "_step": None}  # which refer to the buffers of this cache
 
     def native(self, attention: Any, x: Tensor) -> Tensor | None:
         if self.prefix_size or self.coded or "native_layer" not in vars(type(attention)):
@@ -94,8 +94,11 @@ class PositionalCache(Cache):
             self._layer = self.text, layer
         return layer(x, self.length, *self.place(self.length))
 
-    def place(self, position: int) -> tuple[int, bool, int]:
-        """Slot of a text position without a prefix, whether it is the first in it, and number of slots to read."""
+    def place(self, position: Any) -> tuple[Any, bool, Any]:
+        """Slot of a text position without a prefix, whether it is the first in it, and number of slots to read.
+
+        Where positions are not merged, prefixes change none of these.
+        """
         return position, True, position + 1
 
     def buffers(self) -> list[Tensor]:

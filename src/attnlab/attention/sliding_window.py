@@ -43,13 +43,9 @@ class WindowCache(PositionalCache):
     def slots_up_to(self, length: int) -> int:
         return min(length, self.size)
 
-    def place(self, position: int) -> tuple[int, bool, int]:
-        return position % self.size, True, min(position + 1, self.size)
-
-    def used_after(self, position: int | Tensor) -> int | Tensor:
-        """Number of text slots in use after this position is written."""
-        after = position + 1
-        return after.clamp(max=self.size) if isinstance(after, Tensor) else min(after, self.size)
+    def place(self, position: Any) -> tuple[Any, bool, Any]:
+        slot, after = position % self.size, position + 1
+        return slot, True, after.clamp(max=self.size) if isinstance(after, Tensor) else min(after, self.size)
 
     def crop(self, length: int) -> None:
         self._check_crop(length)
@@ -231,13 +227,10 @@ class SlidingWindow(Windowed, MHA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, WindowCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
-        if self._is_lean(x, cache) and not cache.coded:
-            return self._lean_step(x, cache, cache.length % cache.size, min(cache.length + 1, cache.size))
+        if new == 1 and not cache.coded:
+            return super()._extend(x, cache)
         angles = cache.angles(start, start + new)
         q, entries = self._queries(x, angles), self._entries(x, angles)
-        if new == 1 and not cache.coded:
-            cache.write(cache.text, start % cache.size, entries)
-            return self._step(q, cache, cache.used_after(start))
         key, value = (torch.cat((old.to(q.dtype), entries[name]), 2) for name, old in cache.before().items())
         past = None
         if size:
