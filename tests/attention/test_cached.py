@@ -432,3 +432,11 @@ def walk_without_rows(attention: Attention, cache: Cache) -> None:
     cache.select(torch.zeros(0, dtype=torch.int64))
     cache.crop(cache.length)
     assert cache.nbytes == 0
+
+
+@torch.no_grad()
+def test_a_chunk_of_heads_two_wide() -> None:
+    attention, x = MHA(33, 6, 1, 2).eval(), torch.randn(1, 4, 33)
+    cache = attention.new_cache(1, 4)
+    steps = torch.cat([attention.extend(part, cache) for part in x.split([1, 3], 1)], 1)
+    assert error(steps, attention(x)) < 1e-5
