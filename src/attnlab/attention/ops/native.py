@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 from torch.nn import functional as F
 
-from . import backends
+from .backends import captured, note, step_preferred
 
 ROWS = 8  # torch's products of more rows are as fast
 NORMS: list[type] = [nn.Identity, nn.RMSNorm, nn.LayerNorm]
@@ -73,6 +73,8 @@ def library() -> ctypes.CDLL | None:
     """The compiled library; None: there is no compiler, or it fails."""
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     source, compiler = Path(__file__).with_suffix(".cpp"), shutil.which(name)
+    if not source.exists():  # an exported folder has Python alone
+        return None
     if compiler is None:
         log.warning("there is no %s: steps of decoding on a CPU take longer (variable CXX)", name)
         return None
@@ -91,12 +93,7 @@ def library() -> ctypes.CDLL | None:
     except (OSError, subprocess.CalledProcessError) as error:
         printed: Any = getattr(error, "stderr", b"") or str(error).encode()
         reason = printed.decode(errors="replace")
-        log.warning(
-            "%s cannot build %s: steps of decoding on a CPU take longer: %s",
-            name,
-            source,
-            reason.decode(errors="replace"),
-        )
+        log.warning("%s cannot build %s: steps of decoding on a CPU take longer: %s", name, source, reason)
         return None
     loaded.linear.argtypes = [_NUMBER] * 4 + [_POINTER] * 3
     loaded.rms_norm.argtypes = [_NUMBER] * 2 + [_POINTER] * 2 + [_REAL, _POINTER]
@@ -110,7 +107,7 @@ def takes(x: Tensor) -> ctypes.CDLL | None:
     """The library if it computes with the rows x (..., d): few of float32, without gradients, autocast and tracing."""
     if torch.is_grad_enabled() or not _plain(x, torch.float32) or not 0 < x.numel() <= ROWS * x.shape[-1]:
         return None
-    if torch.is_autocast_enabled("cpu") or torch._C._is_tracing() or backends.step_preferred() or backends.captured():
+    if torch.is_autocast_enabled("cpu") or torch._C._is_tracing() or step_preferred() or captured():
         return None
     return library()
 
@@ -225,7 +222,7 @@ def eps_of(norm: nn.Module) -> float:
 
 def _noted(operation: str = "products of few rows") -> AbstractContextManager[Any]:
     """Record the choice, and the call if a profiler runs."""
-    backends.note(operation, "NATIVE")
+    note(operation, "NATIVE")
     return record_function(NAME) if torch.autograd._profiler_enabled() else nullcontext()
 
 
