@@ -29,7 +29,7 @@ from attnlab.run.record import EXPECTED
 
 FOLDER = Path(__file__).parents[1] / "reference" / "generated"
 CONTEXTS = (64, 1024, 8192)  # positions of the cost tables
-EXAMPLE = CONF.parent / "experiments/demo/mtla_9epochs_xeon.json"
+EXAMPLE = CONF.parent / "experiments/demo/mtla_14epochs_epyc.json"
 GLOBAL = ("recipe", "experiment", "scale", "debug")  # groups whose files set keys from the root
 OTHER_PAGES = ("attention", "compress", "convert")  # groups with a page for each option
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|[A-Z]\w*Error(, [A-Z]\w*Error)*):")
