@@ -59,7 +59,7 @@ def test_a_mechanism_that_cannot_decode_is_refused_before_it_is_trained(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg, record = start()
-    monkeypatch.setattr(MTLA, "_extend", lambda self, x, cache: x)
+    monkeypatch.setattr(MTLA, "extend", lambda self, x, cache: x)
     with pytest.raises(ConfigError, match="attention: MTLA: extend"):
         train.run(cfg, record, tmp_path)
     assert not list(tmp_path.glob("c*"))  # neither curves nor checkpoints

@@ -105,9 +105,11 @@ def library() -> ctypes.CDLL | None:
 
 def takes(x: Tensor) -> ctypes.CDLL | None:
     """The library if it computes with the rows x (..., d): few of float32, without gradients, autocast and tracing."""
-    if torch.is_grad_enabled() or not _plain(x, torch.float32) or not 0 < x.numel() <= ROWS * x.shape[-1]:
+    if captured() or torch.is_grad_enabled() or not _plain(x, torch.float32):
         return None
-    if torch.is_autocast_enabled("cpu") or torch._C._is_tracing() or step_preferred() or captured():
+    if not 0 < x.numel() <= ROWS * x.shape[-1] or torch.is_autocast_enabled("cpu"):
+        return None
+    if torch._C._is_tracing() or step_preferred():
         return None
     return library()
 

@@ -43,7 +43,7 @@ class Training(AttentionWorkload):
         self.attention(self.x, self.prefix).backward(self.grad)
 
     def quadratic_bytes(self) -> int | None:
-        estimate = getattr(self.attentions[0], "quadratic_bytes", None)
+        estimate = getattr(next(iter(self.attentions), None), "quadratic_bytes", None)
         if estimate is None:
             return None
         count: int = estimate(self.shape.batch, self.shape.text, self.shape.prefix, len(self.attentions))
