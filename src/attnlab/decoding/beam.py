@@ -345,7 +345,7 @@ class BeamSearch:
 class History:
     """Hypotheses as a tree: the tokens of each step, and the rows that they continue.
 
-    `shared`, (N, beam, beam): number of first positions, with <s>, that two hypotheses of a sentence share.
+    `shared`, (N, beam, beam): number of first positions, with <s>, that two hypotheses of a sentence share; on a CPU.
     """
 
     def __init__(self, sentences: int, beam: int, steps: int, device: torch.device) -> None:
@@ -357,9 +357,10 @@ class History:
         """Store a step of the given sentences (A,): the continued rows and their new tokens, (A, beam)."""
         self.parents[step, sentences], self.tokens[step, sentences] = parents, tokens
         self.steps = step + 1
-        one, other = parents.unsqueeze(2), parents.unsqueeze(1)
-        shared = self.shared[sentences[:, None, None], one, other]
-        self.shared[sentences] = torch.where(one == other, self.steps, shared)
+        if parents.is_cpu:
+            one, other = parents.unsqueeze(2), parents.unsqueeze(1)
+            shared = self.shared[sentences[:, None, None], one, other]
+            self.shared[sentences] = torch.where(one == other, self.steps, shared)
 
     def texts(self, sizes: Tensor, rows: Tensor) -> Tensor:
         """Texts (N, k, steps) in `rows` (N, k), of which the first `sizes` (N, k) tokens are valid."""
