@@ -60,7 +60,8 @@ def attend(capability: int, dtype: torch.dtype, lines: int, content: int, rest: 
         "COUNTED": not masked, "MASKED": masked, "SHARED": shared,
         "CONTENT": content, "REST": rest, "VALUE": content,
         "CONTENT_BLOCK": padded[0], "REST_BLOCK": padded[1], "VALUE_BLOCK": padded[2],
-        "LINES": blocks.lines, "SLOTS": blocks.slots, "PRECISION": "ieee", "WIDE": False,
+        "LINES": blocks.lines, "SLOTS": blocks.slots, "PRECISION": "ieee", "WIDE": False, "BITS": 0,
+        "KEY_GROUP": 1, "KEY_BYTES": 1, "VALUE_GROUP": 1, "VALUE_BYTES": 1,
     }  # fmt: skip
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     return shared_memory(latent_kernel.attend, types, constants, capability, **options)
