@@ -325,7 +325,7 @@ def _of_heads(past: list[Past], heads: slice) -> list[Past]:
 
 def _groups(q: Tensor, size: int | None = None) -> list[slice]:
     """Heads whose keys and values are computed at a time. On CUDA all, because a kernel draws dropout for all heads."""
-    heads, size = q.shape[2], size or min(2, torch.get_num_threads())
+    heads, size = q.shape[2], size or (1 if torch.compiler.is_compiling() else min(2, torch.get_num_threads()))
     count = 1 if q.is_cuda else -(-heads // size)
     bounds = [heads * i // count for i in range(count + 1)]
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]

@@ -102,8 +102,8 @@ def table_of(frequencies: Tensor, length: int, dtype: torch.dtype) -> tuple[Tens
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the last 2 P columns of x (..., D) by cos, sin (..., P), which broadcast, in their precision."""
     width = x.shape[-1] - 2 * cos.shape[-1]
-    fits = x.dim() == 4 and torch.broadcast_shapes(x.shape[:3], cos.shape[:-1]) == x.shape[:3]
-    if fits and cos.shape[-1] and not cos.requires_grad and kernels_run(x):
+    fused = kernels_run(x) and x.dim() == 4 and cos.shape[-1] > 0 and not cos.requires_grad
+    if fused and torch.broadcast_shapes(x.shape[:3], cos.shape[:-1]) == x.shape[:3]:
         return _Rotated.apply(x, cos.expand(*x.shape[:3], -1), sin.expand(*x.shape[:3], -1))
     rest, x = x.tensor_split([width], -1)
     u, v = x.chunk(2, dim=-1)
