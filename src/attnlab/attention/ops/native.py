@@ -262,7 +262,7 @@ class Layer:
         return _at(tensor)
 
     def stands(self) -> bool:
-        """Whether the layer has the same modules and memory, and no hooks. In-place changes of weights take effect."""
+        """Whether the module has the same parts in the same memory, and no hooks. Weights may change in place."""
         modules = self.module._modules
         for name, part in self.parts:
             if modules.get(name) is not part or part and (part._forward_hooks or part._forward_pre_hooks):
