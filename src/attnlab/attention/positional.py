@@ -79,9 +79,9 @@ class PositionalCache(Cache):
         return vars(self) | {"_layer": None, "_step": None}  # which refer to the buffers of this cache
 
     def native(self, attention: Any, x: Tensor) -> Tensor | None:
-        if self.prefix_size or self.coded or "native_layer" not in vars(type(attention)):
+        if takes(x) is None or self.prefix_size or self.coded:  # first: compiled code must not ask for the prefix
             return None
-        if not self.is_lean(x) or takes(x) is None:
+        if "native_layer" not in vars(type(attention)) or not self.is_lean(x):
             return None
         layer = self._layer[1] if self._layer is not None and self._layer[0] is self.text else None
         if layer is None or not layer.stands():
