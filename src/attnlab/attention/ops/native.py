@@ -163,8 +163,9 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """`F.linear(x, weight)`."""
-    loaded, taken = takes(x), _readable(weight, len(weight), x.shape[-1])
-    return F.linear(x, weight) if loaded is None or not taken else _linear(loaded, x, weight, None, None)
+    if (loaded := takes(x)) is None or not _readable(weight, len(weight), x.shape[-1]):
+        return F.linear(x, weight)
+    return _linear(loaded, x, weight, None, None)
 
 
 def _linear(loaded: ctypes.CDLL, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -302,8 +303,7 @@ class Int8Linear(nn.Linear):
         return self.codes * self.scales[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
-        loaded, read = takes(x), operand(self, None, x.shape[-1])
-        if loaded is None or read is None:
+        if (loaded := takes(x)) is None or (read := operand(self, None, x.shape[-1])) is None:
             return F.linear(x, self.weight.to(x.dtype), self.bias)
         return _linear(loaded, x, *read)
 
