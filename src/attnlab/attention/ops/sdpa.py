@@ -144,19 +144,23 @@ class Kernel(NamedTuple):
                 columns = slice(start, min(start + KEYS, some))
                 first_hidden = max(every, start)
                 sizes = rows.stop - rows.start, columns.stop - columns.start
-                p, ds = (t[: math.prod(sizes)].view(sizes) for t in tiles)
-                for row, head in product(range(q.shape[0]), range(q.shape[2])):
-                    at, to = (row, rows, head), (row, columns, head)
+                texts = max(1, min(QUERIES * KEYS // math.prod(sizes), q.shape[0]))  # short ones in one product
+                add_product = torch.Tensor.addmm_ if texts == 1 else torch.Tensor.baddbmm_
+                for text, head in product(range(0, q.shape[0], texts), range(q.shape[2])):
+                    some_texts = text if texts == 1 else slice(text, text + texts)
+                    at, to = (some_texts, rows, head), (some_texts, columns, head)
                     query, g = q[at] * self.scale, grad[at]
-                    torch.mm(query, key[to].mT, out=p).sub_(row_lse[at]).exp_()
+                    shape = *g.shape[:-1], sizes[1]
+                    p, ds = (t[: math.prod(shape)].view(shape) for t in tiles)
+                    torch.matmul(query, key[to].mT, out=p).sub_(row_lse[at]).exp_()
                     if first_hidden < columns.stop:
-                        p[:, first_hidden - start :].masked_fill_(
+                        p[..., first_hidden - start :].masked_fill_(
                             hidden[:, first_hidden - every : columns.stop - every], 0.0
                         )
-                    torch.mm(g, value[to].mT, out=ds).sub_(row_dot[at]).mul_(p)
-                    d_value[to].addmm_(p.mT, g)
-                    d_key[to].addmm_(ds.mT, query)
-                    dq[at].addmm_(ds, key[to], alpha=self.scale)
+                    torch.matmul(g, value[to].mT, out=ds).sub_(row_dot[at]).mul_(p)
+                    add_product(d_value[to], p.mT, g)
+                    add_product(d_key[to], ds.mT, query)
+                    add_product(dq[at], ds, key[to], alpha=self.scale)
 
     def value_width(self, width: int, mask: Tensor | None = None) -> int:
         """Width of values in the kernel of a part with this mask: `width` (D) in flash kernels, else Dv."""
