@@ -22,6 +22,7 @@ from .pattern import MergedPattern, SavedForBackward
 from .pattern import Past as Past  # part of this module's interface
 from .sdpa import Kernel, additive, wide
 
+SMALL = 2**18  # numbers for which a CPU builds the keys and values of all heads at once
 REBUILT_HEADS = 17  # heads that backward builds at a time on a CPU, at most
 
 
@@ -215,7 +216,7 @@ class _Expanded(torch.autograd.Function):
                 grad[:, :, heads], q[:, :, heads], _expanded(latent, rotary, up[heads]), _of_heads(past, heads),
                 out[:, :, heads], state.heads(heads), dq[:, :, heads],
             )  # fmt: skip
-            if q.is_cuda:  # all heads: two products
+            if _at_once(q):  # all heads: two products
                 flat, joined = dpacked.flatten(2).flatten(0, 1), torch.cat((latent, rotary), -1)
                 djoined = (flat @ _joined(up, rotary)).view_as(joined)
                 dlatent, drotary = djoined.split([up.shape[-1], rotary.shape[-1]], -1)
@@ -297,7 +298,7 @@ def _expanded(latent: Tensor, rotary: Tensor, up: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return expand(latent, rotary, up)
     heads, both, _ = up.shape
-    if latent.is_cuda:
+    if latent.is_cuda or latent.numel() * heads <= SMALL:
         return F.linear(torch.cat((latent, rotary), -1), _joined(up, rotary)).unflatten(-1, (heads, -1))
     packed = latent.new_empty(*latent.shape[:2], heads, both + rotary.shape[-1])
     packed[..., both:] = rotary.unsqueeze(2)
@@ -323,10 +324,15 @@ def _of_heads(past: list[Past], heads: slice) -> list[Past]:
     return [Past(p.packed[:, :, heads], p.mask) for p in past]
 
 
+def _at_once(q: Tensor) -> bool:
+    """Whether the keys and values of all heads are computed together: on a GPU, or for few short texts."""
+    return q.is_cuda or q.numel() <= SMALL and not torch.compiler.is_compiling()
+
+
 def _groups(q: Tensor, size: int | None = None) -> list[slice]:
     """Heads whose keys and values are computed at a time. On CUDA all, because a kernel draws dropout for all heads."""
     heads, size = q.shape[2], size or (1 if torch.compiler.is_compiling() else min(2, torch.get_num_threads()))
-    count = 1 if q.is_cuda else -(-heads // size)
+    count = 1 if _at_once(q) else -(-heads // size)
     bounds = [heads * i // count for i in range(count + 1)]
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
 
