@@ -42,6 +42,17 @@ INLINE V vector(const signed char *w) {
 #endif
 }
 
+#ifdef __AVX512F__
+// The sums of four vectors, by adding halves of two at a time.
+INLINE __m128 totals(V a, V b, V c, V d) {
+    const __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 second = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm256_castsi256_ps(_mm512_extracti64x4_epi64(_mm512_castps_si512(all), 1)));
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+#endif
+
 // Outputs j ... j + R - 1 of M rows: y (M, n) = x (M, k) w^T + b, with w (n, k) in float32, or int8 and scales (n).
 template <int M, int R, class T>
 INLINE void outputs(int j, int n, int k, const float *x, const T *w, const float *scales, const float *b, float *y) {
@@ -59,6 +70,18 @@ INLINE void outputs(int j, int n, int k, const float *x, const T *w, const float
             for (int r = 0; r < R; r++) sums[r][i] += part[r] * column;
         }
     }
+#ifdef __AVX512F__
+    if constexpr (R == 4)
+        if (p == k) {
+            for (int i = 0; i < M; i++) {
+                __m128 four = totals(sums[0][i], sums[1][i], sums[2][i], sums[3][i]);
+                if (scales) four *= _mm_loadu_ps(scales + j);
+                if (b) four += _mm_loadu_ps(b + j);
+                _mm_storeu_ps(y + (size_t)i * n + j, four);
+            }
+            return;
+        }
+#endif
     for (int r = 0; r < R; r++)
         for (int i = 0; i < M; i++) {
             float sum = total(sums[r][i]);
@@ -164,6 +187,9 @@ static void turn(int half, const float *x, const float *cos, const float *sin, f
         out[c + half] = (v * cos[c] + u * sin[c]) * by;
     }
 }
+
+// Parts of the heads of a row, so that all threads have work.
+static int parts_of(int rows, int heads, int threads) { return rows % threads == 0 ? 1 : threads < heads ? threads : heads; }
 
 // Memory of a call for `size` floats.
 static float *space(size_t size) {
@@ -274,10 +300,8 @@ void factors_step(const Factors *s, int threads, const float *x, int position, i
     float *all = space((size_t)s->rows * (wide + H * (3 * D + 2 * used))), *read = all + (size_t)s->rows * wide, *rest = read + (size_t)s->rows * H * D;
     const float *cos = s->cos + (size_t)position * (D / 2), *sin = s->sin + (size_t)position * (D / 2);
     apply(s->rows, wide, s->d, threads, x, s->factors, all);
-#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * R * D * used > 65536)
     for (int b = 0; b < s->rows; b++) {
-        float *head = all + (size_t)b * wide, *token = head + ranks * H, *out_b = read + (size_t)b * H * D;
-        float *q = rest + (size_t)b * H * (2 * D + 2 * used), *part = q + H * D, *p = part + H * D, *more = p + (size_t)H * used;
+        float *head = all + (size_t)b * wide, *token = head + ranks * H, *q = rest + (size_t)b * H * D;
         for (int r = 0; r < s->q_rank + R; r++) turn(D / 2, token + r * D, cos, sin, 1, token + r * D);
         for (int h = 0; h < H; h++)
             for (int c = 0; c < D; c++) {
@@ -292,26 +316,34 @@ void factors_step(const Factors *s, int threads, const float *x, int position, i
             float *to = (r < R ? s->key_token : s->value_token) + (at * s->capacity + slot) * D;
             memcpy(to, token + (s->q_rank + r) * D, sizeof(float) * D);
         }
+    }
+    const int parts = parts_of(s->rows, H, threads);
+#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * R * D * used > 65536)
+    for (int i = 0; i < s->rows * parts; i++) {
+        const int b = i / parts, first = H * (i % parts) / parts, n = H * (i % parts + 1) / parts - first;
+        const size_t from = (size_t)b * H + first;
+        float *q = rest + from * D, *part = rest + ((size_t)s->rows * H + from) * D, *out_b = read + from * D;
+        float *p = rest + (size_t)s->rows * H * 2 * D + from * 2 * used, *more = p + (size_t)n * used;
         for (int r = 0; r < R; r++) {
             const size_t at = (size_t)b * R + r;
-            product(H, used, D, 1, q, s->key_token + at * s->capacity * D, nullptr, nullptr, more);
-            for (int h = 0; h < H; h++) {
-                const float *by = s->key_head + (at * H + h) * s->capacity, *in = more + (size_t)h * used;
+            product(n, used, D, 1, q, s->key_token + at * s->capacity * D, nullptr, nullptr, more);
+            for (int h = 0; h < n; h++) {
+                const float *by = s->key_head + (at * H + first + h) * s->capacity, *in = more + (size_t)h * used;
                 float *sum = p + (size_t)h * used;
                 for (int t = 0; t < used; t++) sum[t] = (r ? sum[t] : 0) + in[t] * by[t];
             }
         }
-        softmax(H, used, s->scale, p);
+        softmax(n, used, s->scale, p);
         for (int r = 0; r < R; r++) {
             const size_t at = (size_t)b * R + r;
-            for (int h = 0; h < H; h++) {
-                const float *by = s->value_head + (at * H + h) * s->capacity;
+            for (int h = 0; h < n; h++) {
+                const float *by = s->value_head + (at * H + first + h) * s->capacity;
                 for (int t = 0; t < used; t++) more[(size_t)h * used + t] = p[(size_t)h * used + t] * by[t] / R;
             }
-            mixed(H, used, D, more, used, s->value_token + at * s->capacity * D, D, r ? part : out_b, D);
-            for (int c = 0; r && c < H * D; c++) out_b[c] += part[c];
+            mixed(n, used, D, more, used, s->value_token + at * s->capacity * D, D, r ? part : out_b, D);
+            for (int c = 0; r && c < n * D; c++) out_b[c] += part[c];
         }
-        if (s->norm) rms_norm(H, D, out_b, s->norm, s->eps, out_b);
+        if (s->norm) rms_norm(n, D, out_b, s->norm, s->eps, out_b);
     }
     apply(s->rows, s->d, H * D, threads, read, s->out, out);
 }
@@ -339,11 +371,8 @@ void latents_step(const Latents *s, int threads, const float *x, int position, i
             if (s->norm_bias) latent[c] += s->norm_bias[c];
         }
     }
-#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * row * used > 65536)
     for (int b = 0; b < s->rows; b++) {
-        float *slots = s->slots + (size_t)b * s->capacity * row, *to = slots + (size_t)slot * row, *latent = new_row + (size_t)b * row;
-        float by = 1, *queries = q + (size_t)b * s->heads * head, *own = mapped + (size_t)b * s->heads * row;
-        float *weights = p + (size_t)b * s->heads * used, *latents = read + (size_t)b * s->heads * r;
+        float *to = s->slots + ((size_t)b * s->capacity + slot) * row, *latent = new_row + (size_t)b * row, by = 1;
         if (s->gate_width) {
             float *gate = hidden + (size_t)b * s->gate_width, sum = 0;
             apply(1, s->gate_width, r, 1, latent, s->gate, gate);
@@ -352,14 +381,26 @@ void latents_step(const Latents *s, int threads, const float *x, int position, i
         }
         for (int c = 0; c < r; c++) to[c] = (opens ? 0 : to[c]) + latent[c] * by;
         if (half) turn(half, latent + r, cos, sin, 1, to + r);
-        for (int h = 0; h < s->heads; h++) {
-            mixed(1, s->width, r, queries + h * head, 0, s->up_key + (size_t)h * s->width * r, r, own + h * row, 0);
-            if (half) turn(half, queries + h * head + s->width, cos, sin, s->scale, own + h * row + r);
+    }
+    const int H = s->heads, parts = parts_of(s->rows, H, threads);
+#pragma omp parallel num_threads(threads) if ((size_t)H * r * (s->width + s->rows * used) > 65536)
+    {
+#pragma omp for
+        for (int h = 0; h < H; h++) {
+            mixed(s->rows, s->width, r, q + h * head, H * head, s->up_key + (size_t)h * s->width * r, r, mapped + h * row, H * row);
+            for (int b = 0; half && b < s->rows; b++)
+                turn(half, q + ((size_t)b * H + h) * head + s->width, cos, sin, s->scale, mapped + ((size_t)b * H + h) * row + r);
         }
-        attention(s->heads, used, row, r, row, 1, own, slots, slots, weights, latents);
-        for (int h = 0; h < s->heads; h++)
-            mixed(1, r, s->width, latents + (size_t)h * r, 0, s->up_value + (size_t)h * r * s->width, s->width,
-                  values + ((size_t)b * s->heads + h) * s->width, 0);
+#pragma omp for
+        for (int i = 0; i < s->rows * parts; i++) {
+            const int b = i / parts, first = H * (i % parts) / parts, last = H * (i % parts + 1) / parts;
+            const float *slots = s->slots + (size_t)b * s->capacity * row;
+            const size_t at = (size_t)b * H + first;
+            attention(last - first, used, row, r, row, 1, mapped + at * row, slots, slots, p + at * used, read + at * r);
+        }
+#pragma omp for
+        for (int h = 0; h < H; h++)
+            mixed(s->rows, r, s->width, read + h * r, H * r, s->up_value + (size_t)h * r * s->width, s->width, values + h * s->width, H * s->width);
     }
     apply(s->rows, s->d, s->heads * s->width, threads, values, s->out, out);
 }
