@@ -18,6 +18,23 @@ TITLES = {
     "model": "A training step, forward and backward, ms",
 }
 
+D, HEADS, HEAD, LAYERS, INNER, VOCABULARY, LATENT, ROTARY = 384, 6, 64, 6, 580, 8192, 256, 32
+
+
+def products(variant: str, positions: int) -> float:
+    """Multiply-adds of a training step for each position of a text, of MHA, MLA and MTLA.
+
+    A linear layer has three products, and that of a latent a fourth, because backward builds keys and values again. A
+    pair of a query and a key has two products forward and five backward, because logits are not stored.
+    """
+    name, _, stride = variant.partition(".stride=")
+    linear, key, value = 4 * D * D, HEAD, HEAD
+    if name in ("mla", "mtla"):
+        key, up = HEAD + ROTARY, LATENT * 2 * D
+        linear = D * HEADS * key + D * (LATENT + ROTARY) + up + D * D + up / 3
+    pairs = positions / 2 / int(stride or 1) * HEADS * (4 * key + 3 * value)
+    return 3 * (LAYERS * (linear + 3 * D * INNER) + VOCABULARY * D) + LAYERS * pairs
+
 
 def lines() -> list[dict[str, Any]]:
     """A line for each variant of each measurement; times in milliseconds, of a step if it is decoding."""
@@ -32,6 +49,8 @@ def lines() -> list[dict[str, Any]]:
             for name, values in row["variants"].items():
                 times = {key: 1e3 * values["seconds"][key] / calls for key in ("median", "min", "max")}
                 line = {"What": row["what"], "Shape": shape, "Variant": name, "ms": times["median"]}
+                if row["what"] == "model" and name.partition(".")[0] in ("mha", "mla", "mtla"):
+                    line["by count"] = products(name, row["text"]) / products("mha", row["text"])
                 lines.append(
                     line | {"least": times["min"], "most": times["max"], "times read": values.get("times_read")}
                 )
@@ -46,7 +65,7 @@ def table() -> pd.DataFrame:
     best = {key: peers.get(key, rows.loc[rows["Variant"] == "mha", "ms"].min()) for key, rows in shapes}
     over = [line.ms / best[line.What, line.Shape] for line in data.itertuples()]
     return data.assign(**{"of the peer": over}).round(
-        {"ms": 3, "least": 3, "most": 3, "times read": 2, "of the peer": 2}
+        {"ms": 3, "least": 3, "most": 3, "times read": 2, "of the peer": 2, "by count": 2}
     )
 
 
