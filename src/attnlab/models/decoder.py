@@ -122,7 +122,7 @@ class PostNormBlock(nn.Module):
 
     def feed(self, x: Tensor) -> Tensor:
         """drop(W2 drop(relu(W1 x))), (B, T, d) -> (B, T, d)."""
-        return self.dropout(self.down(self.activation_dropout(F.relu(self.up(x)))))
+        return self.dropout(linear(self.down, self.activation_dropout(F.relu(linear(self.up, x)))))
 
 
 class Decoder(LanguageModel):

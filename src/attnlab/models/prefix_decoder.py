@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnlab.attention import Attention, Cache
+from attnlab.attention.ops.native import product
 from attnlab.config.bounds import Layers, Rate, Size
 from attnlab.models.decoder import PostNormBlock
 from attnlab.models.language_model import Layered, linear_weights
@@ -122,7 +122,7 @@ class TextDecoder(Layered):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., d) -> (..., V)."""
         matrix = self.embedding if self.unembedding is None else self.unembedding
-        return F.linear(self.norm(hidden), matrix.weight)
+        return product(self.norm(hidden), matrix.weight)
 
 
 class PrefixDecoder(TextDecoder):
