@@ -62,6 +62,32 @@ def test_steps_equal_those_of_torch(name: str, rows: int) -> None:
             next(p for p in attention.parameters() if p.dim() > 1).mul_(1.1)  # weights that change in place
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [None, (7, 2), (1, 7)])
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("name", MADE)
+def test_steps_after_prefixes_equal_those_of_torch(name: str, beam: int, lengths: tuple[int, int] | None) -> None:
+    torch.manual_seed(0)
+    attention = MADE[name]().eval()
+    few, plain = (attention.new_cache(2 * beam, 8, 7, prefix_batch=2) for _ in range(2))
+    prefix = torch.randn(2, 7, attention.d_model)
+    for cache in (few, plain):
+        attention.read_prefix(prefix, None if lengths is None else torch.tensor(lengths), cache)
+    for t in range(8):
+        x = torch.randn(2 * beam, 1, attention.d_model)
+        with noting() as pairs:
+            step = attention.extend(x, few)
+        with prefer(Backend.PLAIN):
+            assert error(step, attention.extend(x, plain)) < 1e-5
+        assert "NATIVE" in used(pairs)["step"]
+        rows = torch.randint(beam, (2, beam)) + torch.tensor([[0], [beam]])
+        few.reorder(rows.flatten())
+        plain.reorder(rows.flatten())
+        if t == 5:  # the second sentence is finished
+            few.select(torch.tensor([0, 0]))
+            plain.select(torch.tensor([0, 0]))
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_layer_computes_with_what_it_has(change: str) -> None:
     torch.manual_seed(0)

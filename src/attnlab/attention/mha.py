@@ -192,6 +192,7 @@ class MHA(PositionalAttention):
         return Layer(
             "heads_step", self, query=(self.query, wide, d), key=(self.key, narrow, d), value=(self.value, narrow, d),
             out=(self.out, d, wide), cos=tables[0], sin=tables[1], keys=keys, values=cache.text["value"],
+            prefix_keys=cache.prefix["key"], prefix_values=cache.prefix["value"], **cache.native_prefix(),
             rows=len(keys), d=d, heads=self.num_heads, groups=self.num_kv_heads, width=self.head_dim,
             capacity=keys.shape[2], scale=self.scale,
         )  # fmt: skip

@@ -229,7 +229,8 @@ class MLA(PositionalAttention):
         return Layer(
             "latents_step", self, query=(self.query, heads * wide, d), down=(self.down, r + self.rope_dim, d),
             out=(self.out, d, heads * self.head_dim), cos=cache.cos, sin=cache.sin, norm=weight, norm_bias=bias,
-            up_key=cache.up_key, up_value=cache.up_value, slots=slots, rows=len(slots), d=d, heads=heads,
+            up_key=cache.up_key, up_value=cache.up_value, slots=slots, prefix_slots=cache.prefix["slots"],
+            **cache.native_prefix(), rows=len(slots), d=d, heads=heads,
             width=self.head_dim, r=r, turned=self.rope_dim, capacity=slots.shape[1], norm_kind=kind, scale=self.scale,
             eps=eps_of(self.norm), **gate,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import Attention, Cache, length_mask, rows_of, rows_per_prefix
 from .ops.backends import transformed
-from .ops.native import Layer, takes
+from .ops.native import Layer, Prefix, takes
 from .ops.quantised import Coded, Codes, Sealing, coded_bytes
 from .ops.rope import Llama3Scaling, Turn, rotary_table, table_of
 
@@ -40,6 +40,7 @@ class PositionalCache(Cache):
     """
 
     fixed = True
+    stride = 1  # positions of a slot
 
     def __init__(
         self, attention: "PositionalAttention", batch: int, capacity: int, prefix_capacity: int, beam: int, like: Tensor
@@ -73,17 +74,17 @@ class PositionalCache(Cache):
         self._sign = torch.tensor([[-1.0], [1.0]], dtype=self.sin.dtype, device=self.sin.device)
         self.lean_dtype = like.dtype if like.device.type == "cpu" and like.dtype == self.cos.dtype else None
         self._row_lengths: tuple[Tensor, Tensor] | None = None
-        self._layer: tuple[dict[str, Tensor], Layer] | None = None
+        self._layer: tuple[tuple[Any, ...], Layer] | None = None
 
     def __getstate__(self) -> dict[str, object]:
         return vars(self) | {"_layer": None, "_step": None}  # which refer to the buffers of this cache
 
     def native(self, attention: Any, x: Tensor) -> Tensor | None:
-        if takes(x) is None or self.prefix_size or self.coded:  # first: compiled code must not ask for the prefix
+        if takes(x) is None or self.coded or "native_layer" not in vars(type(attention)) or not self.is_lean(x):
             return None
-        if "native_layer" not in vars(type(attention)) or not self.is_lean(x):
-            return None
-        layer = self._layer[1] if self._layer is not None and self._layer[0] is self.text else None
+        read, layer = (self.text, self.prefix, self.prefix_lengths, self.prefix_size), None
+        if self._layer is not None and all(a is b for a, b in zip(self._layer[0], read, strict=True)):
+            layer = self._layer[1]
         if layer is None or not layer.stands():
             try:
                 layer = attention.native_layer(self)
@@ -91,8 +92,16 @@ class PositionalCache(Cache):
                 return None
             if layer is None or not layer.stands():
                 return None
-            self._layer = self.text, layer
+            self._layer = read, layer
         return layer(x, self.length, *self.place(self.length))
+
+    def native_prefix(self) -> dict[str, Any]:
+        """The fields of a step by the library that describe the prefixes, but their buffers."""
+        lengths, (name, buffer) = self.prefix_lengths, next(iter(self.prefix.items()))
+        if lengths is not None and not lengths.is_contiguous():
+            raise TypeError("lengths of prefixes with strides")
+        at = None if lengths is None else lengths.data_ptr()
+        return {"prefix": Prefix(at, self.prefix_size, buffer.shape[self.axes[name]], self.beam, self.stride)}
 
     def place(self, position: Any) -> tuple[Any, bool, Any]:
         """Slot of a text position without a prefix, whether it is the first in it, and number of slots to read.

@@ -54,8 +54,9 @@ INLINE __m128 totals(V a, V b, V c, V d) {
 #endif
 
 // Outputs j ... j + R - 1 of M rows: y (M, n) = x (M, k) w^T + b, with w (n, k) in float32, or int8 and scales (n).
+// Rows of y are y_row apart.
 template <int M, int R, class T>
-INLINE void outputs(int j, int n, int k, const float *x, const T *w, const float *scales, const float *b, float *y) {
+INLINE void outputs(int j, int k, const float *x, const T *w, const float *scales, const float *b, float *y, int y_row) {
     V sums[R][M] = {};
     w += (size_t)j * k;
     int p = 0;
@@ -77,7 +78,7 @@ INLINE void outputs(int j, int n, int k, const float *x, const T *w, const float
                 __m128 four = totals(sums[0][i], sums[1][i], sums[2][i], sums[3][i]);
                 if (scales) four *= _mm_loadu_ps(scales + j);
                 if (b) four += _mm_loadu_ps(b + j);
-                _mm_storeu_ps(y + (size_t)i * n + j, four);
+                _mm_storeu_ps(y + (size_t)i * y_row + j, four);
             }
             return;
         }
@@ -87,24 +88,24 @@ INLINE void outputs(int j, int n, int k, const float *x, const T *w, const float
             float sum = total(sums[r][i]);
             for (int q = p; q < k; q++) sum += w[(size_t)r * k + q] * x[(size_t)i * k + q];
             if (scales) sum *= scales[j + r];
-            y[(size_t)i * n + j + r] = b ? sum + b[j + r] : sum;
+            y[(size_t)i * y_row + j + r] = b ? sum + b[j + r] : sum;
         }
 }
 
 template <int M, class T, int R = WIDE>
-void rows(int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y) {
+void rows(int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y, int y_row) {
     const int blocks = n / R;
 #pragma omp parallel for num_threads(threads) if ((size_t)n * k > 65536)
-    for (int block = 0; block < blocks; block++) outputs<M, R>(block * R, n, k, x, w, scales, b, y);
-    for (int j = blocks * R; j < n; j++) outputs<M, 1>(j, n, k, x, w, scales, b, y);
+    for (int block = 0; block < blocks; block++) outputs<M, R>(block * R, k, x, w, scales, b, y, y_row);
+    for (int j = blocks * R; j < n; j++) outputs<M, 1>(j, k, x, w, scales, b, y, y_row);
 }
 
 template <int M = 8, class T>
-void product(int m, int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y) {
+void product(int m, int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y, int y_row) {
     if constexpr (M > 1)
-        if (m < M) return product<M - 1>(m, n, k, threads, x, w, scales, b, y);
-    rows<M>(n, k, threads, x, w, scales, b, y);
-    if (m > M) product(m - M, n, k, threads, x + M * (size_t)k, w, scales, b, y + M * (size_t)n);
+        if (m < M) return product<M - 1>(m, n, k, threads, x, w, scales, b, y, y_row);
+    rows<M>(n, k, threads, x, w, scales, b, y, y_row);
+    if (m > M) product(m - M, n, k, threads, x + M * (size_t)k, w, scales, b, y + M * (size_t)y_row, y_row);
 }
 
 // e^x to two units in the last place.
@@ -171,12 +172,23 @@ static void softmax(int m, int n, float scale, float *p) {
     }
 }
 
-// Attention of m queries (m, width) to the n keys (n, width) and values (n, v_width), whose rows are v_row apart.
-static void attention(int m, int n, int width, int v_width, int v_row, float scale, const float *q, const float *keys, const float *values,
-               float *p, float *out) {
-    product(m, n, width, 1, q, keys, nullptr, nullptr, p);
+// Keys and values of n positions, whose rows are the same distance apart.
+struct Segment {
+    const float *keys, *values;
+    int n;
+};
+
+// Attention of m queries (m, width) to a prefix and a text; p (m, sum of n), more (m, v_width).
+static void attention(int m, int width, int v_width, int v_row, float scale, const float *q, const Segment (&read)[2], float *p,
+                      float *out, float *more) {
+    const int n = read[0].n + read[1].n;
+    product(m, read[0].n, width, 1, q, read[0].keys, nullptr, nullptr, p, n);
+    product(m, read[1].n, width, 1, q, read[1].keys, nullptr, nullptr, p + read[0].n, n);
     softmax(m, n, scale, p);
-    mixed(m, n, v_width, p, n, values, v_row, out, v_width);
+    mixed(m, read[1].n, v_width, p + read[0].n, n, read[1].values, v_row, out, v_width);
+    if (!read[0].n) return;
+    mixed(m, read[0].n, v_width, p, n, read[0].values, v_row, more, v_width);
+    for (int c = 0; c < m * v_width; c++) out[c] += more[c];
 }
 
 // Rotate x (2 half) with separate halves.
@@ -205,9 +217,34 @@ struct Weights {
 
 static void apply(int m, int n, int k, int threads, const float *x, const Weights &w, float *y) {
     if (w.scales)
-        product(m, n, k, threads, x, (const signed char *)w.values, w.scales, w.bias, y);
+        product(m, n, k, threads, x, (const signed char *)w.values, w.scales, w.bias, y, n);
     else
-        product(m, n, k, threads, x, (const float *)w.values, w.scales, w.bias, y);
+        product(m, n, k, threads, x, (const float *)w.values, w.scales, w.bias, y, n);
+}
+
+// The prefixes of rows: `beam` rows have the same one. Positions of prefix and text share slots of `stride` positions.
+struct Prefix {
+    const long long *lengths;  // (prefixes); null: all have `size` positions
+    int size, capacity, beam, stride;
+};
+
+// Where the step of a row writes, and how many slots of its text and of its prefix it reads.
+struct Place {
+    int position, slot, opens, used, before, gate;
+};
+
+static Place place_of(const Prefix &prefix, int row, int position, int slot, int opens, int used) {
+    const int end = prefix.lengths ? (int)prefix.lengths[row / prefix.beam] : prefix.size, before = end / prefix.stride;
+    if (prefix.stride > 1) {  // the first text slot may have begun with the prefix
+        const int at = end % prefix.stride + position;
+        slot = at / prefix.stride, opens = at % prefix.stride == 0, used = slot + 1;
+    }
+    return {end + position, slot, opens, used, before, before + slot};
+}
+
+// Slots that a row reads, at most.
+static int most_read(const Prefix &prefix, int position, int used) {
+    return prefix.size / prefix.stride + (prefix.stride > 1 ? (position + prefix.stride - 1) / prefix.stride + 1 : used);
 }
 
 // A step of multi-head attention.
@@ -215,6 +252,8 @@ struct Heads {
     Weights query, key, value, out;
     const float *cos, *sin;  // (positions, width / 2); null: no rotation
     float *keys, *values;    // (rows, groups, capacity, width)
+    const float *prefix_keys, *prefix_values;  // (prefixes, groups, capacity, width)
+    Prefix prefix;
     int rows, d, heads, groups, width, capacity;
     float scale;
 };
@@ -225,6 +264,8 @@ struct Latents {
     const float *cos, *sin, *norm, *norm_bias;     // norm: weights (r), null: ones or no norm
     const float *up_key, *up_value, *gate_slots;   // (H, d_n, r) with the scale, (H, r, d_v), (slots, g)
     float *slots;                                  // (rows, capacity, r + d_r)
+    const float *prefix_slots;                     // (prefixes, capacity, r + d_r)
+    Prefix prefix;
     int rows, d, heads, width, r, turned, gate_width, capacity, norm_kind;  // norm_kind: 0 none, 1 rms, 2 layer
     float scale, eps;
 };
@@ -261,26 +302,34 @@ void feed_forward(int m, int d, int f, int threads, const float *x, const float 
 }
 
 // x (rows, d) -> out (rows, d): store the key and value in `slot`, read the first `used` slots.
-void heads_step(const Heads *s, int threads, const float *x, int position, int slot, int, int used, float *out) {
+void heads_step(const Heads *s, int threads, const float *x, int position, int slot, int opens, int used, float *out) {
     const int wide = s->heads * s->width, narrow = s->groups * s->width, share = s->heads / s->groups, half = s->width / 2;
     const size_t buffer = (size_t)s->capacity * s->width;
-    float *q = space((size_t)s->rows * (2 * wide + 2 * narrow + s->heads * used)), *key = q + (size_t)s->rows * wide, *value = key + (size_t)s->rows * narrow;
-    float *p = value + (size_t)s->rows * narrow, *read = p + (size_t)s->rows * s->heads * used;
+    const int most = most_read(s->prefix, position, used);
+    float *q = space((size_t)s->rows * (3 * wide + 2 * narrow + s->heads * most)), *key = q + (size_t)s->rows * wide;
+    float *value = key + (size_t)s->rows * narrow, *p = value + (size_t)s->rows * narrow;
+    float *read = p + (size_t)s->rows * s->heads * most, *more = read + (size_t)s->rows * wide;
     apply(s->rows, wide, s->d, threads, x, s->query, q);
     apply(s->rows, narrow, s->d, threads, x, s->key, key);
     apply(s->rows, narrow, s->d, threads, x, s->value, value);
-    const float *cos = s->cos + (size_t)position * half, *sin = s->sin + (size_t)position * half;
-#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * narrow * used > 65536)
+#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * narrow * most > 65536)
     for (int g = 0; g < s->rows * s->groups; g++) {
+        const int row = g / s->groups;
+        const Place at = place_of(s->prefix, row, position, slot, opens, used);
         float *keys = s->keys + g * buffer, *values = s->values + g * buffer, *queries = q + (size_t)g * share * s->width;
-        memcpy(values + (size_t)slot * s->width, value + (size_t)g * s->width, sizeof(float) * s->width);
+        float *to = keys + (size_t)at.slot * s->width, *own = key + (size_t)g * s->width;
+        memcpy(values + (size_t)at.slot * s->width, value + (size_t)g * s->width, sizeof(float) * s->width);
         if (s->cos) {
-            turn(half, key + (size_t)g * s->width, cos, sin, 1, keys + (size_t)slot * s->width);
+            const float *cos = s->cos + (size_t)at.position * half, *sin = s->sin + (size_t)at.position * half;
+            turn(half, own, cos, sin, 1, to);
             for (int h = 0; h < share; h++) turn(half, queries + h * s->width, cos, sin, 1, queries + h * s->width);
         } else
-            memcpy(keys + (size_t)slot * s->width, key + (size_t)g * s->width, sizeof(float) * s->width);
-        attention(share, used, s->width, s->width, s->width, s->scale, queries, keys, values, p + (size_t)g * share * used,
-                  read + (size_t)g * share * s->width);
+            memcpy(to, own, sizeof(float) * s->width);
+        const size_t from = (size_t)g * share, to_prefix = ((size_t)(row / s->prefix.beam) * s->groups + g % s->groups) * s->prefix.capacity;
+        const float *before = s->prefix_keys + to_prefix * s->width, *before_values = s->prefix_values + to_prefix * s->width;
+        const Segment segments[2] = {{before, before_values, at.before}, {keys, values, at.used}};
+        attention(share, s->width, s->width, s->width, s->scale, queries, segments, p + from * most, read + from * s->width,
+                  more + from * s->width);
     }
     apply(s->rows, s->d, wide, threads, read, s->out, out);
 }
@@ -290,17 +339,21 @@ struct Factors {
     Weights factors, out;
     const float *cos, *sin, *norm;                             // norm: weights of that of a head's output; null: none
     float *key_head, *key_token, *value_head, *value_token;  // (rows, R, heads, capacity), (rows, R, capacity, width)
+    const float *prefix_key_head, *prefix_key_token, *prefix_value_head, *prefix_value_token;
+    Prefix prefix;
     int rows, d, heads, width, rank, q_rank, capacity;
     float scale, eps;
 };
 
 // x (rows, d) -> out (rows, d): store the factors in `slot`, read the first `used`.
-void factors_step(const Factors *s, int threads, const float *x, int position, int slot, int, int used, float *out) {
+void factors_step(const Factors *s, int threads, const float *x, int position, int slot, int opens, int used, float *out) {
     const int H = s->heads, D = s->width, R = s->rank, ranks = s->q_rank + 2 * R, wide = ranks * (H + D);
-    float *all = space((size_t)s->rows * (wide + H * (3 * D + 2 * used))), *read = all + (size_t)s->rows * wide, *rest = read + (size_t)s->rows * H * D;
-    const float *cos = s->cos + (size_t)position * (D / 2), *sin = s->sin + (size_t)position * (D / 2);
+    const int most = most_read(s->prefix, position, used);
+    float *all = space((size_t)s->rows * (wide + H * (3 * D + 2 * most))), *read = all + (size_t)s->rows * wide, *rest = read + (size_t)s->rows * H * D;
     apply(s->rows, wide, s->d, threads, x, s->factors, all);
     for (int b = 0; b < s->rows; b++) {
+        const Place at = place_of(s->prefix, b, position, slot, opens, used);
+        const float *cos = s->cos + (size_t)at.position * (D / 2), *sin = s->sin + (size_t)at.position * (D / 2);
         float *head = all + (size_t)b * wide, *token = head + ranks * H, *q = rest + (size_t)b * H * D;
         for (int r = 0; r < s->q_rank + R; r++) turn(D / 2, token + r * D, cos, sin, 1, token + r * D);
         for (int h = 0; h < H; h++)
@@ -310,38 +363,51 @@ void factors_step(const Factors *s, int threads, const float *x, int position, i
                 q[h * D + c] = sum;
             }
         for (int r = 0; r < 2 * R; r++) {
-            const size_t at = (size_t)b * R + r % R;
-            float *heads = (r < R ? s->key_head : s->value_head) + at * H * s->capacity;
-            for (int h = 0; h < H; h++) heads[(size_t)h * s->capacity + slot] = head[(s->q_rank + r) * H + h];
-            float *to = (r < R ? s->key_token : s->value_token) + (at * s->capacity + slot) * D;
+            const size_t from = (size_t)b * R + r % R;
+            float *heads = (r < R ? s->key_head : s->value_head) + from * H * s->capacity;
+            for (int h = 0; h < H; h++) heads[(size_t)h * s->capacity + at.slot] = head[(s->q_rank + r) * H + h];
+            float *to = (r < R ? s->key_token : s->value_token) + (from * s->capacity + at.slot) * D;
             memcpy(to, token + (s->q_rank + r) * D, sizeof(float) * D);
         }
     }
     const int parts = parts_of(s->rows, H, threads);
-#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * R * D * used > 65536)
+#pragma omp parallel for num_threads(threads) if ((size_t)s->rows * R * D * most > 65536)
     for (int i = 0; i < s->rows * parts; i++) {
         const int b = i / parts, first = H * (i % parts) / parts, n = H * (i % parts + 1) / parts - first;
-        const size_t from = (size_t)b * H + first;
+        const size_t from = (size_t)b * H + first, to = b / s->prefix.beam;
         float *q = rest + from * D, *part = rest + ((size_t)s->rows * H + from) * D, *out_b = read + from * D;
-        float *p = rest + (size_t)s->rows * H * 2 * D + from * 2 * used, *more = p + (size_t)n * used;
-        for (int r = 0; r < R; r++) {
-            const size_t at = (size_t)b * R + r;
-            product(n, used, D, 1, q, s->key_token + at * s->capacity * D, nullptr, nullptr, more);
-            for (int h = 0; h < n; h++) {
-                const float *by = s->key_head + (at * H + first + h) * s->capacity, *in = more + (size_t)h * used;
-                float *sum = p + (size_t)h * used;
-                for (int t = 0; t < used; t++) sum[t] = (r ? sum[t] : 0) + in[t] * by[t];
+        float *p = rest + (size_t)s->rows * H * 2 * D + from * 2 * most, *more = p + (size_t)n * most;
+        const Place at = place_of(s->prefix, b, position, slot, opens, used);
+        const int all_read = at.before + at.used;
+        for (int segment = at.before ? 0 : 1; segment < 2; segment++) {
+            const int count = segment ? at.used : at.before, capacity = segment ? s->capacity : s->prefix.capacity;
+            const float *heads = segment ? s->key_head : s->prefix_key_head, *tokens = segment ? s->key_token : s->prefix_key_token;
+            for (int r = 0; r < R; r++) {
+                const size_t at_r = (segment ? b : to) * R + r;
+                product(n, count, D, 1, q, tokens + at_r * capacity * D, nullptr, nullptr, more, count);
+                for (int h = 0; h < n; h++) {
+                    const float *by = heads + (at_r * H + first + h) * capacity, *in = more + (size_t)h * count;
+                    float *sum = p + (size_t)h * all_read + (segment ? at.before : 0);
+                    for (int t = 0; t < count; t++) sum[t] = (r ? sum[t] : 0) + in[t] * by[t];
+                }
             }
         }
-        softmax(n, used, s->scale, p);
-        for (int r = 0; r < R; r++) {
-            const size_t at = (size_t)b * R + r;
-            for (int h = 0; h < n; h++) {
-                const float *by = s->value_head + (at * H + first + h) * s->capacity;
-                for (int t = 0; t < used; t++) more[(size_t)h * used + t] = p[(size_t)h * used + t] * by[t] / R;
+        softmax(n, all_read, s->scale, p);
+        memset(out_b, 0, sizeof(float) * n * D);
+        for (int segment = at.before ? 0 : 1; segment < 2; segment++) {
+            const int count = segment ? at.used : at.before, capacity = segment ? s->capacity : s->prefix.capacity;
+            const float *heads = segment ? s->value_head : s->prefix_value_head;
+            const float *tokens = segment ? s->value_token : s->prefix_value_token;
+            for (int r = 0; r < R; r++) {
+                const size_t at_r = (segment ? b : to) * R + r;
+                for (int h = 0; h < n; h++) {
+                    const float *by = heads + (at_r * H + first + h) * capacity;
+                    const float *in = p + (size_t)h * all_read + (segment ? at.before : 0);
+                    for (int t = 0; t < count; t++) more[(size_t)h * count + t] = in[t] * by[t] / R;
+                }
+                mixed(n, count, D, more, count, tokens + at_r * capacity * D, D, part, D);
+                for (int c = 0; c < n * D; c++) out_b[c] += part[c];
             }
-            mixed(n, used, D, more, used, s->value_token + at * s->capacity * D, D, r ? part : out_b, D);
-            for (int c = 0; r && c < n * D; c++) out_b[c] += part[c];
         }
         if (s->norm) rms_norm(n, D, out_b, s->norm, s->eps, out_b);
     }
@@ -351,11 +417,12 @@ void factors_step(const Factors *s, int threads, const float *x, int position, i
 // x (rows, d) -> out (rows, d): write slot `slot`, or with a gate merge into it unless `opens`, and read the first `used`.
 void latents_step(const Latents *s, int threads, const float *x, int position, int slot, int opens, int used, float *out) {
     const int row = s->r + s->turned, half = s->turned / 2, head = s->width + s->turned, r = s->r;
-    float *q = space((size_t)s->rows * (s->heads * (head + row + used + r + s->width) + row + s->gate_width));
+    const int most = most_read(s->prefix, position, used);
+    float *q = space((size_t)s->rows * (s->heads * (head + row + most + 2 * r + s->width) + row + s->gate_width));
     float *new_row = q + (size_t)s->rows * s->heads * head, *hidden = new_row + (size_t)s->rows * row;
     float *mapped = hidden + (size_t)s->rows * s->gate_width, *p = mapped + (size_t)s->rows * s->heads * row;
-    float *read = p + (size_t)s->rows * s->heads * used, *values = read + (size_t)s->rows * s->heads * r;
-    const float *cos = s->cos + (size_t)position * half, *sin = s->sin + (size_t)position * half;
+    float *read = p + (size_t)s->rows * s->heads * most, *values = read + (size_t)s->rows * s->heads * r;
+    float *more = values + (size_t)s->rows * s->heads * s->width;
     apply(s->rows, s->heads * head, s->d, threads, x, s->query, q);
     apply(s->rows, row, s->d, threads, x, s->down, new_row);
     for (int b = 0; b < s->rows; b++) {
@@ -372,31 +439,37 @@ void latents_step(const Latents *s, int threads, const float *x, int position, i
         }
     }
     for (int b = 0; b < s->rows; b++) {
-        float *to = s->slots + ((size_t)b * s->capacity + slot) * row, *latent = new_row + (size_t)b * row, by = 1;
+        const Place at = place_of(s->prefix, b, position, slot, opens, used);
+        float *to = s->slots + ((size_t)b * s->capacity + at.slot) * row, *latent = new_row + (size_t)b * row, by = 1;
         if (s->gate_width) {
             float *gate = hidden + (size_t)b * s->gate_width, sum = 0;
             apply(1, s->gate_width, r, 1, latent, s->gate, gate);
-            for (int c = 0; c < s->gate_width; c++) sum += gate[c] * s->gate_slots[(size_t)slot * s->gate_width + c];
+            for (int c = 0; c < s->gate_width; c++) sum += gate[c] * s->gate_slots[(size_t)at.gate * s->gate_width + c];
             by = 1 / (1 + expf(-sum));
         }
-        for (int c = 0; c < r; c++) to[c] = (opens ? 0 : to[c]) + latent[c] * by;
-        if (half) turn(half, latent + r, cos, sin, 1, to + r);
+        for (int c = 0; c < r; c++) to[c] = (at.opens ? 0 : to[c]) + latent[c] * by;
+        if (half) turn(half, latent + r, s->cos + (size_t)at.position * half, s->sin + (size_t)at.position * half, 1, to + r);
     }
     const int H = s->heads, parts = parts_of(s->rows, H, threads);
-#pragma omp parallel num_threads(threads) if ((size_t)H * r * (s->width + s->rows * used) > 65536)
+#pragma omp parallel num_threads(threads) if ((size_t)H * r * (s->width + s->rows * most) > 65536)
     {
 #pragma omp for
         for (int h = 0; h < H; h++) {
             mixed(s->rows, s->width, r, q + h * head, H * head, s->up_key + (size_t)h * s->width * r, r, mapped + h * row, H * row);
-            for (int b = 0; half && b < s->rows; b++)
-                turn(half, q + ((size_t)b * H + h) * head + s->width, cos, sin, s->scale, mapped + ((size_t)b * H + h) * row + r);
+            for (int b = 0; half && b < s->rows; b++) {
+                const size_t at = (size_t)place_of(s->prefix, b, position, slot, opens, used).position * half, from = (size_t)b * H + h;
+                turn(half, q + from * head + s->width, s->cos + at, s->sin + at, s->scale, mapped + from * row + r);
+            }
         }
 #pragma omp for
         for (int i = 0; i < s->rows * parts; i++) {
             const int b = i / parts, first = H * (i % parts) / parts, last = H * (i % parts + 1) / parts;
+            const Place at = place_of(s->prefix, b, position, slot, opens, used);
             const float *slots = s->slots + (size_t)b * s->capacity * row;
-            const size_t at = (size_t)b * H + first;
-            attention(last - first, used, row, r, row, 1, mapped + at * row, slots, slots, p + at * used, read + at * r);
+            const float *before = s->prefix_slots + (size_t)(b / s->prefix.beam) * s->prefix.capacity * row;
+            const Segment segments[2] = {{before, before, at.before}, {slots, slots, at.used}};
+            const size_t from = (size_t)b * H + first;
+            attention(last - first, row, r, row, 1, mapped + from * row, segments, p + from * most, read + from * r, more + from * r);
         }
 #pragma omp for
         for (int h = 0; h < H; h++)

@@ -43,25 +43,35 @@ class Weights(ctypes.Structure):
     _fields_ = [("values", _POINTER), ("scales", _POINTER), ("bias", _POINTER)]
 
 
+class Prefix(ctypes.Structure):
+    """`Prefix` of native.cpp."""
+
+    _fields_ = [("lengths", _POINTER), *((name, _NUMBER) for name in ("size", "capacity", "beam", "stride"))]
+
+
 def _structure(weights: str, pointers: str, numbers: str, reals: str) -> type[ctypes.Structure]:
-    kinds = (Weights, weights), (_POINTER, pointers), (_NUMBER, numbers), (_REAL, reals)
+    kinds = (Weights, weights), (_POINTER, pointers), (Prefix, "prefix"), (_NUMBER, numbers), (_REAL, reals)
     fields = [(name, kind) for kind, names in kinds for name in names.split()]
     return type("Layer", (ctypes.Structure,), {"_fields_": fields})
 
 
 LAYERS = {  # the structures of native.cpp that its functions read
     "heads_step": _structure(
-        "query key value out", "cos sin keys values", "rows d heads groups width capacity", "scale"
+        "query key value out",
+        "cos sin keys values prefix_keys prefix_values",
+        "rows d heads groups width capacity",
+        "scale",
     ),
     "factors_step": _structure(
         "factors out",
-        "cos sin norm key_head key_token value_head value_token",
+        "cos sin norm key_head key_token value_head value_token "
+        "prefix_key_head prefix_key_token prefix_value_head prefix_value_token",
         "rows d heads width rank q_rank capacity",
         "scale eps",
     ),
     "latents_step": _structure(
         "query down out gate",
-        "cos sin norm norm_bias up_key up_value gate_slots slots",
+        "cos sin norm norm_bias up_key up_value gate_slots slots prefix_slots",
         "rows d heads width r turned gate_width capacity norm_kind",
         "scale eps",
     ),

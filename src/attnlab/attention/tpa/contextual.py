@@ -268,8 +268,9 @@ class TPA(PositionalAttention):
         return Layer(
             "factors_step", self, factors=(self.factors, self.ranks * (self.num_heads + self.head_dim), self.d_model),
             out=(self.out, self.d_model, self.num_heads * self.head_dim), cos=cache.cos, sin=cache.sin,
-            norm=getattr(self.norm, "weight", None), eps=eps_of(self.norm), **cache.text, rows=rows, d=self.d_model,
-            heads=self.num_heads, width=self.head_dim, rank=self.rank, q_rank=self.q_rank, capacity=capacity,
+            norm=getattr(self.norm, "weight", None), eps=eps_of(self.norm), **cache.text,
+            **{f"prefix_{name}": buffer for name, buffer in cache.prefix.items()}, **cache.native_prefix(),
+            rows=rows, d=self.d_model, heads=self.num_heads, width=self.head_dim, rank=self.rank, q_rank=self.q_rank, capacity=capacity,
             scale=self.scale,
         )  # fmt: skip
 
