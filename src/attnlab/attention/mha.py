@@ -121,12 +121,11 @@ class MHA(PositionalAttention):
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
         angles, before = self._angles(x, prefix, prefix_lengths)
-        q, (k, v) = self._queries(x, angles), self._entries(x, angles).values()
-        if prefix is None:
-            return self._join(dense_attention(q, k, v, causal=True, dropout=self._dropout, scale=self.scale))
-        mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-        past = Past(self._pack(**self._entries(prefix, before)), mask)
-        return self._attend(q, self._pack(k, v), [past], self._dropout)
+        past = []
+        if prefix is not None:
+            mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
+            past.append(Past(self._pack(**self._entries(prefix, before)), mask))
+        return self._attend(self._queries(x, angles), self._entries(x, angles), past, self._dropout)
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         angles, _ = self._angles(x, None, None)
@@ -139,7 +138,12 @@ class MHA(PositionalAttention):
         """Mask for `encode`: the positions that exist, (B, 1, 1, size)."""
         return length_mask(lengths, size)[:, None, None]
 
-    def _attend(self, q_bhtd: Tensor, packed: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
+    def _attend(self, q_bhtd: Tensor, entries: dict[str, Tensor], past: list[Past], dropout: float = 0.0) -> Tensor:
+        if not past:  # keys of groups are not repeated
+            return self._join(
+                dense_attention(q_bhtd, *entries.values(), causal=True, dropout=dropout, scale=self.scale)
+            )
+        packed = self._pack(**entries)
         out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)
         return self.out(out.flatten(2))
 
@@ -160,7 +164,7 @@ class MHA(PositionalAttention):
             past.append(Past(self._pack(**{name: slots.to(q.dtype) for name, slots in cache.past(start).items()})))
         if size:
             past.append(Past(self._pack(**prefix), cache.prefix_mask))
-        return self._attend(q, self._pack(**entries), past)
+        return self._attend(q, entries, past)
 
     def _is_lean(self, x: Tensor, cache: PositionalCache) -> bool:
         """Whether `_lean_step` computes the same: not for a subclass with other queries or entries."""
