@@ -86,7 +86,7 @@ def expanded_attention(
     if backend is Backend.PLAIN:
         return _plain(q, expand(latent, rotary, up).to(q.dtype), value_dim, scale, stride, past, dropout)
     pattern = MergedPattern(Kernel(value_dim, scale, dropout, backend), stride)
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() and (q.is_cuda or torch.compiler.is_compiling()):
         return pattern.forward(q, expand(latent, rotary, up).to(q.dtype), past)[0]
     return _Expanded.apply(q, latent, rotary, up, pattern, *(t for p in past for t in p))
 
@@ -331,7 +331,8 @@ def _at_once(q: Tensor) -> bool:
 
 def _groups(q: Tensor, size: int | None = None) -> list[slice]:
     """Heads whose keys and values are computed at a time. On CUDA all, because a kernel draws dropout for all heads."""
-    heads, size = q.shape[2], size or (1 if torch.compiler.is_compiling() else min(2, torch.get_num_threads()))
+    threads = 1 if torch.compiler.is_compiling() else min(2, torch.get_num_threads())
+    heads, size = q.shape[2], size or -(-threads // q.shape[0])  # the kernel divides rows and heads among threads
     count = 1 if _at_once(q) else -(-heads // size)
     bounds = [heads * i // count for i in range(count + 1)]
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
