@@ -169,6 +169,8 @@ def _paired(column: Column, ours: Sequence[SavedRecord], others: Sequence[SavedR
         return NOT_RUN
     changes = [number - base for number, base in pairs]
     middle, least, most = (f"{value:+.{column.digits}f}" for value in (mean(changes), min(changes), max(changes)))
+    if min(changes) == max(changes):
+        return f"{middle} with each seed"
     return f"{middle} ({least} to {most}, p = {ttest_rel(*zip(*pairs, strict=True)).pvalue:.2g})"
 
 
