@@ -270,8 +270,8 @@ class TPA(PositionalAttention):
             out=(self.out, self.d_model, self.num_heads * self.head_dim), cos=cache.cos, sin=cache.sin,
             norm=getattr(self.norm, "weight", None), eps=eps_of(self.norm), **cache.text,
             **{f"prefix_{name}": buffer for name, buffer in cache.prefix.items()}, **cache.native_prefix(),
-            rows=rows, d=self.d_model, heads=self.num_heads, width=self.head_dim, rank=self.rank, q_rank=self.q_rank, capacity=capacity,
-            scale=self.scale,
+            rows=rows, d=self.d_model, heads=self.num_heads, width=self.head_dim, rank=self.rank,
+            q_rank=self.q_rank, capacity=capacity, scale=self.scale,
         )  # fmt: skip
 
     def step_backend(self, new: int, like: Tensor) -> Backend:
