@@ -105,11 +105,13 @@ def sweep_table(models: pd.DataFrame) -> Grid:
 
 def means_table(models: pd.DataFrame) -> Grid:
     """A row for each setting: means over the seeds, and their standard deviations."""
+    from scipy.stats import ttest_1samp
+
     several = models["vo_rank"].nunique() > 1
     headers = [*[VO_RANK] * several, "Columns of a layer", "Method", "Seeds", "Relative error"]
     headers += ["Ranks unlike global_svd's", "Fusion in own heads", "Multiply-adds, %"]
     headers += ["Top-1 dense", "compressed", "drop", "fine-tuned"]
-    headers += [f"less {BASELINE}'s, {when}" for when in POINTS.values()]
+    headers += [f"{what} {when}" for what in (f"less {BASELINE}'s,", "p,") for when in POINTS.values()]
     grid = Grid("Compressed attention: means over seeds", headers)
     groups = dict(list(models.groupby(["vo_rank", "columns", "method"])))
     for (vo_rank, columns, name), same in groups.items():
@@ -122,15 +124,16 @@ def means_table(models: pd.DataFrame) -> Grid:
         baseline = groups.get((vo_rank, columns, BASELINE), same.iloc[:0])
         latest = baseline.drop_duplicates("seed", keep="last").set_index("seed")
         paired = name != BASELINE and set(same["seed"]) <= set(latest.index)
-        for point in POINTS:
-            less = same.set_index("seed")[point] - latest[point]
-            cells.append(spread(less.reindex(same["seed"]), ".1f") if paired else "–")
+        changes = [(same.set_index("seed")[point] - latest[point]).reindex(same["seed"]) for point in POINTS]
+        cells += [spread(less, ".1f") if paired else "–" for less in changes]
+        tested = paired and len(same) > 1
+        cells += [f"{ttest_1samp(less, 0).pvalue:.2g}" if tested and less.nunique() > 1 else "–" for less in changes]
         grid.rows.append(cells)
     grid.notes = [
         "Mean ± standard deviation over the seeds, each of which has a dense model of its own; drop: dense less "
         "compressed, in points.",
         f"Less {BASELINE}'s: points of top-1 more than {BASELINE} at the same ranks from the same dense model, seed by "
-        "seed.",
+        "seed; p: of Student's paired t-test, not corrected for the number of rows.",
         "Relative error: of the query-key weights, Frobenius norm, mean over the layers.",
         "Ranks unlike global_svd's: heads whose query-key rank is not that of the largest singular values, of all "
         "heads of all layers and seeds.",
