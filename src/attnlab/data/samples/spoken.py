@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import shutil
 import wave
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ import soxr
 from attnlab.data.corpus import SEED
 from attnlab.data.samples import draw_splits, sample_texts, write_lines
 from attnlab.errors import DataError
-from attnlab.run.console import each, waited
+from attnlab.run.console import each
 
 # From espeak-ng's speak_lib.h, the same since 1.48.
 SYNCHRONOUS = 2  # the callback runs in the calling thread: about ten times faster than the threaded mode
@@ -166,12 +167,20 @@ def _words(texts: Sequence[str]) -> list[str]:
 
 def _spoken(groups: Sequence[tuple[Key, Sequence[str]]]) -> Iterator[tuple[int, Key, Talk]]:
     """The number from 1, the key and the speech of each group of sentences, each by another speaker."""
-    for number, (key, texts) in enumerate(each("synthesizing the sample speech", groups), 1):
+
+    def talk(number: int, texts: Sequence[str]) -> Talk:
         rng = np.random.default_rng([SEED, number])
         voice = VOICES[number % len(VOICES)]
         rate, pitch = voice.rate + int(rng.integers(-8, 9)), voice.pitch + int(rng.integers(-5, 6))
-        speak = partial(speak_all, Voice(voice.name, rate, pitch), texts, rng)
-        yield number, key, waited("speaking", speak)  # in a callback of the library, Ctrl-C would be lost
+        return speak_all(Voice(voice.name, rate, pitch), texts, rng)
+
+    pool = ThreadPoolExecutor(os.cpu_count())  # in a callback of the library, the main thread would lose Ctrl-C
+    try:
+        talks = pool.map(talk, range(1, len(groups) + 1), [texts for _, texts in groups])
+        for number, (key, _) in enumerate(each("synthesizing the sample speech", groups), 1):
+            yield number, key, next(talks)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _blocks(items: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:
