@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from attnlab.attention import MTLAWindow
 from attnlab.attention.mla import LatentStep
+from attnlab.attention.ops.native import Layer
 from attnlab.config.check import check
 from attnlab.errors import ConfigError
 from attnlab.run.loading import load
@@ -60,6 +61,7 @@ def test_decoding_and_reading_beside_the_original(
 
 def test_a_wrong_step_gives_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, LatentStep, "read")
+    spoil(monkeypatch, Layer, "__call__")
     _, (row,) = rows(config(tmp_path, "bench.what=generation", "bench.context=5"))
     assert "mla was not found equal to its reference: steps off by 0.0" in row["ratios"][0]["not run"]
 
