@@ -47,16 +47,16 @@ def test_the_distribution_is_the_best_of_all() -> None:
 
 
 def test_measured_sizes_fit_the_cache_and_go_where_predictions_change() -> None:
-    """A layer that hardly changes predictions gets the smallest choice, a short window of latents."""
+    """A layer that hardly changes predictions gets the smallest choice: a short window, or merged latents."""
     original, texts = copy.deepcopy(exact("llama")), tokens(16, 72)
     original.blocks[0].attention.out.weight.data.mul_(1e-4)
     for target in (ToMLA(keep=0.5), ToMTLA(keep=0.5)):
         result = copy.deepcopy(original)
         convert(result, target, texts)
         first, second = result.attentions
-        assert isinstance(first, MLAWindow) and first.window == 32
+        assert isinstance(first, MLAWindow) == (type(target) is ToMLA) and first.cache_elements(1, 72) <= 8 * 32
         elements = [sum(a.cache_elements(1, 72) for a in model.attentions) for model in (result, original)]
-        assert 0.3 * elements[1] < elements[0] <= 0.5 * elements[1]
+        assert 0.25 * elements[1] < elements[0] <= 0.5 * elements[1]
         assert second.cache_elements(1, 72) > 4 * first.cache_elements(1, 72)
 
 

@@ -95,8 +95,8 @@ class Conversion(ABC):
         """Windows of newest positions that are tried in place of all `positions`, if sizes are measured."""
         return []
 
-    def choices(self, attention: MHA, statistics: Statistics) -> list[LayerPlan]:
-        """The caches of a layer that are measured: each alone, with the other layers of the original."""
+    def choices(self, attention: MHA, statistics: Statistics) -> list[tuple[LayerPlan, dict[str, Any], float]]:
+        """The caches of a layer to choose from by size, with the mechanism's node and the predicted error of each."""
         return []
 
     @abstractmethod

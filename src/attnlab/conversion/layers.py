@@ -6,10 +6,12 @@ import copy
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from attnlab.attention import MHA, Attention
 from attnlab.conversion.base import Conversion, Layer, attention_of, within
 from attnlab.conversion.budget import LayerPlan, Survey, cheapest
 from attnlab.conversion.healing import Healing
-from attnlab.conversion.measured import Predictions
+from attnlab.conversion.measured import ROUNDING, Choice, Predictions, expected
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
@@ -165,39 +167,67 @@ def _plans(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -
 
 def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> Sequence[LayerPlan]:
     """The plan of each layer, by the predictions of the original with each choice for this layer alone."""
-    positions, room = tokens.shape[1], 0
-    plans: list[list[LayerPlan]] = []
-    options: list[list[tuple[int, float]]] = []
+    positions, room, blocks = tokens.shape[1], 0, decoder.blocks
+    layers: list[list[Choice]] = []
     texts, predictions = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE), Predictions(decoder, tokens)
-    with progress("measuring sizes of layers", len(decoder.blocks)) as advance:
-        for number, block in enumerate(decoder.blocks):
+
+    def measure(number: int, choices: Iterable[Choice], statistics: Mapping[int | None, Statistics]) -> None:
+        attention, inputs = blocks[number].attention, partial(texts.inputs, blocks[number])
+        assert isinstance(attention, MHA)
+        outputs = [(x, attention(x)) for x in inputs()]
+        for choice in choices:
+            window = choice.plan.window
+            layer = target.convert(within(attention, window), statistics[window], inputs, choice.plan)
+            if target.refit:
+                refit(layer.attention, outputs)
+            choice.divergence = predictions.divergence(target.finished(layer).attention)
+
+    with TemporaryDirectory() as folder, progress("measuring sizes of layers", len(blocks)) as advance:
+        for number, block in enumerate(blocks):
             attention = block.attention
+            assert isinstance(attention, MHA)
             room += attention_of(target.planned_for(attention)).cache_elements(1, positions)
-            inputs = partial(texts.inputs, block)
-            outputs = [(x, attention(x)) for x in inputs()]
-            plans.append([])
-            options.append([])
+            statistics, choices = dict[int | None, Statistics](), list[Choice]()
             for window in (None, *target.windows(attention, positions)):
                 narrow = within(attention, window)
-                statistics = _collected(narrow, block, texts, number)
-                tried = []
-                for plan in target.choices(narrow, statistics):
-                    layer = target.convert(narrow, statistics, inputs, plan)
-                    if target.refit:
-                        refit(layer.attention, outputs)
-                    layer = target.finished(layer)
-                    plans[-1].append(replace(plan, window=window))
-                    cost = layer.attention.cache_elements(1, positions)
-                    tried.append((cost, predictions.divergence(layer.attention)))
-                least = min((error for _, error in tried), default=0.0)
-                left = HEALED if healed else 1.0
-                options[-1] += [(cost, least + left * (error - least)) for cost, error in tried]
+                statistics[window] = _collected(narrow, block, texts, number)
+                for plan, node, error in target.choices(narrow, statistics[window]):
+                    with torch.device("meta"):  # for its size alone
+                        cost = attention_of(node).cache_elements(1, positions)
+                    choices.append(Choice(replace(plan, window=window), cost, error))
+            layers.append(sorted(choices, key=lambda choice: choice.kind))
+            kinds = [list(group) for _, group in groupby(layers[-1], lambda choice: choice.kind)]
+            measure(number, [kinds[0][len(kinds[0]) * 3 // 8], *(kind[-1] for kind in kinds[1:2])], statistics)
+            torch.save((texts.hidden, predictions.hidden, statistics), Path(folder) / str(number))
             texts.enter(block)
             predictions.enter()
             advance(1)
-    room = max(room, sum(min(size for size, _ in layer) for layer in options))  # sizes may have been rounded up
-    numbers = cheapest(options, room)
-    return [choices[number] for choices, number in zip(plans, numbers, strict=True)]
+        room = max(room, sum(min(choice.cost for choice in layer) for layer in layers))  # sizes may be rounded up
+        while True:
+            chosen = [
+                layer[i] for layer, i in zip(layers, cheapest([_options(x, healed) for x in layers], room), strict=True)
+            ]
+            if all(choice.divergence is not None for choice in chosen):
+                return [choice.plan for choice in chosen]
+            for number, (layer, choice) in enumerate(zip(layers, chosen, strict=True)):
+                if choice.divergence is None:
+                    kind = [other for other in layer if other.kind == choice.kind]
+                    first = all(other.divergence is None for other in kind)  # the largest tells what a window loses
+                    texts.hidden, predictions.hidden, statistics = torch.load(
+                        Path(folder) / str(number), weights_only=False
+                    )
+                    predictions.block = number
+                    measure(number, [kind[-1] if first else choice], statistics)
+
+
+def _options(choices: Sequence[Choice], healed: bool) -> list[tuple[int, float]]:
+    """The cost of each choice of a layer, and its divergence, after healing if so set; the smaller of equals wins."""
+    errors, left, most = expected(choices), HEALED if healed else 1.0, max(choice.cost for choice in choices)
+    least = dict[int | None, float]()
+    for choice, error in zip(choices, errors, strict=True):
+        least[choice.plan.window] = min(error, least.get(choice.plan.window, error))
+    lost = [left * error + (1 - left) * least[c.plan.window] for c, error in zip(choices, errors, strict=True)]
+    return [(c.cost, error + ROUNDING * c.cost / most) for c, error in zip(choices, lost, strict=True)]
 
 
 def _collected(
@@ -267,14 +297,14 @@ def refit(
     cross, sums = gram.new_zeros(width, size), (gram.new_zeros(width), gram.new_zeros(size))
     try:
         for number, (x, target) in enumerate(pairs):
-            error = (target - converted(x)).double().flatten(0, -2)
+            error = (target - converted(x)).flatten(0, -2)
             heads = read.pop()
             if seen is not None:
                 seen(number, heads)
-            z = heads.double().flatten(0, -2)
-            add_products(gram, z)
-            cross.addmm_(z.mT, error)
-            count += len(z)
+            wide = torch.promote_types(heads.dtype, torch.float32)  # of a batch; sums of batches are float64
+            z, error = heads.flatten(0, -2).to(wide), error.to(wide)
+            add_products(part := z.new_zeros(width, width), z)
+            gram, cross, count = gram + part, cross + z.mT @ error, count + len(z)
             sums = sums[0] + z.sum(0), sums[1] + error.sum(0)
     finally:
         handle.remove()

@@ -223,12 +223,16 @@ class ToMLA(Conversion):
         longest = attention.window if isinstance(attention, SlidingWindow) else positions
         return [window for window in WINDOWS if window < min(longest, positions) and self.norm == "none"]
 
-    def choices(self, attention: MHA, statistics: Statistics) -> list[LayerPlan]:
+    def choices(self, attention: MHA, statistics: Statistics) -> list[tuple[LayerPlan, dict[str, Any], float]]:
         survey, full = self.survey(attention, statistics), 2 * statistics.groups * statistics.width
         best = survey.rope_dims[survey.errors.argmin(0)].tolist()
         parts = range(2, PARTS, 2) if isinstance(attention, SlidingWindow) else range(1, PARTS)
         sizes = {full * part // (2 * PARTS) * 2 for part in parts} | {self.budget(attention)}
-        return [LayerPlan(n, (best[n],)) for n in sorted(sizes) if survey.lost[n].isfinite()]
+        return [
+            (LayerPlan(n, (best[n],)), self.node(attention, (best[n], n - best[n])), float(survey.lost[n]))
+            for n in sorted(sizes)
+            if survey.lost[n].isfinite()
+        ]
 
     def _rope_dims(self, attention: MHA, total: int) -> list[int]:
         """At most `SPLITS` values of d_r of the method. ConfigError: none fits."""

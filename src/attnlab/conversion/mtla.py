@@ -48,6 +48,10 @@ class ToMTLA(ToMLA):
                 f"of {attention.window} positions; use convert=mla, which keeps it"
             )
 
+    @property
+    def _unmerged(self) -> ToMLA:
+        return ToMLA(**{setting.name: getattr(self, setting.name) for setting in fields(ToMLA)})
+
     def estimated(self, attention: Attention) -> str | None:
         """The gates of layers with shared sizes have other parameters than those of layers with equal sizes."""
         shared = isinstance(attention, MHA) and self.layers == "budget" and self.looks_ahead(attention)
@@ -60,17 +64,16 @@ class ToMTLA(ToMLA):
         kind = "MTLA" if self.recent is None else "MTLAWindow"
         return node | {"_target_": f"attnlab.attention.{kind}", "stride": self.stride} | window
 
-    def choices(self, attention: MHA, statistics: Statistics) -> list[LayerPlan]:
+    def choices(self, attention: MHA, statistics: Statistics) -> list[tuple[LayerPlan, dict[str, Any], float]]:
         """Unmerged latents too: a layer with a short window needs no merging, and one that retrieves loses by it."""
-        plans = super().choices(attention, statistics)
-        unmerged = [replace(plan, merged=False) for plan in plans]
-        return unmerged if isinstance(attention, SlidingWindow) else plans + unmerged
+        merged, unmerged = super().choices(attention, statistics), self._unmerged.choices(attention, statistics)
+        unmerged = [(replace(plan, merged=False), node, error) for plan, node, error in unmerged]
+        return unmerged if isinstance(attention, SlidingWindow) else merged + unmerged
 
     @torch.no_grad()
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
         if plan is not None and not plan.merged:
-            unmerged = ToMLA(**{setting.name: getattr(self, setting.name) for setting in fields(ToMLA)})
-            return unmerged.convert(attention, statistics, inputs, plan)
+            return self._unmerged.convert(attention, statistics, inputs, plan)
         layer = super().convert(attention, statistics, inputs, plan)
         mtla = layer.attention
         assert isinstance(mtla, MTLA)
