@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,13 +22,14 @@ from attnlab.attention import MHA, Attention
 from attnlab.conversion.base import Conversion, Layer, attention_of, within
 from attnlab.conversion.budget import LayerPlan, Survey, cheapest
 from attnlab.conversion.healing import Healing
-from attnlab.conversion.measured import ROUNDING, Choice, Predictions, expected
+from attnlab.conversion.measured import Choice, Predictions, due, losses
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
-from attnlab.run.console import progress
+from attnlab.run.console import each, progress
+from attnlab.run.files import writing
 from attnlab.run.record import first_process
 
 log = logging.getLogger(__name__)
@@ -167,67 +168,40 @@ def _plans(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -
 
 def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> Sequence[LayerPlan]:
     """The plan of each layer, by the predictions of the original with each choice for this layer alone."""
-    positions, room, blocks = tokens.shape[1], 0, decoder.blocks
-    layers: list[list[Choice]] = []
+    positions, room, layers = tokens.shape[1], 0, list[list[Choice]]()
     texts, predictions = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE), Predictions(decoder, tokens)
-
-    def measure(number: int, choices: Iterable[Choice], statistics: Mapping[int | None, Statistics]) -> None:
-        attention, inputs = blocks[number].attention, partial(texts.inputs, blocks[number])
-        assert isinstance(attention, MHA)
-        outputs = [(x, attention(x)) for x in inputs()]
-        for choice in choices:
-            window = choice.plan.window
-            layer = target.convert(within(attention, window), statistics[window], inputs, choice.plan)
-            if target.refit:
-                refit(layer.attention, outputs)
-            choice.divergence = predictions.divergence(target.finished(layer).attention)
-
-    with TemporaryDirectory() as folder, progress("measuring sizes of layers", len(blocks)) as advance:
-        for number, block in enumerate(blocks):
-            attention = block.attention
-            assert isinstance(attention, MHA)
+    with TemporaryDirectory() as folder:  # inputs and statistics of all layers may be larger than the model
+        for number, block in enumerate(each("surveying layers", decoder.blocks)):
+            attention, statistics = block.attention, dict[int | None, Statistics]()
             room += attention_of(target.planned_for(attention)).cache_elements(1, positions)
-            statistics, choices = dict[int | None, Statistics](), list[Choice]()
+            layers.append([])
             for window in (None, *target.windows(attention, positions)):
                 narrow = within(attention, window)
                 statistics[window] = _collected(narrow, block, texts, number)
                 for plan, node, error in target.choices(narrow, statistics[window]):
                     with torch.device("meta"):  # for its size alone
                         cost = attention_of(node).cache_elements(1, positions)
-                    choices.append(Choice(replace(plan, window=window), cost, error))
-            layers.append(sorted(choices, key=lambda choice: choice.kind))
-            kinds = [list(group) for _, group in groupby(layers[-1], lambda choice: choice.kind)]
-            measure(number, [kinds[0][len(kinds[0]) * 3 // 8], *(kind[-1] for kind in kinds[1:2])], statistics)
-            torch.save((texts.hidden, predictions.hidden, statistics), Path(folder) / str(number))
+                    layers[-1].append(Choice(replace(plan, window=window), cost, error))
+            outputs = [attention(x) for x in texts.inputs(block)]
+            with writing(Path(folder)), Path(folder, str(number)).open("wb") as file:
+                pickle.dump((texts.hidden, predictions.hidden, statistics, outputs), file)
             texts.enter(block)
             predictions.enter()
-            advance(1)
         room = max(room, sum(min(choice.cost for choice in layer) for layer in layers))  # sizes may be rounded up
-        while True:
-            chosen = [
-                layer[i] for layer, i in zip(layers, cheapest([_options(x, healed) for x in layers], room), strict=True)
-            ]
-            if all(choice.divergence is not None for choice in chosen):
+        while True:  # the best distribution by bounds of what is not measured, until all of it is
+            options = [losses(layer, HEALED if healed else 1.0) for layer in layers]
+            chosen = [layer[i] for layer, i in zip(layers, cheapest(options, room), strict=True)]
+            missing = [number for number, choice in enumerate(chosen) if choice.divergence is None]
+            if not missing:
                 return [choice.plan for choice in chosen]
-            for number, (layer, choice) in enumerate(zip(layers, chosen, strict=True)):
-                if choice.divergence is None:
-                    kind = [other for other in layer if other.kind == choice.kind]
-                    first = all(other.divergence is None for other in kind)  # the largest tells what a window loses
-                    texts.hidden, predictions.hidden, statistics = torch.load(
-                        Path(folder) / str(number), weights_only=False
-                    )
-                    predictions.block = number
-                    measure(number, [kind[-1] if first else choice], statistics)
-
-
-def _options(choices: Sequence[Choice], healed: bool) -> list[tuple[int, float]]:
-    """The cost of each choice of a layer, and its divergence, after healing if so set; the smaller of equals wins."""
-    errors, left, most = expected(choices), HEALED if healed else 1.0, max(choice.cost for choice in choices)
-    least = dict[int | None, float]()
-    for choice, error in zip(choices, errors, strict=True):
-        least[choice.plan.window] = min(error, least.get(choice.plan.window, error))
-    lost = [left * error + (1 - left) * least[c.plan.window] for c, error in zip(choices, errors, strict=True)]
-    return [(c.cost, error + ROUNDING * c.cost / most) for c, error in zip(choices, lost, strict=True)]
+            for number in each("measuring sizes of layers", missing):
+                block, choice = decoder.blocks[number], due(layers[number], chosen[number])
+                texts.hidden, predictions.hidden, means, outputs = pickle.loads(Path(folder, str(number)).read_bytes())
+                predictions.block, window, inputs = number, choice.plan.window, partial(texts.inputs, block)
+                tried = target.convert(within(block.attention, window), means[window], inputs, choice.plan)
+                if target.refit:
+                    refit(tried.attention, zip(inputs(), outputs, strict=True))
+                choice.divergence = predictions.divergence(target.finished(tried).attention)
 
 
 def _collected(
@@ -327,7 +301,7 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> 
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
     settings = repr(replace(target, healing=Healing()))  # healing comes after the conversion
-    return digest([6, content.hexdigest(), type(target).__name__, settings, healed])
+    return digest([7, content.hexdigest(), type(target).__name__, settings, healed])
 
 
 def _write(path: Path | None, layer: Layer) -> None:

@@ -6,7 +6,6 @@ needs a few exact positions, and one that retrieves needs every position. Both m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,64 +24,52 @@ LEAST = 4096  # with fewer other sizes are chosen
 PIECE = 4  # texts computed at a time
 POSITIONS = 1024  # of either kind, at most: each has a distribution over the vocabulary
 RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the others
-DOUBT = 2.0  # an expected divergence may be so many times too large
+DOUBT = 2.0  # a divergence by its ratio to the predicted error may be so many times too large
 ROUNDING = 1e-7  # least divergence that float32 can tell from none
-TINY = 1e-30  # smaller predicted errors are none
 
 
 @dataclass
 class Choice:
-    """A cache that a layer may have.
-
-    Args:
-        cost: elements of the cache.
-        predicted: squared error of the attention's output by the layer's statistics.
-        divergence: of predictions; None: not measured.
-    """
+    """A cache that a layer may have: its elements, the predicted error of outputs, and the divergence, if measured."""
 
     plan: LayerPlan
     cost: int
     predicted: float
     divergence: float | None = None
 
-    @property
-    def kind(self) -> tuple[float, bool]:
-        """Choices of a kind differ in size; only the first kind is exact at full size."""
-        return -(self.plan.window or math.inf), self.plan.merged
+
+def kinds(choices: Sequence[Choice]) -> list[list[Choice]]:
+    """Choices that differ in size alone. Those of the first kind are exact at full size."""
+    return [list(kind) for _, kind in groupby(choices, lambda choice: (choice.plan.window, choice.plan.merged))]
 
 
-def expected(choices: Sequence[Choice]) -> list[float]:
-    """The divergence of each choice of a layer, or what it is hardly less than, from those of the same kind.
+def losses(choices: Sequence[Choice], left: float) -> list[tuple[int, float]]:
+    """The cost of each choice of a layer, and its divergence, or a bound for it. The smaller of equals wins.
 
-    Between two measured sizes the logarithm of the divergence is linear in that of the predicted error. Beyond them it
-    has the ratio of the nearest one, but a smaller size of a kind that is never exact has at least its divergence. A
-    kind that is not measured has that of a longer window, at least.
-
-    Args:
-        choices: by kind, and then by size.
+    A smaller size has at least the divergence of a larger one, and a window at least that of a longer one, which comes
+    before it. A size of the first kind has at least half of the least measured ratio to the predicted error. Healing
+    leaves a share `left` of what a smaller size adds.
     """
-    result, longer, exact = list[float](), 0.0, choices[0].kind
-    for kind, group in groupby(choices, lambda choice: choice.kind):
-        every = list(group)
-        known = [(math.log(max(c.predicted, TINY)), c.divergence) for c in every if c.divergence is not None]
-        for choice in every:
-            at = math.log(max(choice.predicted, TINY))
-            larger = next((pair for pair in known if pair[0] <= at), None)
-            smaller = next((pair for pair in reversed(known) if pair[0] >= at), None)
-            if choice.divergence is not None or not known:
-                least, ratio = longer if choice.divergence is None else choice.divergence, 0.0
-            elif larger and smaller:
-                slope = math.log(smaller[1] / larger[1]) / max(smaller[0] - larger[0], TINY)
-                least, ratio = larger[1], larger[1] * math.exp(slope * (at - larger[0]))
-            elif larger:
-                least, ratio = larger[1], larger[1] * math.exp(at - larger[0]) * (kind == exact)
-            else:
-                assert smaller is not None
-                least, ratio = 0.0, smaller[1] * math.exp(at - smaller[0])
-            result.append(max(least, ratio / DOUBT))
-        if kind[0] > -math.inf and known:
-            longer = min(divergence for _, divergence in known)
+    result, floor, most = list[tuple[int, float]](), 0.0, max(choice.cost for choice in choices)
+    for kind in kinds(choices):
+        known = [(c.predicted, c.divergence) for c in kind if c.divergence is not None]
+        ratio = min((lost / error for error, lost in known if error > 0), default=0.0) * (kind[0] is choices[0])
+        bounds = list[float]()
+        for c in kind:
+            bound = max((lost for error, lost in known if error <= c.predicted), default=floor)
+            bounds.append(max(bound, ratio * c.predicted / DOUBT) if c.divergence is None else c.divergence)
+        floor = min(bounds) if kind[0].plan.window else 0.0  # what the window loses
+        pairs = zip(kind, bounds, strict=True)
+        result += [(c.cost, floor + left * (bound - floor) + ROUNDING * c.cost / most) for c, bound in pairs]
     return result
+
+
+def due(choices: Sequence[Choice], chosen: Choice) -> Choice:
+    """What to measure for a choice: itself, after one of each kind before; the largest tells what a window loses."""
+    kind = next(kind for kind in kinds(choices) if chosen in kind or all(c.divergence is None for c in kind))
+    if any(choice.divergence is not None for choice in kind):
+        return chosen
+    return kind[len(kind) * 3 // 8 if kind[0] is choices[0] else -1]
 
 
 def retrieved(tokens: Tensor) -> Tensor:
@@ -119,7 +106,7 @@ class Predictions:
             places = places[:: max(1, -(-len(places) // POSITIONS))]  # evenly spread
             weights[places] = weight / max(1, len(places))
         self._decoder, self.block = decoder, 0
-        self.hidden = list(decoder.embed(tokens[chosen], 0).split(PIECE))
+        self.hidden = [decoder.embed(rows, 0) for rows in tokens[chosen].split(PIECE)]
         self._weights = weights.split(PIECE * tokens.shape[1])
         self._original = [self._scored(*piece) for piece in zip(self.hidden, self._weights, strict=True)]
 

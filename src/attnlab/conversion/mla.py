@@ -36,7 +36,7 @@ ROWS = 256  # inputs of each batch for the size of a constant
 RIDGE = 1e-6  # of the mean diagonal of a Gram matrix
 TINY = torch.finfo(torch.float64).tiny
 CHOSEN = "the conversion chooses convert.rope_dim, on which parameters and multiply-adds depend"
-WINDOWS = (32, 64)  # that a layer is tried with
+WINDOWS = (64, 32)  # that a layer is tried with, longest first
 PARTS = 8  # sizes that a layer is tried with are so many parts of the original's cache, without the last
 SPLITS = 16  # splits of a cache into rotary and content parts to compare, at most
 

@@ -66,9 +66,9 @@ class ToMTLA(ToMLA):
 
     def choices(self, attention: MHA, statistics: Statistics) -> list[tuple[LayerPlan, dict[str, Any], float]]:
         """Unmerged latents too: a layer with a short window needs no merging, and one that retrieves loses by it."""
-        merged, unmerged = super().choices(attention, statistics), self._unmerged.choices(attention, statistics)
-        unmerged = [(replace(plan, merged=False), node, error) for plan, node, error in unmerged]
-        return unmerged if isinstance(attention, SlidingWindow) else merged + unmerged
+        plain = self._unmerged.choices(attention, statistics)
+        unmerged = [(replace(plan, merged=False), node, error) for plan, node, error in plain]
+        return unmerged + ([] if isinstance(attention, SlidingWindow) else super().choices(attention, statistics))
 
     @torch.no_grad()
     def convert(self, attention: MHA, statistics: Statistics, inputs: Inputs, plan: LayerPlan | None = None) -> Layer:
