@@ -103,6 +103,17 @@ def test_a_changed_layer_computes_with_what_it_has(change: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_cache_keeps_the_lengths_that_it_read(dtype: torch.dtype) -> None:
+    attention, x, prefix = MTLA(32, 4, stride=3).eval(), torch.randn(2, 4, 32), torch.randn(2, 7, 32)
+    lengths, cache = torch.tensor([7, 2], dtype=dtype), attention.new_cache(2, 4, 7)
+    want = attention(x, prefix, prefix_lengths=lengths)
+    attention.read_prefix(prefix, lengths, cache)
+    lengths.fill_(1)  # of the next batch
+    assert error(torch.cat([attention.extend(one, cache) for one in x.split(1, 1)], 1), want) < 1e-5
+
+
+@torch.no_grad()
 def test_a_subclass_decodes_by_its_own_methods() -> None:
     attention, x = Doubled(40, 4).eval(), torch.randn(1, 3, 40)
     cache = attention.new_cache(1, 3)

@@ -280,8 +280,9 @@ class Attention(nn.Module, ABC):
             raise ValueError("a prefix is read once per cache, before any text")
         _check_room(cache, size, cache.prefix_capacity)
         cache.has_prefix = True
-        if prefix_lengths is not None and not bool((prefix_lengths != size).any()):
-            prefix_lengths = None
+        if prefix_lengths is not None:  # a copy: steps in C++ read int64 where it is
+            uneven = bool((prefix_lengths != size).any())
+            prefix_lengths = prefix_lengths.to(torch.int64, copy=True) if uneven else None
         if prefix.numel():
             self._store_prefix(prefix, prefix_lengths, cache)
 
