@@ -114,6 +114,18 @@ def test_a_cache_keeps_the_lengths_that_it_read(dtype: torch.dtype) -> None:
 
 
 @torch.no_grad()
+def test_a_changed_copy_continues_a_text_with_its_own_weights() -> None:
+    attention, x = MHA(40, 4).eval(), torch.randn(2, 2, 40)
+    cache, other = attention.new_cache(2, 2), copy.deepcopy(attention)
+    attention.extend(x[:, :1], cache)
+    other.out.weight.mul_(2)
+    plain = copy.copy(cache)
+    step = other.extend(x[:, 1:], cache)
+    with prefer(Backend.PLAIN):
+        assert error(step, other.extend(x[:, 1:], plain)) < 1e-5
+
+
+@torch.no_grad()
 def test_a_subclass_decodes_by_its_own_methods() -> None:
     attention, x = Doubled(40, 4).eval(), torch.randn(1, 3, 40)
     cache = attention.new_cache(1, 3)

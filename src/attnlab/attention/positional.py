@@ -82,7 +82,7 @@ class PositionalCache(Cache):
     def native(self, attention: Any, x: Tensor) -> Tensor | None:
         if takes(x) is None or self.coded or "native_layer" not in vars(type(attention)) or not self.is_lean(x):
             return None
-        read, layer = (self.text, self.prefix, self.prefix_lengths, self.prefix_size), None
+        read, layer = (attention, self.text, self.prefix, self.prefix_lengths, self.prefix_size), None
         if self._layer is not None and all(a is b for a, b in zip(self._layer[0], read, strict=True)):
             layer = self._layer[1]
         if layer is None or not layer.stands():
