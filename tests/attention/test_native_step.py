@@ -41,6 +41,11 @@ CHANGES: dict[str, Callable[[MHA], object]] = {
     "a strided bias": lambda a: setattr(a.out, "bias", nn.Parameter(torch.randn(80)[::2])),
     "a hook": lambda a: a.out.register_forward_hook(lambda module, inputs, out: 2 * out),
     "8 bits": round_weights,
+    "a buffer": lambda a: (
+        frozen := a.out.weight.data,
+        delattr(a.out, "weight"),
+        a.out.register_buffer("weight", frozen),
+    ),
 }
 
 

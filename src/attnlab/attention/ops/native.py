@@ -145,7 +145,7 @@ def _own(module: Any, kind: Any) -> bool:
 def operand(module: Any, n: int | None, k: int) -> Operand | None:
     """The weights (n, k) of a linear layer that the library multiplies; None: it does not. n None: any number."""
     coded = _own(module, Int8Linear)
-    if not coded and not _own(module, nn.Linear):
+    if not coded and not (_own(module, nn.Linear) and module._parameters.keys() == {"weight", "bias"}):
         return None
     rows, dtype = module._parameters, torch.int8 if coded else torch.float32  # an attribute of a module takes longer
     weight, scales, bias = module._buffers["codes"] if coded else rows["weight"], rows.get("scales"), rows["bias"]
