@@ -109,3 +109,10 @@ def test_transforms_of_torch_func(mechanism: Mechanism) -> None:
 def test_compiled_steps_equal_eager_steps(mechanism: Mechanism, ragged: bool) -> None:
     compilations = decode_both(mechanism, ragged)
     assert compilations <= 5, "compiled anew at every other step"
+
+
+def test_an_export_takes_any_number_of_texts() -> None:
+    mechanism = next(m for m in EVERY if m.name == "mtla")
+    attention, x = mechanism.build(dtype=torch.float32).eval(), torch.randn(5, 8, 32)
+    exported = torch.export.export(attention, (x[:2],), dynamic_shapes=({0: torch.export.Dim("rows", max=4096)},))
+    assert error(exported.module()(x), attention(x)) < 1e-5

@@ -326,13 +326,13 @@ def _of_heads(past: list[Past], heads: slice) -> list[Past]:
 
 def _at_once(q: Tensor) -> bool:
     """Whether the keys and values of all heads are computed together: on a GPU, or for few short texts."""
-    return q.is_cuda or q.numel() <= SMALL and not torch.compiler.is_compiling()
+    return q.is_cuda or not torch.compiler.is_compiling() and q.numel() <= SMALL
 
 
 def _groups(q: Tensor, size: int | None = None) -> list[slice]:
     """Heads whose keys and values are computed at a time. On CUDA all, because a kernel draws dropout for all heads."""
-    threads = 1 if torch.compiler.is_compiling() else min(2, torch.get_num_threads())
-    heads, size = q.shape[2], size or -(-threads // q.shape[0])  # the kernel divides rows and heads among threads
+    few = 1 if torch.compiler.is_compiling() else -(-min(2, torch.get_num_threads()) // q.shape[0])
+    heads, size = q.shape[2], size or few  # the kernel divides rows and heads among threads
     count = 1 if _at_once(q) else -(-heads // size)
     bounds = [heads * i // count for i in range(count + 1)]
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]
