@@ -33,6 +33,12 @@ class Doubled(MHA):
         return 2 * super()._join(out_bhtd)
 
 
+def freeze(layer: nn.Linear) -> None:
+    weight = layer.weight.detach()
+    del layer.weight
+    layer.register_buffer("weight", weight)
+
+
 CHANGES: dict[str, Callable[[MHA], object]] = {
     "another layer": lambda a: setattr(a, "query", nn.Linear(40, 40)),
     "another parameter": lambda a: setattr(a.value, "weight", nn.Parameter(torch.randn(40, 40))),
@@ -41,11 +47,7 @@ CHANGES: dict[str, Callable[[MHA], object]] = {
     "a strided bias": lambda a: setattr(a.out, "bias", nn.Parameter(torch.randn(80)[::2])),
     "a hook": lambda a: a.out.register_forward_hook(lambda module, inputs, out: 2 * out),
     "8 bits": round_weights,
-    "a buffer": lambda a: (
-        frozen := a.out.weight.data,
-        delattr(a.out, "weight"),
-        a.out.register_buffer("weight", frozen),
-    ),
+    "a buffer": lambda a: freeze(a.out),
 }
 
 
