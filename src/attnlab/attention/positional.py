@@ -98,8 +98,6 @@ class PositionalCache(Cache):
     def native_prefix(self) -> dict[str, Any]:
         """The fields of a step by the library that describe the prefixes, but their buffers."""
         lengths, (name, buffer) = self.prefix_lengths, next(iter(self.prefix.items()))
-        if lengths is not None and not lengths.is_contiguous():
-            raise TypeError("lengths of prefixes with strides")
         at = None if lengths is None else lengths.data_ptr()
         return {"prefix": Prefix(at, self.prefix_size, buffer.shape[self.axes[name]], self.beam, self.stride)}
 

@@ -10,7 +10,6 @@ import torch
 from omegaconf import DictConfig
 
 from attnlab.attention.ops.backends import noting, used
-from attnlab.attention.ops.native import PRODUCTS
 from attnlab.bench.memory import peak_mib, shortage
 from attnlab.bench.settings import Settings, Shape, rounded, summary
 from attnlab.bench.variants import Variant
@@ -210,14 +209,14 @@ def _result(times: list[dict[str, float]], work: Workload, shape: Shape) -> dict
 def unchecked(check: dict[str, Any], result: dict[str, Any]) -> list[str]:
     """Fused kernels that computed a run but not its check, and were therefore not compared on this device.
 
-    torch's SDPA and products need no check, those of few rows included. Published algorithms do not record kernels.
+    torch's SDPA and plain products need no check. Published algorithms do not record kernels.
     """
     if "kernels" not in check or "kernels" not in result:
         return []
     pairs = [(operation, name) for operation, names in result["kernels"].items() for name in names]
     stock = ("SDPA", "PLAIN")
     return [f"{name} ({operation})" for operation, name in pairs if not name.startswith(stock)
-            and operation != PRODUCTS and name not in check["kernels"].get(operation, [])]  # fmt: skip
+            and name not in check["kernels"].get(operation, [])]  # fmt: skip
 
 
 def _ratio(

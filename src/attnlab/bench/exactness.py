@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attnlab.attention import Attention, MTLAWindow
 from attnlab.attention.ops import naive
 from attnlab.attention.ops.backends import Backend, choose
+from attnlab.attention.ops.native import product
 from attnlab.attention.sliding_window import Windowed
 from attnlab.bench.settings import rounded
 from attnlab.bench.variants import AttentionVariant, LayerSteps
@@ -137,7 +138,7 @@ def _steps(
     copied: bool,
     compiled: Compiler | None,
 ) -> list[float]:
-    """Errors of cached steps with reordered rows, for two sentences, against the parallel form."""
+    """Errors of cached steps with reordered rows, for two sentences, against the parallel form, and of a product."""
     rows, size = len(x), prefix.shape[1]
     copies = prefix.repeat_interleave(BEAM, 0)
     cache = tested.new_cache(rows, STEPS, size, prefix_batch=rows if copied else 2)
@@ -152,7 +153,8 @@ def _steps(
         errors.append(_error([steps(new)], [want]))
         cache.reorder(order[t])
         history = history[order[t]]
-    return errors
+    few, weight = x[:, 0], x[:, 1].contiguous()  # a model's other layers compute such products
+    return [*errors, _error([product(few, weight)], [few.double() @ weight.double().mT])]
 
 
 def _moves(generator: torch.Generator) -> Tensor:

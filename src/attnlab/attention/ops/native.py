@@ -28,7 +28,6 @@ from .backends import captured, note, step_preferred
 ROWS = 8  # torch's products of more rows are as fast
 NORMS: list[type] = [nn.Identity, nn.RMSNorm, nn.LayerNorm]
 NAME = "attnlab::native"  # of the calls in a profile
-PRODUCTS = "products of few rows"  # the operation that a call records
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 log = logging.getLogger(__name__)
 Operand = tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales of int8, bias
@@ -234,7 +233,7 @@ def eps_of(norm: nn.Module) -> float:
     return torch.finfo(torch.float32).eps if eps is None else eps
 
 
-def _noted(operation: str = PRODUCTS) -> AbstractContextManager[Any]:
+def _noted(operation: str = "products of few rows") -> AbstractContextManager[Any]:
     """Record the choice, and the call if a profiler runs."""
     note(operation, "NATIVE")
     return record_function(NAME) if torch.autograd._profiler_enabled() else nullcontext()
