@@ -25,6 +25,7 @@ FAMILIES = {  # by the beginning of a row's label; the first that fits
 TASKS = {  # points of a table, the axis' label, and a factor of the difference; None: quality is a perplexity
     "WikiText-2": (HERE / "wikitext2_points.csv", "perplexity over MHA's, %", None),
     "spoken digits to German text": (HERE / "digits_points.csv", "points of BLEU below MHA's", 1),
+    "AN4 speech recognition": (HERE / "an4_points.csv", "points of accuracy below MHA's", 100),
     "MQAR, 4 to 32 pairs": (RECALL / "table_points.csv", "points of accuracy below MHA's", 100),
 }
 

@@ -21,7 +21,7 @@ ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
 SPECS = command.specifications(EXPERIMENTS)
 LONG = {"recall/shifted.yaml", "recall/table.yaml"}  # compose many rows
-LONG |= {"t6/table7.yaml", "t6/variants.yaml", "comparison/digits_rates.yaml"}
+LONG |= {"t6/table7.yaml", "t6/variants.yaml", "comparison/digits_rates.yaml", "comparison/an4_rates.yaml"}
 LONG |= {"comparison/wikitext2.yaml", "comparison/wikitext2_rates.yaml"}
 LONG |= {f"comparison/compression_{name}.yaml" for name in ("photos", "gpt2", "llama")}
 EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tuple(LONG)) else path for path in SPECS]

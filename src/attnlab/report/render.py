@@ -167,7 +167,7 @@ def _paired(column: Column, ours: Sequence[SavedRecord], others: Sequence[SavedR
     pairs = [pair for pair in both if len(pair) == 2]
     if len(pairs) < 2:
         return NOT_RUN
-    changes = [number - base for number, base in pairs]
+    changes = [(number - base) * column.factor for number, base in pairs]
     middle, least, most = (f"{value:+.{column.digits}f}" for value in (mean(changes), min(changes), max(changes)))
     if min(changes) == max(changes):
         return f"{middle} with each seed"

@@ -88,7 +88,8 @@ def configured(task: str, name: str, root: Path, cache_dir: Path, *overrides: st
         f"data_root={root}", f"cache_dir={cache_dir}", "task.decode.beam=2",
         *overrides,
     )  # fmt: skip
-    cfg.attention = composed(name).attention  # its references are to the task beside it
+    merged = ["attention.recent=1", "attention.first=0"] if name == "mtla_window" else []  # these texts are short
+    cfg.attention = composed(name, *merged).attention  # its references are to the task beside it
     return freeze(cfg, {"task": task, "attention": name, "scale": "sample", "compress": "none"})
 
 
