@@ -112,8 +112,8 @@ def convert(
         target.planned_for(attention)
     plans = _plans(decoder, target, tokens, healed)
     layers, last = [], len(decoder.blocks) - 1
-    texts = Texts(decoder, tokens, BATCH, PIECE)
-    with progress("converting layers", last + 1) as advance:
+    with TemporaryDirectory() as temporary, progress("converting layers", last + 1) as advance:
+        texts = Texts(decoder, tokens, BATCH, PIECE, temporary)
         for number, block in enumerate(decoder.blocks):
             attention = block.attention
             assert isinstance(attention, MHA)
@@ -153,11 +153,11 @@ def _plans(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -
     if target.measured:
         return _measured(decoder, target, tokens, healed)
     surveys, last = list[Survey](), len(attentions) - 1
-    texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE)
-    with progress("surveying layers", last + 1) as advance:
+    with TemporaryDirectory() as folder, progress("surveying layers", last + 1) as advance:
+        texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE, folder)
         for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
             statistics = _collected(attention, block, texts, number)
-            energy = sum(float(texts.hidden[i].double().square().sum()) for i in texts.some())
+            energy = sum(float(texts.hidden(i).double().square().sum()) for i in texts.some())
             weight = 1 / max(energy / statistics.tokens, TINY)
             surveys.append(replace(target.survey(attention, statistics), weight=weight))
             if number < last:
@@ -169,8 +169,9 @@ def _plans(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -
 def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> Sequence[LayerPlan]:
     """The plan of each layer, by the predictions of the original with each choice for this layer alone."""
     positions, room, layers = tokens.shape[1], 0, list[list[Choice]]()
-    texts, predictions = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE), Predictions(decoder, tokens)
+    predictions = Predictions(decoder, tokens)
     with TemporaryDirectory() as folder:  # inputs and statistics of all layers may be larger than the model
+        texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE, folder, kept=True)
         for number, block in enumerate(each("surveying layers", decoder.blocks)):
             attention, statistics = block.attention, dict[int | None, Statistics]()
             room += attention_of(target.planned_for(attention)).cache_elements(1, positions)
@@ -184,7 +185,7 @@ def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool
                     layers[-1].append(Choice(replace(plan, window=window), cost, error))
             outputs = [attention(x) for x in texts.inputs(block)]
             with writing(Path(folder)), Path(folder, str(number)).open("wb") as file:
-                pickle.dump((texts.hidden, predictions.hidden, statistics, outputs), file)
+                pickle.dump((predictions.hidden, statistics, outputs), file)
             texts.enter(block)
             predictions.enter()
         room = max(room, sum(min(choice.cost for choice in layer) for layer in layers))  # sizes may be rounded up
@@ -196,8 +197,11 @@ def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool
                 return [choice.plan for choice in chosen]
             for number in each("measuring sizes of layers", missing):
                 block, choice = decoder.blocks[number], due(layers[number], chosen[number])
-                texts.hidden, predictions.hidden, means, outputs = pickle.loads(Path(folder, str(number)).read_bytes())
-                predictions.block, window, inputs = number, choice.plan.window, partial(texts.inputs, block)
+                outputs.clear()  # before the next ones are read
+                with Path(folder, str(number)).open("rb") as file:
+                    predictions.hidden, means, outputs = pickle.load(file)
+                texts.number = predictions.block = number
+                window, inputs = choice.plan.window, partial(texts.inputs, block)
                 tried = target.convert(within(block.attention, window), means[window], inputs, choice.plan)
                 if target.refit:
                     refit(tried.attention, zip(inputs(), outputs, strict=True))

@@ -12,7 +12,6 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.conversion.budget import LayerPlan
@@ -21,7 +20,8 @@ from attnlab.models.decoder import Decoder
 SAME = 6  # ids before a token that stand before it earlier in the text too: then it can be retrieved
 TOKENS = 32768  # on which predictions are compared, over the number of layers: a choice passes through all later ones
 LEAST = 4096  # with fewer other sizes are chosen
-PIECE = 4  # texts computed at a time
+PIECE = 2  # texts computed at a time
+ROWS = 128  # positions whose distributions over the vocabulary are computed at a time
 POSITIONS = 1024  # of either kind, at most: each has a distribution over the vocabulary
 RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the others
 DOUBT = 2.0  # a divergence by its ratio to the predicted error may be so many times too large
@@ -109,6 +109,8 @@ class Predictions:
         self.hidden = [decoder.embed(rows, 0) for rows in tokens[chosen].split(PIECE)]
         self._weights = weights.split(PIECE * tokens.shape[1])
         self._original = [self._scored(*piece) for piece in zip(self.hidden, self._weights, strict=True)]
+        self._expected = [torch.cat([self._mean_row(part) for part in rows.split(ROWS)]) for rows in self._original]
+        self._sums = [self._log_sums(rows) for rows in self._original]
 
     def _scored(self, x: Tensor, weights: Tensor) -> Tensor:
         """Final hidden states, (positions with a weight, d)."""
@@ -118,15 +120,29 @@ class Predictions:
         rows = (x + last.attention(last.attention_norm(x))).flatten(0, 1)[weights > 0]
         return self._decoder.final(rows + last.mlp(last.mlp_norm(rows)))
 
+    def _mean_row(self, final: Tensor) -> Tensor:
+        """Rows of the vocabulary matrix, weighted by the predictions from final hidden states, (rows, d) each."""
+        logits = self._decoder.logits(final)
+        return logits.softmax(-1) @ self._decoder.vocabulary_matrix
+
+    def _log_sums(self, final: Tensor) -> Tensor:
+        """Log-sum-exp of the logits from final hidden states, (rows, d) -> (rows,)."""
+        return torch.cat([self._decoder.logits(part).float().logsumexp(-1) for part in final.split(ROWS)])
+
     def divergence(self, attention: Attention) -> float:
-        """KL(original | decoder with this attention in the current block) of the next token, in nats, as weighted."""
+        """KL(original | decoder with this attention in the current block) of the next token, in nats, as weighted.
+
+        With final hidden states h and h', logits h W^T and the original's probabilities p it is
+        lse(h' W^T) - lse(h W^T) - (p W) (h' - h), so that p W is computed once.
+        """
         block, total = self._decoder.blocks[self.block], 0.0
         before, block.attention = block.attention, attention
         try:
-            for x, weights, original in zip(self.hidden, self._weights, self._original, strict=True):
-                pair = (original, self._scored(x, weights))
-                old, new = (self._decoder.logits(rows).float().log_softmax(-1) for rows in pair)
-                lost = F.kl_div(new, old, reduction="none", log_target=True).sum(-1)
+            for x, weights, original, log_sums, expected in zip(
+                self.hidden, self._weights, self._original, self._sums, self._expected, strict=True
+            ):
+                new = self._scored(x, weights)
+                lost = self._log_sums(new) - log_sums - ((new - original) * expected).sum(-1)
                 total += float(lost.double() @ weights[weights > 0].double())
         finally:
             block.attention = before

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import torch
 from annotated_types import Ge, Le
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from attnlab.attention import Attention
 from attnlab.data.text.facts import with_facts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
+from attnlab.run.files import writing
 
 if TYPE_CHECKING:
     from attnlab.data.text.corpora import Split
@@ -95,24 +97,40 @@ def _refuse_files(path: Path, where: str, data: LanguageModellingData) -> None:
 
 
 class Texts:
-    """Inputs of the current block, and known inputs of its output projection, in numbered pieces of batches.
+    """Inputs of a block, and known inputs of its output projection, in numbered pieces of batches.
+
+    The block's inputs are files, because those of all texts may be larger than the model.
 
     Args:
         tokens: (windows, positions).
         batch: windows of a batch, a multiple of `piece`.
         piece: windows of a piece, B.
+        folder: for the files. WriteError: the disk is full, for example.
+        kept: whether the files of earlier blocks are kept, so that `number` can be set back.
 
     Attributes:
-        hidden: inputs of the current block, (B, T, d), by piece.
+        number: of the current block.
         originals: known inputs of the original attention's output projection, (B, T, H D), by piece.
         outputs: the same of the attention in the block.
     """
 
-    def __init__(self, decoder: Decoder, tokens: Tensor, batch: int, piece: int) -> None:
+    def __init__(
+        self, decoder: Decoder, tokens: Tensor, batch: int, piece: int, folder: str, *, kept: bool = False
+    ) -> None:
         self.positions, self._count, self._pieces = tokens.numel(), -(-len(tokens) // piece), batch // piece
-        self.hidden = {i: decoder.embed(rows, 0) for i, rows in enumerate(tokens.split(piece))}
+        self._folder, self._kept, self.number = Path(folder), kept, 0
+        for i, rows in enumerate(tokens.split(piece)):
+            self._write(i, 0, decoder.embed(rows, 0))
         self.originals: dict[int, Tensor] = {}
         self.outputs: dict[int, Tensor] = {}
+
+    def _write(self, piece: int, number: int, x: Tensor) -> None:
+        with writing(self._folder):
+            (self._folder / f"{number}-{piece}").write_bytes(save({"x": x.contiguous()}))
+
+    def hidden(self, piece: int) -> Tensor:
+        """Inputs of the current block, (B, T, d)."""
+        return load((self._folder / f"{self.number}-{piece}").read_bytes())["x"]
 
     def some(self, every: int = 1) -> list[int]:
         """Numbers of the pieces of every `every`-th batch."""
@@ -124,7 +142,7 @@ class Texts:
 
     def inputs(self, block: DecoderBlock, numbers: Iterable[int] | None = None) -> Iterator[Tensor]:
         """Inputs of the current block's attention, (B, T, d) for each of these pieces; None: all."""
-        return (block.attention_norm(self.hidden[i]) for i in (range(self._count) if numbers is None else numbers))
+        return (block.attention_norm(self.hidden(i)) for i in (range(self._count) if numbers is None else numbers))
 
     def original(self, number: int, x: Tensor, attention: Attention) -> Tensor:
         """The original attention's output (B, T, d) for its input x (B, T, d)."""
@@ -151,7 +169,10 @@ class Texts:
             return out
 
         for i in range(self._count) if numbers is None else numbers:
-            self.hidden[i].copy_(block(self.hidden[i], partial(attend, i)))  # new tensors would leave holes in memory
+            self._write(i, self.number + 1, block(self.hidden(i), partial(attend, i)))
+            if not self._kept:
+                (self._folder / f"{self.number}-{i}").unlink()
+        self.number += 1
         self.originals.clear()
         self.outputs.clear()
 
