@@ -51,7 +51,7 @@ CHANGES: dict[str, Callable[[MHA], object]] = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 9, 20])
 @pytest.mark.parametrize("name", MADE)
 def test_steps_equal_those_of_torch(name: str, rows: int) -> None:
     torch.manual_seed(0)
@@ -67,6 +67,22 @@ def test_steps_equal_those_of_torch(name: str, rows: int) -> None:
             few = copy.copy(few)  # a copy has buffers of its own
             assert "NATIVE" in used(pairs)["step"]
             next(p for p in attention.parameters() if p.dim() > 1).mul_(1.1)  # weights that change in place
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(48, 33), (160, 70), (21, 64), (2048, 20)])
+@pytest.mark.parametrize("coded", [False, True])
+def test_products_of_every_number_of_rows_equal_those_of_torch(size: tuple[int, int], coded: bool) -> None:
+    layer: nn.Linear = nn.Linear(*size)
+    layer = Int8Linear(layer.weight, layer.bias) if coded else layer
+    for rows in (*range(1, 27), 50, 63, 64):
+        x = torch.randn(rows, size[0])
+        with noting() as pairs:
+            assert error(linear(layer, x), x @ layer.weight.mT + layer.bias) < 1e-5
+        assert used(pairs) == {"products of few rows": ["NATIVE"]}
+    with noting() as pairs:
+        linear(layer, torch.randn(65, size[0]))
+    assert not used(pairs)
 
 
 @torch.no_grad()

@@ -100,21 +100,6 @@ def test_scores_are_those_without_a_cache_and_batches_change_nothing(mechanism: 
             assert h.score == pytest.approx(complete, abs=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_weights_by_columns_give_the_same_hypotheses(mechanism: str) -> None:
-    model = decoder(mechanism).float()
-    prefixes = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(1))
-    weights, results = {name: weight.clone() for name, weight in model.named_parameters()}, []
-    for by_columns in (False, True, False):
-        beam.store_weights(model, by_columns=by_columns)
-        assert model.unembedding.weight.is_contiguous() is not by_columns
-        assert all(torch.equal(weights[name], weight) for name, weight in model.named_parameters())
-        results.append(search(model, prefixes, torch.tensor([7, 4]), beam=30, max_len_b=6))
-    for rows, columns, again in zip(*results, strict=True):
-        assert rows == again and [h.tokens for h in rows[:5]] == [h.tokens for h in columns[:5]]
-        assert [h.score for h in columns] == pytest.approx([h.score for h in rows], abs=1e-4)
-
-
 def test_looking_seldom_which_sentences_are_finished_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder("mtla2")
     prefixes = torch.randn(4, 7, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

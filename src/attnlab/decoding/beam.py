@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Le
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlab.attention import Cache
 from attnlab.config.bounds import Size, SizeOrZero
@@ -20,7 +20,6 @@ LEAST = 8  # remaining steps for which a capture pays off
 READS = 32  # positions by which the reads of a compiled step grow
 Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]  # a bound method -> its compiled form
 BLOCK = 32  # tokens per block of the vocabulary in `best_continuations`
-MANY = 24  # rows of a step from which matrices by columns pay
 WAIT = {"cuda": 8}  # steps between checks for finished sentences, by device; others: 1
 
 
@@ -418,16 +417,3 @@ def stay(parents: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.where(stays, parents, free.gather(1, ((~stays).cumsum(1) - 1).clamp(min=0)))
     order = torch.empty_like(numbers).scatter(1, place, numbers)
     return parents.gather(1, order), order
-
-
-@torch.inference_mode(False)
-def store_weights(model: nn.Module, *, by_columns: bool) -> None:
-    """Store the float32 matrices of linear layers on a CPU by columns, or by rows again. Their values stay.
-
-    By columns, products with `MANY` to 100 rows take about 0.8 of the time. Matrices that are also embeddings stay.
-    """
-    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for weight in [module.weight for module in model.modules() if type(module) is nn.Linear]:
-        alone = isinstance(weight, nn.Parameter) and id(weight) not in tied
-        if alone and weight.dtype == torch.float32 and weight.device.type == "cpu":
-            weight.data = weight.data.mT.contiguous().mT if by_columns else weight.data.contiguous()

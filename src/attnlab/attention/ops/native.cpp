@@ -14,6 +14,7 @@ enum { WIDTH = 16, WIDE = 4 };  // floats of a vector, and rows of weights at a 
 enum { WIDTH = 8, WIDE = 2 };
 #endif
 enum { AHEAD = 8 };  // rows of weights by which loads are announced
+enum { GROUP = 6, STRIP = 16 };  // rows of inputs and of weights at a time, at most
 typedef float V __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int I __attribute__((vector_size(4 * WIDTH)));
 #define INLINE static inline __attribute__((always_inline))
@@ -53,59 +54,121 @@ INLINE __m128 totals(V a, V b, V c, V d) {
 }
 #endif
 
-// Outputs j ... j + R - 1 of M rows: y (M, n) = x (M, k) w^T + b, with w (n, k) in float32, or int8 and scales (n).
-// Rows of y are y_row apart.
-template <int M, int R, class T>
-INLINE void outputs(int j, int k, const float *x, const T *w, const float *scales, const float *b, float *y, int y_row) {
+// y = x w^T + b with x (m, k), y (m, n), whose rows are y_row apart, and w (n, k) in float32, or int8 and scales (n).
+template <class T>
+struct Product {
+    int m, n, k;
+    const float *x;
+    const T *w;
+    const float *scales, *b;
+    float *y;
+    int y_row;
+};
+
+// Outputs j ... j + R - 1 of rows i ... i + M - 1. Their inputs are x, with distances `next` between rows and `step` between
+// vectors. Loads of A rows of weights from `ahead` on are announced.
+template <int M, int R, int A, class T>
+INLINE void outputs(const Product<T> &at, int i, int j, const float *x, size_t next, size_t step, const T *ahead) {
     V sums[R][M] = {};
-    w += (size_t)j * k;
-    int p = 0;
-    for (; p + WIDTH <= k; p += WIDTH) {
+    const size_t k = at.k;
+    const T *w = at.w + j * k;
+    float *y = at.y + (size_t)i * at.y_row + j;
+    size_t p = 0;
+    for (; p + WIDTH <= k; p += WIDTH, x += step) {
         V part[R];
-        for (int r = 0; r < R; r++) {
-            part[r] = vector(w + (size_t)r * k + p);
-            __builtin_prefetch(w + (size_t)(r + AHEAD) * k + p);
-        }
+        for (int r = 0; r < R; r++) part[r] = vector(w + r * k + p);
+        for (int r = 0; r < A; r++) __builtin_prefetch(ahead + r * k + p);
         for (int i = 0; i < M; i++) {
-            const V column = *(const V *)(x + (size_t)i * k + p);
+            const V column = *(const V *)(x + i * next);
             for (int r = 0; r < R; r++) sums[r][i] += part[r] * column;
         }
     }
 #ifdef __AVX512F__
     if constexpr (R == 4)
         if (p == k) {
-            for (int i = 0; i < M; i++) {
+            for (int i = 0; i < M; i++, y += at.y_row) {
                 __m128 four = totals(sums[0][i], sums[1][i], sums[2][i], sums[3][i]);
-                if (scales) four *= _mm_loadu_ps(scales + j);
-                if (b) four += _mm_loadu_ps(b + j);
-                _mm_storeu_ps(y + (size_t)i * y_row + j, four);
+                if (at.scales) four *= _mm_loadu_ps(at.scales + j);
+                if (at.b) four += _mm_loadu_ps(at.b + j);
+                _mm_storeu_ps(y, four);
             }
             return;
         }
 #endif
-    for (int r = 0; r < R; r++)
-        for (int i = 0; i < M; i++) {
+    for (int i = 0; i < M; i++, y += at.y_row)
+        for (int r = 0; r < R; r++) {
             float sum = total(sums[r][i]);
-            for (int q = p; q < k; q++) sum += w[(size_t)r * k + q] * x[(size_t)i * k + q];
-            if (scales) sum *= scales[j + r];
-            y[(size_t)i * y_row + j + r] = b ? sum + b[j + r] : sum;
+            for (size_t q = p; q < k; q++) sum += w[r * k + q] * x[i * next + q - p];
+            if (at.scales) sum *= at.scales[j + r];
+            y[r] = at.b ? sum + at.b[j + r] : sum;
         }
 }
 
-template <int M, class T, int R = WIDE>
-void rows(int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y, int y_row) {
-    const int blocks = n / R;
-#pragma omp parallel for num_threads(threads) if ((size_t)n * k > 65536)
-    for (int block = 0; block < blocks; block++) outputs<M, R>(block * R, k, x, w, scales, b, y, y_row);
-    for (int j = blocks * R; j < n; j++) outputs<M, 1>(j, k, x, w, scales, b, y, y_row);
+template <int R, int A, class T>
+INLINE void outputs(int m, const Product<T> &at, int i, int j, const float *x, size_t next, size_t step, const T *ahead) {
+    switch (m) {
+        case 1: return outputs<1, R, A>(at, i, j, x, next, step, ahead);
+        case 2: return outputs<2, R, A>(at, i, j, x, next, step, ahead);
+        case 3: return outputs<3, R, A>(at, i, j, x, next, step, ahead);
+        case 4: return outputs<4, R, A>(at, i, j, x, next, step, ahead);
+        case 5: return outputs<5, R, A>(at, i, j, x, next, step, ahead);
+        case 6: return outputs<6, R, A>(at, i, j, x, next, step, ahead);
+        case 7: return outputs<7, R, A>(at, i, j, x, next, step, ahead);
+        default: return outputs<8, R, A>(at, i, j, x, next, step, ahead);
+    }
 }
 
-template <int M = 8, class T>
+// More than 8 rows are computed in groups of nearly equal size, whose sums fit the registers.
+struct Group {
+    int first, size;
+};
+
+static Group group_of(int m, int groups, int g) {
+    const int size = m / groups, longer = m % groups;
+    return {g * size + (g < longer ? g : longer), size + (g < longer)};
+}
+
+template <class T>
 void product(int m, int n, int k, int threads, const float *x, const T *w, const float *scales, const float *b, float *y, int y_row) {
-    if constexpr (M > 1)
-        if (m < M) return product<M - 1>(m, n, k, threads, x, w, scales, b, y, y_row);
-    rows<M>(n, k, threads, x, w, scales, b, y, y_row);
-    if (m > M) product(m - M, n, k, threads, x + M * (size_t)k, w, scales, b, y + M * (size_t)y_row, y_row);
+    const Product<T> at = {m, n, k, x, w, scales, b, y, y_row};
+    const bool few = m <= 2 * GROUP || k % WIDTH;
+    const int groups = m <= 8 ? 1 : (m + GROUP - 1) / GROUP, whole = n / WIDE * WIDE;
+    if (few) {  // the weights of a block stay in the first cache
+#pragma omp parallel for num_threads(threads) if ((size_t)m * n * k > 65536)
+        for (int j = 0; j < whole; j += WIDE)
+            for (int g = 0; g < groups; g++) {
+                const Group group = group_of(m, groups, g);
+                outputs<WIDE, WIDE>(group.size, at, group.first, j, x + (size_t)group.first * k, k, WIDTH, w + (size_t)(j + AHEAD) * k);
+            }
+    } else {  // the inputs of a group do, vector by vector, and the weights of a strip in the second cache
+        static thread_local std::vector<float> memory;
+        if (memory.size() < (size_t)m * k) memory.resize((size_t)m * k);
+        float *panels = memory.data();
+#pragma omp parallel num_threads(threads) if ((size_t)m * n * k > 65536)
+        {
+#pragma omp for
+            for (int g = 0; g < groups; g++) {
+                const Group group = group_of(m, groups, g);
+                float *to = panels + (size_t)group.first * k;
+                for (int p = 0; p < k; p += WIDTH)
+                    for (int i = group.first; i < group.first + group.size; i++, to += WIDTH) *(V *)to = *(const V *)(x + (size_t)i * k + p);
+            }
+#pragma omp for
+            for (int first = 0; first < whole; first += STRIP) {
+                const int last = first + STRIP < whole ? first + STRIP : whole;
+                const T *ahead = w + (size_t)last * k;
+                for (int g = 0; g < groups; g++) {
+                    const Group group = group_of(m, groups, g);
+                    for (int j = first; j < last; j += WIDE, ahead += k)
+                        outputs<WIDE, 1>(group.size, at, group.first, j, panels + (size_t)group.first * k, WIDTH, (size_t)group.size * WIDTH, ahead);
+                }
+            }
+        }
+    }
+    for (int g = 0; g < groups; g++) {
+        const Group group = group_of(m, groups, g);
+        for (int j = whole; j < n; j++) outputs<1, 1>(group.size, at, group.first, j, x + (size_t)group.first * k, k, WIDTH, w + (size_t)j * k);
+    }
 }
 
 // e^x to two units in the last place.

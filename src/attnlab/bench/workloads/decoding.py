@@ -21,7 +21,7 @@ from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, LayerSteps
 from attnlab.bench.workloads import AttentionWorkload, random_inputs
 from attnlab.decoding import BeamSearch
-from attnlab.decoding.beam import MANY, WARM_UP, Stepping, Steps, store_weights
+from attnlab.decoding.beam import WARM_UP, Stepping, Steps
 from attnlab.models import LanguageModel, PrefixDecoder
 
 PRODUCTS = frozenset(
@@ -237,7 +237,6 @@ class Beam(AttentionWorkload):
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         decoder = variant.decoder(dtype, device)
         self.attentions = decoder.attentions
-        store_weights(decoder, by_columns=shape.batch * shape.beam >= MANY)
         self.spy = Spy(decoder, variant.copied)
         self.search = BeamSearch(shape.beam, max_len_b=shape.text, min_len=shape.text)
         self.prefix = random_inputs(decoder.attentions[0], shape.batch, shape.prefix)

@@ -14,7 +14,6 @@ from attnlab.callbacks.scoring import Scored, update
 from attnlab.data.batch import Batch
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.decoding import BeamSearch
-from attnlab.decoding.beam import MANY, store_weights
 from attnlab.errors import DataError
 from attnlab.metrics.text import TextMetric
 from attnlab.models import CrossDecoder, EncoderDecoder, PrefixDecoder, SpeechToText, TextToText
@@ -118,10 +117,8 @@ class SequenceToText(Decodes, Module):
 
     def on_test_epoch_start(self) -> None:
         self._decoded_tokens = 0
-        store_weights(self.model.decoder, by_columns=self.search.beam >= MANY)
 
     def on_test_epoch_end(self) -> None:
-        store_weights(self.model.decoder, by_columns=False)
         tokens = torch.tensor(float(self._decoded_tokens), device=self.device)
         if not self.trainer.strategy.reduce(tokens, reduce_op="sum"):
             raise DataError(
