@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from attnlab.attention import MHA, MLA
-from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers, texts
+from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers, measured, texts
 from attnlab.conversion.base import attention_of
 from attnlab.conversion.budget import Survey, distribute, near
 from attnlab.conversion.layers import convert, refit
-from attnlab.conversion.measured import retrieved
+from attnlab.conversion.measured import Predictions, retrieved
 from attnlab.conversion.split import Rotary
 from attnlab.conversion.statistics import collect
 from attnlab.errors import ConfigError, DataError
@@ -62,6 +63,26 @@ def test_measured_sizes_fit_the_cache_and_go_where_predictions_change() -> None:
 def test_retrieved_tokens_follow_the_same_ids_again() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 9]
     assert retrieved(torch.tensor([text]))[0].nonzero().flatten().tolist() == [13]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("name", "block"), [("llama", 0), ("smollm", 1), ("gpt2", 1)])
+def test_a_divergence_is_that_of_the_predictions(monkeypatch: pytest.MonkeyPatch, name: str, block: int) -> None:
+    """With equal weights of the positions, of which none is retrieved."""
+    monkeypatch.setattr(measured, "ROWS", 5)
+    decoder, predictions = copy.deepcopy(exact(name)), Predictions(exact(name), TEXTS)
+    for _ in range(block):
+        predictions.enter()
+    changed = copy.deepcopy(decoder.blocks[block].attention)
+    changed.out.weight.mul_(0.9)
+    divergence = predictions.divergence(changed)
+    before, decoder.blocks[block].attention = (logits(decoder), changed)
+    lost = F.kl_div(logits(decoder), before, reduction="none", log_target=True).sum(-1).mean()
+    assert divergence == pytest.approx(float(lost), rel=1e-6) and lost > 1e-4
+
+
+def logits(decoder: Decoder) -> torch.Tensor:
+    return decoder.logits(decoder.hidden(TEXTS)).log_softmax(-1)
 
 
 def test_the_cache_has_the_size_of_the_settings() -> None:

@@ -127,7 +127,7 @@ class Predictions:
 
     def _log_sums(self, final: Tensor) -> Tensor:
         """Log-sum-exp of the logits from final hidden states, (rows, d) -> (rows,)."""
-        return torch.cat([self._decoder.logits(part).float().logsumexp(-1) for part in final.split(ROWS)])
+        return torch.cat([self._decoder.logits(part).logsumexp(-1) for part in final.split(ROWS)])
 
     def divergence(self, attention: Attention) -> float:
         """KL(original | decoder with this attention in the current block) of the next token, in nats, as weighted.
