@@ -12,10 +12,12 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnlab.attention import Attention
 from attnlab.conversion.budget import LayerPlan
 from attnlab.models.decoder import Decoder
+from attnlab.models.token_loss import at_least_float32
 
 SAME = 6  # ids before a token that stand before it earlier in the text too: then it can be retrieved
 TOKENS = 32768  # on which predictions are compared, over the number of layers: a choice passes through all later ones
@@ -105,7 +107,7 @@ class Predictions:
             places = mask.flatten().nonzero()[:, 0]
             places = places[:: max(1, -(-len(places) // POSITIONS))]  # evenly spread
             weights[places] = weight / max(1, len(places))
-        self._decoder, self.block = decoder, 0
+        self._decoder, self.block, self._matrix = decoder, 0, at_least_float32(decoder.vocabulary_matrix)
         self.hidden = [decoder.embed(rows, 0) for rows in tokens[chosen].split(PIECE)]
         self._weights = weights.split(PIECE * tokens.shape[1])
         self._original = [self._scored(*piece) for piece in zip(self.hidden, self._weights, strict=True)]
@@ -118,16 +120,15 @@ class Predictions:
         for block in blocks:
             x = block(x, block.attention)
         rows = (x + last.attention(last.attention_norm(x))).flatten(0, 1)[weights > 0]
-        return self._decoder.final(rows + last.mlp(last.mlp_norm(rows)))
+        return at_least_float32(self._decoder.final(rows + last.mlp(last.mlp_norm(rows))))
 
     def _mean_row(self, final: Tensor) -> Tensor:
         """Rows of the vocabulary matrix, weighted by the predictions from final hidden states, (rows, d) each."""
-        logits = self._decoder.logits(final)
-        return logits.softmax(-1) @ self._decoder.vocabulary_matrix
+        return F.linear(final, self._matrix).softmax(-1) @ self._matrix
 
     def _log_sums(self, final: Tensor) -> Tensor:
         """Log-sum-exp of the logits from final hidden states, (rows, d) -> (rows,)."""
-        return torch.cat([self._decoder.logits(part).logsumexp(-1) for part in final.split(ROWS)])
+        return torch.cat([F.linear(part, self._matrix).logsumexp(-1) for part in final.split(ROWS)])
 
     def divergence(self, attention: Attention) -> float:
         """KL(original | decoder with this attention in the current block) of the next token, in nats, as weighted.
