@@ -171,7 +171,7 @@ def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool
     positions, room, layers = tokens.shape[1], 0, list[list[Choice]]()
     predictions = Predictions(decoder, tokens)
     with TemporaryDirectory() as folder:  # inputs and statistics of all layers may be larger than the model
-        texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE, folder, kept=True)
+        texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE, folder, keep_files=True)
         for number, block in enumerate(each("surveying layers", decoder.blocks)):
             attention, statistics = block.attention, dict[int | None, Statistics]()
             room += attention_of(target.planned_for(attention)).cache_elements(1, positions)

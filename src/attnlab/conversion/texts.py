@@ -106,7 +106,7 @@ class Texts:
         batch: windows of a batch, a multiple of `piece`.
         piece: windows of a piece, B.
         folder: for the files. WriteError: the disk is full, for example.
-        kept: whether the files of earlier blocks are kept, so that `number` can be set back.
+        keep_files: whether the files of earlier blocks stay, so that `number` can be set back.
 
     Attributes:
         number: of the current block.
@@ -115,10 +115,10 @@ class Texts:
     """
 
     def __init__(
-        self, decoder: Decoder, tokens: Tensor, batch: int, piece: int, folder: str, *, kept: bool = False
+        self, decoder: Decoder, tokens: Tensor, batch: int, piece: int, folder: str, *, keep_files: bool = False
     ) -> None:
         self.positions, self._count, self._pieces = tokens.numel(), -(-len(tokens) // piece), batch // piece
-        self._folder, self._kept, self.number = Path(folder), kept, 0
+        self._folder, self._keep_files, self.number = Path(folder), keep_files, 0
         for i, rows in enumerate(tokens.split(piece)):
             self._write(i, 0, decoder.embed(rows, 0))
         self.originals: dict[int, Tensor] = {}
@@ -170,7 +170,7 @@ class Texts:
 
         for i in range(self._count) if numbers is None else numbers:
             self._write(i, self.number + 1, block(self.hidden(i), partial(attend, i)))
-            if not self._kept:
+            if not self._keep_files:
                 (self._folder / f"{self.number}-{i}").unlink()
         self.number += 1
         self.originals.clear()
