@@ -29,7 +29,8 @@ def _sinusoid(length: int, width: int, dtype: torch.dtype, device: torch.device)
 def take(x: Tensor, places: Tensor) -> Tensor:
     """x (B, T, ...) indexed along the second axis by places (B, U) int64 -> (B, U, ...)."""
     rows = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1] + places
-    return x.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, places.shape)  # its backward is 9 times faster
+    # The backward of index_select takes a ninth of that of indexing.
+    return x.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, places.shape)
 
 
 class MTLACache(LatentCache):

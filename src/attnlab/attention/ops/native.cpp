@@ -14,7 +14,7 @@ enum { WIDTH = 16, WIDE = 4 };  // floats of a vector, and rows of weights at a 
 enum { WIDTH = 8, WIDE = 2 };
 #endif
 enum { AHEAD = 8 };  // rows of weights by which loads are announced
-enum { GROUP = 6, STRIP = 16 };  // rows of inputs and of weights at a time, at most
+enum { GROUP = 6, STRIP = 16 };  // of more than 8 rows of inputs, and of rows of weights, so many at a time
 typedef float V __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int I __attribute__((vector_size(4 * WIDTH)));
 #define INLINE static inline __attribute__((always_inline))
