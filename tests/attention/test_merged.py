@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from attnlab.attention.ops import kernels
-from attnlab.attention.ops.backends import Backend, prefer
+from attnlab.attention.ops.backends import Backend, noting, prefer, used
+from attnlab.attention.ops.library import library
 from attnlab.attention.ops.partial_softmax import Past, merged_attention
 from tests.attention.mechanisms import error
 
@@ -100,6 +101,34 @@ def test_lengths_beyond_the_blocks_of_a_kernel(stride: int, total: int) -> None:
         torch.autograd.grad(out.sum(), (q, packed)), torch.autograd.grad(want.sum(), (q, packed)), strict=True
     ):
         assert error(got, exact) < 1e-11
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+def test_cpp_reads_any_layout() -> None:
+    """Heads before positions, columns before rows, one row in memory for all, and a gradient that is one number."""
+    text = torch.randn(2, HEADS, 4, WIDTH).transpose(1, 2)
+    for q in (text, text.mT.contiguous().mT, text[:, :1].expand(-1, 4, -1, -1)):
+        for packed in (
+            torch.randn(2, 4, VALUE + WIDTH, HEADS).mT,
+            torch.randn(2, 4, HEADS, 30)[..., 5 : 5 + VALUE + WIDTH],
+        ):
+            inputs = [q.detach().requires_grad_(), packed.requires_grad_()]
+            with prefer(Backend.NATIVE):
+                out = merged_attention(*inputs, VALUE, 0.7, stride=2)
+            want, _, _ = dense(*inputs, 0.7, 2, [])
+            assert error(out, want) < 1e-5
+            grads = (torch.autograd.grad(t.sum(), inputs) for t in (out, want))
+            assert max(error(got, exact) for got, exact in zip(*grads, strict=True)) < 1e-5
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlab.attention.ops.backends.library", lambda: None)
+    q, packed, _ = draw(2, 3, "alone", torch.float32)
+    with noting() as pairs:
+        merged_attention(q, packed, VALUE, 0.7, stride=2)
+    assert used(pairs) == {"merged": ["FUSED_CPU"]}
+    with prefer(Backend.NATIVE), pytest.raises(ValueError, match="compiler"):
+        merged_attention(q, packed, VALUE, 0.7, stride=2)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])

@@ -6,20 +6,21 @@ Operations and their backends:
              (`dense_attention` here)
     window   the newest positions of a text, and a prefix      SDPA, FLEX
              (`sliding_window`)
-    merged   causal with a stride, over any number of pasts    FUSED_CPU, CUDNN_CUDA, FLASH_CUDA, FUSED_CUDA, PLAIN
-             (`partial_softmax.merged_attention` and its relatives)
+    merged   causal with a stride, over any number of pasts    NATIVE, FUSED_CPU, CUDNN_CUDA, FLASH_CUDA, FUSED_CUDA,
+             (`partial_softmax.merged_attention` and others)    PLAIN
     step     one new position against a cache                  TRITON, SDPA, PLAIN
              (`decode.attend_cached`)
 
     SDPA        `torch.nn.functional.scaled_dot_product_attention`, which selects the fastest kernel of the device
+    NATIVE      the C++ of this folder (`library`), in float32 on a CPU: in `merged` the text, while torch's flash
+                kernel computes the pasts. A `step` of few rows without codes is recorded as NATIVE too, unless
+                `prefer` names a backend of `step`
     FUSED_CPU   torch's flash kernel for CPUs, called for parts of a softmax that are merged afterwards (`sdpa.Kernel`)
     CUDNN_CUDA  cuDNN's kernel, in the same way: half precision, values of any width
     FLASH_CUDA  torch's flash kernel for CUDA, in the same way: half precision, values padded to the width of keys
     FUSED_CUDA  torch's memory-efficient kernel for CUDA, in the same way: also float32, and parts with a mask
     FLEX        FlexAttention (`flex`), compiled: skips blocks of keys that no query of a block sees
     PLAIN       matrix products and one softmax: any device, dtype and dropout, and all transforms of torch.func
-    NATIVE      the C++ of `native`, recorded but no member of `Backend`: a `step` of few rows in float32 on a CPU,
-                without a prefix or codes, unless `prefer` names a backend of `step`
     TRITON      a kernel of `kernels`: CUDA, half precision or float32, no gradient, not in compiled code
 
 On CUDA, `merged` uses the class of kernel that torch selects in SDPA for causal attention of the same device, dtype and
@@ -55,6 +56,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from .flex import refusal as flex_refusal
 from .flex import window_saves
 from .kernels import DTYPES, usable
+from .library import library, matrix_product
 
 Operation = Literal["dense", "window", "merged", "step"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -67,6 +69,7 @@ class Backend(Enum):
     """The backends that the docstring of this module lists."""
 
     SDPA = auto()
+    NATIVE = auto()
     FUSED_CPU = auto()
     CUDNN_CUDA = auto()
     FLASH_CUDA = auto()
@@ -80,7 +83,7 @@ BACKENDS: dict[Operation, tuple[Backend, ...]] = {
     "dense": (Backend.SDPA,),
     "window": (Backend.SDPA, Backend.FLEX),
     "merged": (
-        Backend.FUSED_CPU, Backend.CUDNN_CUDA, Backend.FLASH_CUDA, Backend.FUSED_CUDA, Backend.PLAIN,
+        Backend.NATIVE, Backend.FUSED_CPU, Backend.CUDNN_CUDA, Backend.FLASH_CUDA, Backend.FUSED_CUDA, Backend.PLAIN,
     ),
     "step": (Backend.TRITON, Backend.SDPA, Backend.PLAIN),
 }  # fmt: skip
@@ -211,7 +214,8 @@ def _chosen(
     if q.is_cuda and q.dtype != torch.float64:
         return _like_sdpa(q, value_dim, dropout)
     if q.device.type == "cpu" and dropout == 0.0 and q.shape[-1] > 2:  # of heads 2 wide, the kernel reads other memory
-        return Backend.FUSED_CPU
+        native = _preferred is not Backend.TRITON and refusal(Backend.NATIVE, q, dropout, masked) is None
+        return Backend.NATIVE if native else Backend.FUSED_CPU
     return Backend.PLAIN
 
 
@@ -238,16 +242,18 @@ def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim
         return "it has no prefix, no mask, and values as wide as keys" if backend is Backend.SDPA and masked else None
     if transformed() and not torch.compiler.is_compiling():  # dynamo always traces under a transform
         return "transforms of torch.func cannot go through a fused kernel"
-    if backend in (Backend.FUSED_CPU, Backend.FLEX) and dropout:
+    if backend in (Backend.NATIVE, Backend.FUSED_CPU, Backend.FLEX) and dropout:
         return f"dropout is {dropout}, expected 0"
     if backend is Backend.FLEX:
         return flex_refusal(q, value_dim)
-    device = "cpu" if backend is Backend.FUSED_CPU else "cuda"
+    device = "cpu" if backend in (Backend.NATIVE, Backend.FUSED_CPU) else "cuda"
     if backend is not Backend.TRITON:
         if q.device.type != device:
             return f"the tensors are on {q.device}, expected {device}"
         if backend in (Backend.CUDNN_CUDA, Backend.FLASH_CUDA) and q.dtype not in HALF:
             return f"the dtype is {q.dtype}, expected torch.float16 or torch.bfloat16"
+        if backend is Backend.NATIVE:
+            return _native_refusal(q)
         double = backend is Backend.FUSED_CUDA and q.dtype == torch.float64
         return "the dtype is torch.float64, expected float32 or half precision" if double else None
     if torch.compiler.is_compiling():
@@ -262,6 +268,12 @@ def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim
             "triton (pip install 'attnlab[gpu]'), or TRITON_INTERPRET=1 and the CPU"
         )
     return None
+
+
+def _native_refusal(q: Tensor) -> str | None:
+    if q.dtype != torch.float32 or type(q) not in (Tensor, torch.nn.Parameter) or captured():
+        return f"expected values of float32, outside torch.compile and tracing, not {type(q).__name__} of {q.dtype}"
+    return None if matrix_product() and library() else "there is no C++ compiler, or torch does not show its BLAS"
 
 
 def dense_attention(

@@ -1,33 +1,13 @@
 // Parts of a decoding step on a CPU in float32: products of few rows, RMS norms and the gated feed-forward.
 // Such products are bound by the reading of the weights, which the loops below do once, in the order of memory.
-#include <math.h>
-#include <stddef.h>
 #include <string.h>
 #include <vector>
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
 
-#ifdef __AVX512F__
-enum { WIDTH = 16, WIDE = 4 };  // floats of a vector, and rows of weights at a time
-#else
-enum { WIDTH = 8, WIDE = 2 };
-#endif
+#include "vectors.h"
+
+enum { WIDE = WIDTH / 4 };  // rows of weights at a time
 enum { AHEAD = 8 };  // rows of weights by which loads are announced
 enum { GROUP = 6, STRIP = 16 };  // of more than 8 rows of inputs, and of rows of weights, so many at a time
-typedef float V __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef int I __attribute__((vector_size(4 * WIDTH)));
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE float total(V v) {
-#ifdef __AVX512F__
-    return _mm512_reduce_add_ps(v);
-#else
-    float sum = 0;
-    for (int i = 0; i < WIDTH; i++) sum += v[i];
-    return sum;
-#endif
-}
 
 INLINE V vector(const float *w) { return *(const V *)w; }
 
@@ -169,21 +149,6 @@ void product(int m, int n, int k, int threads, const float *x, const T *w, const
         const Group group = group_of(m, groups, g);
         for (int j = whole; j < n; j++) outputs<1, 1>(group.size, at, group.first, j, x + (size_t)group.first * k, k, WIDTH, w + (size_t)j * k);
     }
-}
-
-// e^x to two units in the last place.
-INLINE V exponential(V x) {
-    for (int i = 0; i < WIDTH; i++) x[i] = x[i] < -87.0f ? -87.0f : x[i] > 88.0f ? 88.0f : x[i];
-    const V n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    const V r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const I power = (__builtin_convertvector(n, I) + 127) << 23;
-    return p * (V)power;
 }
 
 // g = silu(g) u, elementwise.

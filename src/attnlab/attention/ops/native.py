@@ -1,21 +1,11 @@
 """Parts of a decoding step on a CPU, in C++: products of few rows, RMS norms and the gated feed-forward.
 
-The system's C++ compiler builds `native.cpp` at the first use, in about a second, and the result is kept in
-ATTNLAB_CACHE. Without a compiler torch computes the same. The weights are read where they are: nothing is copied.
+The weights are read where they are: nothing is copied. Without a compiler torch computes the same (`library`).
 """
 
 import ctypes
-import hashlib
-import logging
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import byref
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,17 +14,15 @@ from torch.autograd.profiler import record_function
 from torch.nn import functional as F
 
 from .backends import captured, note, step_preferred
+from .library import library
 
 ROWS = 64  # torch's products of more rows are faster
 NORMS: list[type] = [nn.Identity, nn.RMSNorm, nn.LayerNorm]
 NAME = "attnlab::native"  # of the calls in a profile
-FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-log = logging.getLogger(__name__)
 Operand = tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales of int8, bias
 _NUMBER: Any = ctypes.c_int
 _POINTER: Any = ctypes.c_void_p
 _REAL: Any = ctypes.c_float
-_QUIET: dict[str, Any] = {"check": True, "capture_output": True}
 
 
 class Weights(ctypes.Structure):
@@ -76,41 +64,6 @@ LAYERS = {  # the structures of native.cpp that its functions read
         "scale eps",
     ),
 }
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled library; None: there is no compiler, or it fails."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    source, compiler = Path(__file__).with_suffix(".cpp"), shutil.which(name)
-    if not source.exists():  # an exported folder has Python alone
-        return None
-    if compiler is None:
-        log.warning("there is no %s: steps of decoding on a CPU take longer (variable CXX)", name)
-        return None
-    try:
-        target = subprocess.run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], **_QUIET).stdout
-        key = hashlib.sha256(source.read_bytes() + target + " ".join(FLAGS).encode()).hexdigest()[:16]
-        folder = Path(os.environ.get("ATTNLAB_CACHE", "~/.cache/attnlab")).expanduser()
-        built = folder / f"native-{key}.so"
-        if not built.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as partial:
-                made = Path(partial) / built.name
-                subprocess.run([compiler, *FLAGS, "-o", str(made), str(source)], **_QUIET)
-                made.replace(built)
-        loaded = ctypes.CDLL(str(built.resolve()))
-    except (OSError, subprocess.CalledProcessError) as error:
-        printed: Any = getattr(error, "stderr", b"") or str(error).encode()
-        reason = printed.decode(errors="replace")
-        log.warning("%s cannot build %s: steps of decoding on a CPU take longer: %s", name, source, reason)
-        return None
-    loaded.linear.argtypes = [_NUMBER] * 4 + [_POINTER] * 3
-    loaded.rms_norm.argtypes = [_NUMBER] * 2 + [_POINTER] * 2 + [_REAL, _POINTER]
-    loaded.feed_forward.argtypes = [_NUMBER] * 4 + [_POINTER] * 3 + [_REAL] + [_POINTER] * 4
-    for name in LAYERS:
-        getattr(loaded, name).argtypes = [_POINTER, _NUMBER, _POINTER] + [_NUMBER] * 4 + [_POINTER]
-    return loaded
 
 
 def takes(x: Tensor) -> ctypes.CDLL | None:

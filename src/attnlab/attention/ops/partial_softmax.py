@@ -9,6 +9,7 @@ restricted to its part. No T x T tensor is formed, and only the inputs, o and L 
 Shapes: q (B, T, H, D). Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -182,7 +183,7 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, packed, out, *rest = ctx.saved_tensors
         past, state = _pairs(rest[: ctx.count]), SavedForBackward.of(rest[ctx.count :])
-        dq = torch.empty_like(q)
+        dq = q.new_empty(q.shape)
         dpacked, more = ctx.run.backward(grad, q, packed, past, out, state, dq)
         return dq, dpacked, None, *(g for dpast in more for g in (dpast, None))
 
@@ -208,7 +209,7 @@ class _Expanded(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, latent, rotary, up, out, *rest = ctx.saved_tensors
         past, state = _pairs(rest[: ctx.count]), SavedForBackward.of(rest[ctx.count :])
-        dq, dup = torch.empty_like(q), torch.empty_like(up)
+        dq, dup = q.new_empty(q.shape), torch.empty_like(up)
         dlatent, drotary = torch.zeros_like(latent), torch.zeros_like(rotary)
         dpast = [torch.empty_like(p.packed) for p in past]
         for heads in _groups(q):
@@ -266,7 +267,7 @@ class _Rebuilt(torch.autograd.Function):
         for heads in _groups(out, REBUILT_HEADS):
             with torch.enable_grad(), _exactly(out):
                 q, packed = build(heads, *cut)
-            dq = torch.empty_like(q)
+            dq = q.new_empty(q.shape)
             dpacked, more = ctx.run.backward(
                 grad[:, :, heads], q.detach(), packed.detach(), _of_heads(past, heads), out[:, :, heads],
                 state.heads(heads), dq,
@@ -331,8 +332,9 @@ def _at_once(q: Tensor) -> bool:
 
 def _groups(q: Tensor, size: int | None = None) -> list[slice]:
     """Heads whose keys and values are computed at a time. On CUDA all, because a kernel draws dropout for all heads."""
-    few = 1 if torch.compiler.is_compiling() else -(-min(2, torch.get_num_threads()) // q.shape[0])
-    heads, size = q.shape[2], size or few  # the kernel divides rows and heads among threads
+    threads, heads = torch.get_num_threads(), q.shape[2]
+    if size is None:  # the same work for each thread
+        size = 1 if torch.compiler.is_compiling() else threads // math.gcd(threads, q.shape[0])
     count = 1 if _at_once(q) else -(-heads // size)
     bounds = [heads * i // count for i in range(count + 1)]
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import kernels_run
+from .backends import Backend, kernels_run
+from .merged import merged_backward, merged_forward
 from .sdpa import Kernel, Random, dot, fold, merge, unfold, wide
 
 
@@ -31,7 +32,8 @@ class SavedForBackward(NamedTuple):
 
     Args:
         lse: log-sum-exp of each query's logits, (B, T, H).
-        diagonal: logits of the keys that only one query reads, (B, T/s, s - 1, H); None if s = 1, or after one call.
+        diagonal: logits of the keys that only one query reads, (B, T/s, s - 1, H); None if s = 1, after one call and
+            after NATIVE.
         mask: dropout factors of these keys, (B, T/s, s - 1, H); None without dropout.
         randoms: dropout state of each kernel call, in the order of the calls.
     """
@@ -81,25 +83,34 @@ class MergedPattern(NamedTuple):
     def fill(self, q: Tensor, packed: Tensor, past: Iterable[Past], out: Tensor) -> SavedForBackward:
         """As :meth:`forward`, written into `out`."""
         (kernel, s), lse = self, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
-        diagonal = mask = None
-        if at_once := self._one_call(q):
-            randoms = [self._fill_at_once(q, packed, out, lse)]
+        diagonal: Tensor | None = None
+        mask: Tensor | None = None
+        randoms = list[Random]()
+        if kernel.backend is Backend.NATIVE:
+            merged_forward(q, packed, out, lse, kernel.scale, s)
+        elif self._one_call(q):
+            randoms.append(self._fill_at_once(q, packed, out, lse))
         else:
-            randoms = kernel.causal(q[:, s - 1 :], packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s)
-        if s > 1 and not at_once:
-            queries, rows, rows_lse = (self._places(t) for t in (q, out, lse))
-            value, key = self._diagonal_packed(packed)
-            diagonal = dot(queries, key) * kernel.scale
-            mask = F.dropout(torch.ones_like(diagonal), kernel.dropout) if kernel.dropout else None
-            read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
-            rows[:, 0], rows_lse[:, 0] = read[:, 0], diagonal[:, 0]
-            merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], diagonal[:, 1:])
+            randoms += kernel.causal(q[:, s - 1 :], packed[:, s - 1 :: s], out[:, s - 1 :], lse[:, s - 1 :], s)
+            if s > 1:
+                diagonal, mask = self._merge_diagonal(q, packed, out, lse)
         for p in past:
             beam = q.shape[0] // p.packed.shape[0]
             o, new, random = kernel.forward(fold(q, beam), p.packed, p.mask, causal=False)
             randoms.append(random)
             merge(out, lse, unfold(o, beam), unfold(new, beam))
         return SavedForBackward(lse, diagonal, mask, tuple(randoms))
+
+    def _merge_diagonal(self, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Merge the keys that only one query reads -> their logits and dropout factors, (B, T/s, s - 1, H)."""
+        queries, rows, rows_lse = (self._places(t) for t in (q, out, lse))
+        value, key = self._diagonal_packed(packed)
+        diagonal = dot(queries, key) * self.kernel.scale
+        mask = F.dropout(torch.ones_like(diagonal), self.kernel.dropout) if self.kernel.dropout else None
+        read = value if mask is None else value * mask.unsqueeze(-1).to(value.dtype)
+        rows[:, 0], rows_lse[:, 0] = read[:, 0], diagonal[:, 0]
+        merge(rows[:, 1:], rows_lse[:, 1:], read[:, 1:], diagonal[:, 1:])
+        return diagonal, mask
 
     def _one_call(self, q: Tensor) -> bool:
         """Whether one call computes all places of a chunk, and a Triton kernel merges it with each query's own key."""
@@ -147,7 +158,9 @@ class MergedPattern(NamedTuple):
         """Fill dq, the gradient of q, and return the gradients of `packed` and of each past."""
         (kernel, s), width, randoms = self, q.shape[-1], iter(saved.randoms)
         dpacked = q.new_empty(packed.shape)
-        if s > 1 and saved.diagonal is None:
+        if kernel.backend is Backend.NATIVE:
+            merged_backward(grad, q, packed, out, saved.lse, dq, dpacked, kernel.scale, s)
+        elif s > 1 and saved.diagonal is None:
             self._backward_at_once(grad, q, packed, out, saved.lse, dq, dpacked, next(randoms))
         else:
             shifted = slice(s - 1, None)

@@ -8,9 +8,7 @@ single key. The memory-efficient kernel computes such a part, whichever kernel c
 natural log-sum-exps.
 """
 
-import math
 from collections.abc import Iterator
-from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -19,7 +17,7 @@ from torch.nn import functional as F
 
 from .backends import Backend
 
-QUERIES, KEYS = 256, 512  # of a tile of backward on a CPU
+CPU = (Backend.NATIVE, Backend.FUSED_CPU)
 
 
 class Random(NamedTuple):
@@ -68,7 +66,7 @@ class Kernel(NamedTuple):
     """Forward and backward of one part of a softmax: a rectangle of queries and keys, or a causal triangle.
 
     Args:
-        backend: FUSED_CPU, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA.
+        backend: NATIVE or FUSED_CPU, whose parts torch's flash kernel computes, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA.
     """
 
     value_dim: int
@@ -107,10 +105,6 @@ class Kernel(NamedTuple):
             dq: (B, n, H, D).
             dpacked: (B, K, H, Dv + D).
         """
-        tiles = group > 1 and q.dtype in (torch.float32, torch.float64) and not torch.compiler.is_compiling()
-        if self.backend is Backend.FUSED_CPU and tiles:
-            self._tiled_backward(grad, q, packed, out, lse, dq, dpacked, group)
-            return
         targets = dpacked.split([self.value_dim, q.shape[-1]], -1)
         for place in range(min(group, q.shape[1])):
             rows = slice(place, None, group)
@@ -125,46 +119,9 @@ class Kernel(NamedTuple):
                 else:
                     target.copy_(more)
 
-    def _tiled_backward(
-        self, grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dpacked: Tensor, group: int
-    ) -> None:
-        """As :meth:`causal_backward`, by matrix products over tiles that stay in the processor's caches.
-
-        The values of the CPU kernel are as wide as its keys, and its queries cannot see keys in groups.
-        """
-        (value, key), (d_value, d_key) = (t.split([self.value_dim, q.shape[-1]], -1) for t in (packed, dpacked))
-        row_dot, row_lse, tiles = dot(grad, out).unsqueeze(-1), lse.unsqueeze(-1), q.new_empty(2, QUERIES * KEYS)
-        dq.zero_()
-        dpacked.zero_()
-        for first in range(0, q.shape[1], QUERIES):
-            rows = slice(first, min(first + QUERIES, q.shape[1]))
-            every, some = rows.start // group + 1, (rows.stop - 1) // group + 1  # keys that all rows see, and one does
-            hidden = torch.arange(every, some) > torch.arange(rows.start, rows.stop).unsqueeze(-1) // group
-            for start in range(0, some, KEYS):
-                columns = slice(start, min(start + KEYS, some))
-                first_hidden = max(every, start)
-                sizes = rows.stop - rows.start, columns.stop - columns.start
-                texts = max(1, min(QUERIES * KEYS // math.prod(sizes), q.shape[0]))  # short ones in one product
-                add_product = torch.Tensor.addmm_ if texts == 1 else torch.Tensor.baddbmm_
-                for text, head in product(range(0, q.shape[0], texts), range(q.shape[2])):
-                    some_texts = text if texts == 1 else slice(text, text + texts)
-                    at, to = (some_texts, rows, head), (some_texts, columns, head)
-                    query, g = q[at] * self.scale, grad[at]
-                    shape = *g.shape[:-1], sizes[1]
-                    p, ds = (t[: math.prod(shape)].view(shape) for t in tiles)
-                    torch.matmul(query, key[to].mT, out=p).sub_(row_lse[at]).exp_()
-                    if first_hidden < columns.stop:
-                        p[..., first_hidden - start :].masked_fill_(
-                            hidden[:, first_hidden - every : columns.stop - every], 0.0
-                        )
-                    torch.matmul(g, value[to].mT, out=ds).sub_(row_dot[at]).mul_(p)
-                    add_product(d_value[to], p.mT, g)
-                    add_product(d_key[to], ds.mT, query)
-                    add_product(dq[at], ds, key[to], alpha=self.scale)
-
     def value_width(self, width: int, mask: Tensor | None = None) -> int:
         """Width of values in the kernel of a part with this mask: `width` (D) in flash kernels, else Dv."""
-        flash = self.backend is Backend.FUSED_CPU or self.backend is Backend.FLASH_CUDA and mask is None
+        flash = self.backend in CPU or self.backend is Backend.FLASH_CUDA and mask is None
         return width if flash else self.value_dim
 
     def wide_enough(self, x: Tensor, width: int, mask: Tensor | None = None) -> Tensor:
@@ -182,7 +139,7 @@ class Kernel(NamedTuple):
             causal: T = K, and query i sees the keys j <= i.
         """
         (q, k, v), random = self._inputs(q, packed, mask), Random()
-        if self.backend is Backend.FUSED_CPU:
+        if self.backend in CPU:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q, k, v, 0.0, causal, attn_mask=additive(mask, q.dtype), scale=self.scale
             )
@@ -224,7 +181,7 @@ class Kernel(NamedTuple):
         """Gradients of q, keys and values; `grad` and `out` come from :meth:`wide_enough`."""
         q, k, v = self._inputs(q, packed, mask)
         grad, out, lse = (t.transpose(1, 2) for t in (grad, out, lse))
-        if self.backend is Backend.FUSED_CPU:
+        if self.backend in CPU:
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, q, k, v, out, lse, 0.0, causal, attn_mask=additive(mask, q.dtype), scale=self.scale
             )

@@ -1,0 +1,182 @@
+// Attention of texts on a CPU in float32, forward and backward: query i sees every s-th key up to i, and its own key.
+// Unlike torch's kernel it takes values narrower than keys and queries in groups. Logits are computed a tile at a time.
+#include <string.h>
+#include <algorithm>
+#include <vector>
+
+#include "vectors.h"
+
+enum { ROWS = 128, COLUMNS = 256 };  // queries and keys of a tile, which stays in the second cache
+
+// BLAS sgemm: matrices by columns.
+typedef void (*Gemm)(const char *, const char *, const int *, const int *, const int *, const float *, const float *, const int *,
+                     const float *, const int *, const float *, float *, const int *);
+
+// A tensor (texts, positions, heads, .) with the distances between its texts, positions and heads.
+struct View {
+    float *values;
+    ptrdiff_t text, row, head;
+    float *of(int b, int h, int position = 0) const { return values + b * text + h * head + position * row; }
+};
+
+// Keys and values are packed, [value | key]. Gradients are read and written by the backward alone.
+struct Merged {
+    View q, packed, out, lse, grad, dq, dpacked;
+    int texts, steps, heads, width, value_width, stride, threads;
+    float scale;
+    Gemm gemm;
+
+    // Columns `start` ... of the keys that several of the rows first ... first + rows - 1 see.
+    int columns(int first, int rows, int start) const { return std::min<int>(COLUMNS, (first + rows) / stride - start); }
+    int visible(int i, int start, int columns) const { return std::max(0, std::min(columns, (i + 1) / stride - start)); }
+    int slot(int start) const { return start * stride + stride - 1; }  // position of a key
+    bool own(int i) const { return (i + 1) % stride; }                 // whether only query i sees key i
+};
+
+// c (m, n) = alpha a b + beta c by rows, with a (m, k), or (k, m) if it is turned, and b (k, n), or (n, k).
+enum Turned { NONE, FIRST, SECOND };
+INLINE void multiply(const Merged *at, Turned turned, int m, int n, int k, float alpha, const float *a, ptrdiff_t a_row, const float *b,
+                     ptrdiff_t b_row, float beta, float *c, ptrdiff_t c_row) {
+    const int a_distance = a_row, b_distance = b_row, c_distance = c_row;
+    at->gemm(turned == SECOND ? "T" : "N", turned == FIRST ? "T" : "N", &n, &m, &k, &alpha, b, &b_distance, a, &a_distance, &beta, c, &c_distance);
+}
+
+INLINE float inner(int n, const float *a, const float *b) {
+    V sums = {};
+    int p = 0;
+    for (; p + WIDTH <= n; p += WIDTH) sums += *(const V *)(a + p) * *(const V *)(b + p);
+    float sum = total(sums);
+    for (; p < n; p++) sum += a[p] * b[p];
+    return sum;
+}
+
+INLINE float largest(int n, const float *x, float most) {
+    V all = most - V{};
+    int p = 0;
+    for (; p + WIDTH <= n; p += WIDTH) all = *(const V *)(x + p) > all ? *(const V *)(x + p) : all;
+    for (int l = 0; l < WIDTH; l++) most = std::max(most, all[l]);
+    for (; p < n; p++) most = std::max(most, x[p]);
+    return most;
+}
+
+// x = exp(x - shift) -> their sum
+INLINE float exponentials(int n, float *x, float shift) {
+    V sums = {};
+    int p = 0;
+    for (; p + WIDTH <= n; p += WIDTH) sums += *(V *)(x + p) = exponential(*(V *)(x + p) - shift);
+    float sum = total(sums);
+    for (; p < n; p++) sum += x[p] = expf(x[p] - shift);
+    return sum;
+}
+
+INLINE void scale(int n, float *x, float by) {
+    for (int p = 0; p < n; p++) x[p] *= by;
+}
+
+// Fills out and lse.
+static void forward(const Merged *m, int b, int h, int first, float *tile) {
+    const int dv = m->value_width, d = m->width, rows = std::min<int>(ROWS, m->steps - first);
+    const ptrdiff_t slot = m->stride * m->packed.row;
+    const float *q = m->q.of(b, h, first);
+    float *out = m->out.of(b, h, first), most[ROWS], sum[ROWS];
+    for (int i = 0; i < rows; i++) {
+        const float *value = m->packed.of(b, h, first + i);
+        const bool own = m->own(first + i);
+        sum[i] = own;
+        most[i] = own ? m->scale * inner(d, q + i * m->q.row, value + dv) : -INFINITY;
+        if (own) memcpy(out + i * m->out.row, value, dv * sizeof(float));
+        else memset(out + i * m->out.row, 0, dv * sizeof(float));
+    }
+    for (int start = 0; start < (first + rows) / m->stride; start += COLUMNS) {
+        const int columns = m->columns(first, rows, start);
+        const float *value = m->packed.of(b, h, m->slot(start));
+        multiply(m, SECOND, rows, columns, d, m->scale, q, m->q.row, value + dv, slot, 0, tile, columns);
+        for (int i = 0; i < rows; i++) {
+            float *p = tile + i * columns;
+            const int visible = m->visible(first + i, start, columns);
+            const float before = most[i];
+            most[i] = largest(visible, p, before);
+            if (most[i] > before) {
+                const float by = expf(before - most[i]);
+                sum[i] *= by;
+                scale(dv, out + i * m->out.row, by);
+            }
+            sum[i] += exponentials(visible, p, most[i]);
+            std::fill(p + visible, p + columns, 0.0f);
+        }
+        multiply(m, NONE, rows, dv, columns, 1, tile, columns, value, slot, 1, out, m->out.row);
+    }
+    for (int i = 0; i < rows; i++) {
+        scale(dv, out + i * m->out.row, 1 / sum[i]);
+        *m->lse.of(b, h, first + i) = most[i] + logf(sum[i]);
+    }
+}
+
+// Fills dq, and dpacked where only one query sees a key; adds to dpacked of the other keys.
+static void backward(const Merged *m, int b, int h, int first, float *p, float *ds) {
+    const int dv = m->value_width, d = m->width, rows = std::min<int>(ROWS, m->steps - first);
+    const ptrdiff_t slot = m->stride * m->packed.row, d_slot = m->stride * m->dpacked.row;
+    const float *q = m->q.of(b, h, first), *g = m->grad.of(b, h, first);
+    float *dq = m->dq.of(b, h, first), dot[ROWS], lse[ROWS];
+    for (int i = 0; i < rows; i++) {
+        const int at = first + i;
+        const float *query = q + i * m->q.row, *grad = g + i * m->grad.row, *value = m->packed.of(b, h, at), *key = value + dv;
+        float *d_query = dq + i * m->dq.row, *d_value = m->dpacked.of(b, h, at), *d_key = d_value + dv;
+        dot[i] = inner(dv, grad, m->out.of(b, h, at));
+        lse[i] = *m->lse.of(b, h, at);
+        if (!m->own(at)) {
+            memset(d_query, 0, d * sizeof(float));
+            continue;
+        }
+        const float weight = expf(m->scale * inner(d, query, key) - lse[i]);
+        const float by = m->scale * weight * (inner(dv, grad, value) - dot[i]);
+        for (int c = 0; c < dv; c++) d_value[c] = weight * grad[c];
+        for (int c = 0; c < d; c++) d_key[c] = by * query[c];
+        for (int c = 0; c < d; c++) d_query[c] = by * key[c];
+    }
+    for (int start = 0; start < (first + rows) / m->stride; start += COLUMNS) {
+        const int columns = m->columns(first, rows, start);
+        const float *value = m->packed.of(b, h, m->slot(start)), *key = value + dv;
+        float *d_value = m->dpacked.of(b, h, m->slot(start)), *d_key = d_value + dv;
+        multiply(m, SECOND, rows, columns, d, m->scale, q, m->q.row, key, slot, 0, p, columns);
+        multiply(m, SECOND, rows, columns, dv, 1, g, m->grad.row, value, slot, 0, ds, columns);
+        for (int i = 0; i < rows; i++) {
+            float *weight = p + i * columns, *by = ds + i * columns;
+            const int visible = m->visible(first + i, start, columns);
+            exponentials(visible, weight, lse[i]);
+            for (int j = 0; j < visible; j++) by[j] = (by[j] - dot[i]) * weight[j] * m->scale;
+            std::fill(weight + visible, weight + columns, 0.0f);
+            std::fill(by + visible, by + columns, 0.0f);
+        }
+        multiply(m, FIRST, columns, dv, rows, 1, p, columns, g, m->grad.row, 1, d_value, d_slot);
+        multiply(m, FIRST, columns, d, rows, 1, ds, columns, q, m->q.row, 1, d_key, d_slot);
+        multiply(m, NONE, rows, d, columns, 1, ds, columns, key, slot, 1, dq, m->dq.row);
+    }
+}
+
+extern "C" {
+
+void merged_forward(const Merged *m) {
+    const int blocks = (m->steps + ROWS - 1) / ROWS, heads = m->texts * m->heads;
+#pragma omp parallel num_threads(m->threads)
+    {
+        std::vector<float> tile(ROWS * COLUMNS);
+#pragma omp for schedule(dynamic)
+        for (int task = 0; task < blocks * heads; task++)  // the longest first
+            forward(m, task % heads / m->heads, task % m->heads, (blocks - 1 - task / heads) * ROWS, tile.data());
+    }
+}
+
+void merged_backward(const Merged *m) {
+#pragma omp parallel num_threads(m->threads)
+    {
+        std::vector<float> tiles(2 * ROWS * COLUMNS);
+#pragma omp for schedule(dynamic)
+        for (int task = 0; task < m->texts * m->heads; task++) {
+            const int b = task / m->heads, h = task % m->heads;
+            for (int i = m->slot(0); i < m->steps; i += m->stride) memset(m->dpacked.of(b, h, i), 0, (m->value_width + m->width) * sizeof(float));
+            for (int first = 0; first < m->steps; first += ROWS) backward(m, b, h, first, tiles.data(), tiles.data() + ROWS * COLUMNS);
+        }
+    }
+}
+}

@@ -1,0 +1,73 @@
+"""Merged attention of a text on a CPU in float32, forward and backward, by `merged.cpp`.
+
+Query i sees the keys j <= i with (j + 1) mod s = 0, and key i. Keys and values come packed, [value | key].
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .library import library, matrix_product
+
+TENSORS = "q packed out lse grad dq dpacked"
+NUMBERS = "texts steps heads width value_width stride threads"
+
+
+class View(ctypes.Structure):
+    """`View` of merged.cpp: a tensor (B, T, H, .) or (B, T, H)."""
+
+    _fields_ = [("values", ctypes.c_void_p), *((name, ctypes.c_ssize_t) for name in ("text", "row", "head"))]
+
+
+class Merged(ctypes.Structure):
+    """`Merged` of merged.cpp."""
+
+    _fields_ = [
+        *((name, View) for name in TENSORS.split()),
+        *((name, ctypes.c_int) for name in NUMBERS.split()),
+        ("scale", ctypes.c_float),
+        ("gemm", ctypes.c_void_p),
+    ]
+
+
+def merged_forward(q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, scale: float, stride: int) -> None:
+    """Fill `out` and `lse`.
+
+    Args:
+        q: queries, (B, T, H, D).
+        packed: (B, T, H, Dv + D).
+        out: (B, T, H, Dv).
+        lse: log-sum-exps of the logits, (B, T, H).
+        stride: s, which divides T.
+    """
+    _call("merged_forward", scale, stride, q=_rows(q), packed=_rows(packed), out=out, lse=lse)
+
+
+def merged_backward(
+    grad: Tensor, q: Tensor, packed: Tensor, out: Tensor, lse: Tensor, dq: Tensor, dpacked: Tensor, scale: float,
+    stride: int,
+) -> None:  # fmt: skip
+    """Fill `dq` and `dpacked`, which have the shapes of `q` and `packed`.
+
+    Args:
+        grad: gradient of the output, (B, T, H, Dv).
+        out, lse: output and log-sum-exps of the softmax over these keys and any others.
+        Others are those of :func:`merged_forward`.
+    """
+    inputs = {"q": _rows(q), "packed": _rows(packed), "grad": _rows(grad), "out": _rows(out)}
+    _call("merged_backward", scale, stride, **inputs, lse=lse, dq=dq, dpacked=dpacked)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with rows in one piece, as BLAS reads them."""
+    return x.resolve_neg() if x.stride(-1) == 1 and x.stride(1) >= x.shape[-1] else x.contiguous()
+
+
+def _call(function: str, scale: float, stride: int, **tensors: Tensor) -> None:
+    q, out = tensors["q"], tensors["out"]
+    views: dict[str, Any] = {name: View(x.data_ptr(), *x.stride()[:3]) for name, x in tensors.items()}
+    sizes = q.shape[0], q.shape[1], q.shape[2], q.shape[3], out.shape[3], stride, torch.get_num_threads()
+    numbers = dict(zip(NUMBERS.split(), sizes, strict=True))
+    getattr(library(), function)(ctypes.byref(Merged(**views, **numbers, scale=scale, gemm=matrix_product())))
