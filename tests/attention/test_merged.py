@@ -112,10 +112,10 @@ def test_cpp_reads_any_layout() -> None:
             torch.randn(2, 4, VALUE + WIDTH, HEADS).mT,
             torch.randn(2, 4, HEADS, 30)[..., 5 : 5 + VALUE + WIDTH],
         ):
-            inputs = [q.detach().requires_grad_(), packed.requires_grad_()]
+            inputs = query, both = q.detach().requires_grad_(), packed.requires_grad_()
             with prefer(Backend.NATIVE):
-                out = merged_attention(*inputs, VALUE, 0.7, stride=2)
-            want, _, _ = dense(*inputs, 0.7, 2, [])
+                out = merged_attention(query, both, VALUE, 0.7, stride=2)
+            want, _, _ = dense(query, both, 0.7, 2, [])
             assert error(out, want) < 1e-5
             grads = (torch.autograd.grad(t.sum(), inputs) for t in (out, want))
             assert max(error(got, exact) for got, exact in zip(*grads, strict=True)) < 1e-5
