@@ -6,7 +6,8 @@
 
 #include "vectors.h"
 
-enum { ROWS = 128, COLUMNS = 256 };  // queries and keys of a tile, which stays in the second cache
+// Queries and keys of a tile, at most: two tiles of backward stay in the second cache. Short texts have more hidden logits.
+enum { ROWS = 256, COLUMNS = 512, BACKWARD_ROWS = 128, BACKWARD_COLUMNS = 256, SHORT = 768 };
 
 // BLAS sgemm: matrices by columns.
 typedef void (*Gemm)(const char *, const char *, const int *, const int *, const int *, const float *, const float *, const int *,
@@ -26,8 +27,6 @@ struct Merged {
     float scale;
     Gemm gemm;
 
-    // Columns `start` ... of the keys that several of the rows first ... first + rows - 1 see.
-    int columns(int first, int rows, int start) const { return std::min<int>(COLUMNS, (first + rows) / stride - start); }
     int visible(int i, int start, int columns) const { return std::max(0, std::min(columns, (i + 1) / stride - start)); }
     int slot(int start) const { return start * stride + stride - 1; }  // position of a key
     bool own(int i) const { return (i + 1) % stride; }                 // whether only query i sees key i
@@ -74,8 +73,8 @@ INLINE void scale(int n, float *x, float by) {
 }
 
 // Fills out and lse.
-static void forward(const Merged *m, int b, int h, int first, float *tile) {
-    const int dv = m->value_width, d = m->width, rows = std::min<int>(ROWS, m->steps - first);
+static void forward(const Merged *m, int b, int h, int first, int rows, float *tile) {
+    const int dv = m->value_width, d = m->width, seen = (first + rows) / m->stride;
     const ptrdiff_t slot = m->stride * m->packed.row;
     const float *q = m->q.of(b, h, first);
     float *out = m->out.of(b, h, first), most[ROWS], sum[ROWS];
@@ -87,8 +86,8 @@ static void forward(const Merged *m, int b, int h, int first, float *tile) {
         if (own) memcpy(out + i * m->out.row, value, dv * sizeof(float));
         else memset(out + i * m->out.row, 0, dv * sizeof(float));
     }
-    for (int start = 0; start < (first + rows) / m->stride; start += COLUMNS) {
-        const int columns = m->columns(first, rows, start);
+    for (int start = 0; start < seen; start += COLUMNS) {
+        const int columns = std::min<int>(COLUMNS, seen - start);
         const float *value = m->packed.of(b, h, m->slot(start));
         multiply(m, SECOND, rows, columns, d, m->scale, q, m->q.row, value + dv, slot, 0, tile, columns);
         for (int i = 0; i < rows; i++) {
@@ -113,11 +112,11 @@ static void forward(const Merged *m, int b, int h, int first, float *tile) {
 }
 
 // Fills dq, and dpacked where only one query sees a key; adds to dpacked of the other keys.
-static void backward(const Merged *m, int b, int h, int first, float *p, float *ds) {
-    const int dv = m->value_width, d = m->width, rows = std::min<int>(ROWS, m->steps - first);
+static void backward(const Merged *m, int b, int h, int first, int rows, float *p, float *ds) {
+    const int dv = m->value_width, d = m->width, seen = (first + rows) / m->stride;
     const ptrdiff_t slot = m->stride * m->packed.row, d_slot = m->stride * m->dpacked.row;
     const float *q = m->q.of(b, h, first), *g = m->grad.of(b, h, first);
-    float *dq = m->dq.of(b, h, first), dot[ROWS], lse[ROWS];
+    float *dq = m->dq.of(b, h, first), dot[BACKWARD_ROWS], lse[BACKWARD_ROWS];
     for (int i = 0; i < rows; i++) {
         const int at = first + i;
         const float *query = q + i * m->q.row, *grad = g + i * m->grad.row, *value = m->packed.of(b, h, at), *key = value + dv;
@@ -134,8 +133,8 @@ static void backward(const Merged *m, int b, int h, int first, float *p, float *
         for (int c = 0; c < d; c++) d_key[c] = by * query[c];
         for (int c = 0; c < d; c++) d_query[c] = by * key[c];
     }
-    for (int start = 0; start < (first + rows) / m->stride; start += COLUMNS) {
-        const int columns = m->columns(first, rows, start);
+    for (int start = 0; start < seen; start += BACKWARD_COLUMNS) {
+        const int columns = std::min<int>(BACKWARD_COLUMNS, seen - start);
         const float *value = m->packed.of(b, h, m->slot(start)), *key = value + dv;
         float *d_value = m->dpacked.of(b, h, m->slot(start)), *d_key = d_value + dv;
         multiply(m, SECOND, rows, columns, d, m->scale, q, m->q.row, key, slot, 0, p, columns);
@@ -157,25 +156,28 @@ static void backward(const Merged *m, int b, int h, int first, float *p, float *
 extern "C" {
 
 void merged_forward(const Merged *m) {
-    const int blocks = (m->steps + ROWS - 1) / ROWS, heads = m->texts * m->heads;
+    const int size = m->steps < SHORT ? ROWS / 2 : ROWS, blocks = (m->steps + size - 1) / size, heads = m->texts * m->heads;
 #pragma omp parallel num_threads(m->threads)
     {
-        std::vector<float> tile(ROWS * COLUMNS);
+        std::vector<float> tile(size * COLUMNS);
 #pragma omp for schedule(dynamic)
-        for (int task = 0; task < blocks * heads; task++)  // the longest first
-            forward(m, task % heads / m->heads, task % m->heads, (blocks - 1 - task / heads) * ROWS, tile.data());
+        for (int task = 0; task < blocks * heads; task++) {  // the longest first
+            const int first = (blocks - 1 - task / heads) * size;
+            forward(m, task % heads / m->heads, task % m->heads, first, std::min(size, m->steps - first), tile.data());
+        }
     }
 }
 
 void merged_backward(const Merged *m) {
 #pragma omp parallel num_threads(m->threads)
     {
-        std::vector<float> tiles(2 * ROWS * COLUMNS);
+        std::vector<float> tiles(2 * BACKWARD_ROWS * BACKWARD_COLUMNS);
+        float *p = tiles.data(), *ds = p + BACKWARD_ROWS * BACKWARD_COLUMNS;
 #pragma omp for schedule(dynamic)
         for (int task = 0; task < m->texts * m->heads; task++) {
             const int b = task / m->heads, h = task % m->heads;
             for (int i = m->slot(0); i < m->steps; i += m->stride) memset(m->dpacked.of(b, h, i), 0, (m->value_width + m->width) * sizeof(float));
-            for (int first = 0; first < m->steps; first += ROWS) backward(m, b, h, first, tiles.data(), tiles.data() + ROWS * COLUMNS);
+            for (int first = 0; first < m->steps; first += BACKWARD_ROWS) backward(m, b, h, first, std::min<int>(BACKWARD_ROWS, m->steps - first), p, ds);
         }
     }
 }

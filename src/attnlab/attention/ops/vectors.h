@@ -27,7 +27,7 @@ INLINE float total(V v) {
 
 // e^x to two units in the last place.
 INLINE V exponential(V x) {
-    for (int i = 0; i < WIDTH; i++) x[i] = x[i] < -87.0f ? -87.0f : x[i] > 88.0f ? 88.0f : x[i];
+    x = x < -87.0f ? V{} - 87.0f : x > 88.0f ? V{} + 88.0f : x;
     const V n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
     const V r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
