@@ -72,6 +72,10 @@ INLINE void scale(int n, float *x, float by) {
     for (int p = 0; p < n; p++) x[p] *= by;
 }
 
+INLINE void copy(int rows, int n, const float *from, ptrdiff_t from_row, float *to, ptrdiff_t to_row) {
+    for (int i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, n * sizeof(float));
+}
+
 // Fills out and lse.
 static void forward(const Merged *m, int b, int h, int first, int rows, float *tile) {
     const int dv = m->value_width, d = m->width, seen = (first + rows) / m->stride;
@@ -169,15 +173,24 @@ void merged_forward(const Merged *m) {
 }
 
 void merged_backward(const Merged *m) {
+    const int width = m->value_width + m->width;
 #pragma omp parallel num_threads(m->threads)
     {
         std::vector<float> tiles(2 * BACKWARD_ROWS * BACKWARD_COLUMNS);
         float *p = tiles.data(), *ds = p + BACKWARD_ROWS * BACKWARD_COLUMNS;
+        std::vector<float> near(m->packed.row > width ? 2 * (size_t)m->steps * width : 0);  // rows of one head side by side
 #pragma omp for schedule(dynamic)
         for (int task = 0; task < m->texts * m->heads; task++) {
             const int b = task / m->heads, h = task % m->heads;
-            for (int i = m->slot(0); i < m->steps; i += m->stride) memset(m->dpacked.of(b, h, i), 0, (m->value_width + m->width) * sizeof(float));
-            for (int first = 0; first < m->steps; first += BACKWARD_ROWS) backward(m, b, h, first, std::min<int>(BACKWARD_ROWS, m->steps - first), p, ds);
+            Merged head = *m;
+            if (near.size()) {
+                copy(m->steps, width, m->packed.of(b, h), m->packed.row, near.data(), width);
+                head.packed = {near.data(), 0, width, 0};
+                head.dpacked = {near.data() + (size_t)m->steps * width, 0, width, 0};
+            }
+            for (int i = m->slot(0); i < m->steps; i += m->stride) memset(head.dpacked.of(b, h, i), 0, width * sizeof(float));
+            for (int first = 0; first < m->steps; first += BACKWARD_ROWS) backward(&head, b, h, first, std::min<int>(BACKWARD_ROWS, m->steps - first), p, ds);
+            if (near.size()) copy(m->steps, width, head.dpacked.of(b, h), width, m->dpacked.of(b, h), m->dpacked.row);
         }
     }
 }

@@ -24,7 +24,7 @@ from .pattern import Past as Past  # part of this module's interface
 from .sdpa import Kernel, additive, wide
 
 SMALL = 2**18  # numbers for which a CPU builds the keys and values of all heads at once
-REBUILT_HEADS = 17  # heads that backward builds at a time on a CPU, at most
+REBUILT_HEADS = 9  # heads that are built at a time on a CPU, at most
 
 
 Share = Callable[..., tuple[Tensor, ...]]
@@ -235,7 +235,7 @@ class _Expanded(torch.autograd.Function):
 
 
 class _Rebuilt(torch.autograd.Function):
-    """Saves the tensors that queries, keys and values are built from; backward builds a few heads at a time."""
+    """Saves the tensors that queries, keys and values are built from, for a few heads at a time."""
 
     @staticmethod
     def forward(
@@ -243,12 +243,18 @@ class _Rebuilt(torch.autograd.Function):
         *flat: Tensor | None,
     ) -> Tensor:  # fmt: skip
         tensors, past = flat[:count], _pairs(flat[count:])
-        with _exactly(flat[0]):
-            q, packed = build(slice(0, num_heads), *share(*tensors))
-        value_dim, scale, dropout = settings
-        backend = choose("merged", q, dropout=dropout, value_dim=value_dim)  # it depends on the width of queries
-        run = MergedPattern(Kernel(value_dim, scale, dropout, backend))
-        out, state = run.forward(q, packed, past)
+        (value_dim, scale, dropout), parts = settings, []
+        assert tensors[0] is not None
+        out = tensors[0].new_empty(*tensors[0].shape[:2], num_heads, value_dim)
+        with _exactly(out):
+            shared = share(*tensors)
+            for heads in _groups(out, REBUILT_HEADS):
+                q, packed = build(heads, *shared)
+                backend = choose("merged", q, dropout=dropout, value_dim=value_dim)  # by the width of queries
+                run = MergedPattern(Kernel(value_dim, scale, dropout, backend))
+                parts.append(run.fill(q, packed, _of_heads(past, heads), out[:, :, heads]))
+                del q, packed  # frees memory for the next heads
+        state = SavedForBackward.joined(parts)
         ctx.save_for_backward(*flat, out, *state.flat())
         ctx.functions, ctx.num_heads, ctx.run, ctx.counts = (share, build), num_heads, run, (count, len(flat))
         return out
