@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from torch import Tensor
 
 from attnlab.run.record import read
@@ -57,8 +58,7 @@ def run(*words: str) -> None:
 
 
 def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
-    assert first.keys() == second.keys()
-    assert max(float((second[name] - value).abs().max()) for name, value in first.items()) < 1e-5
+    torch.testing.assert_close(second, first, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
