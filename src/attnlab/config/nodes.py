@@ -166,7 +166,7 @@ def check_target(target: Any, path: str) -> None:
     if not names and package == "attnlab":
         raise ConfigError(f"{key}: no such class{nearest(target, siblings(target))}")
     if not names and package not in sys.stdlib_module_names:
-        raise ConfigError(f"{key}: no such class; check its name, and that {package} is installed or in a folder of PYTHONPATH")
+        raise ConfigError(f"{key}: no such class; check its name, and that {package} is installed or in PYTHONPATH")
     if not names & set(map(canonical, bases)):
         raise ConfigError(f"{key}: expected a class derived from {' or '.join(bases)}")
 

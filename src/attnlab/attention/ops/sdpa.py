@@ -66,7 +66,7 @@ class Kernel(NamedTuple):
     """Forward and backward of one part of a softmax: a rectangle of queries and keys, or a causal triangle.
 
     Args:
-        backend: NATIVE or FUSED_CPU, whose parts torch's flash kernel computes, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA.
+        backend: FUSED_CPU, FLASH_CUDA, CUDNN_CUDA or FUSED_CUDA; NATIVE: as FUSED_CPU.
     """
 
     value_dim: int
