@@ -4,8 +4,8 @@ A fused kernel returns its output and the log-sum-exp of its logits. With those,
     L = log sum_p exp(L_p),   o = sum_p exp(L_p - L) o_p.
 Its backward needs only the output and the log-sum-exp of each row: called with the merged o and L it computes
 P_ij = exp(s_ij - L_i) and dS_ij = P_ij (dO_i . v_j - dO_i . o_i), the probabilities and gradients of the full softmax
-restricted to its part. No T x T tensor is formed, and only the inputs, o and L are saved. In float32 on a CPU `merged.cpp`
-computes the text as one part.
+restricted to its part. No T x T tensor is formed, and only the inputs, o and L are saved. On a CPU in float32
+`merged.cpp` computes the text as one part.
 
 Shapes: q (B, T, H, D). Keys and values come packed, [value | key] on the last axis: (B, T, H, Dv + D), Dv <= D.
 """
