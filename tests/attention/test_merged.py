@@ -1,6 +1,7 @@
 """The fused kernels' merger against one dense softmax: outputs, gradients, dropout."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from attnlab.attention.ops import kernels
 from attnlab.attention.ops.backends import Backend, noting, prefer, used
 from attnlab.attention.ops.library import library
-from attnlab.attention.ops.partial_softmax import Past, merged_attention
+from attnlab.attention.ops.partial_softmax import Past, merged_attention, rebuilt_attention, tiled_attention
 from tests.attention.mechanisms import error
 
 HEADS, WIDTH, VALUE = 2, 6, 4  # keys wider than values, as MLA has them
@@ -104,21 +105,50 @@ def test_lengths_beyond_the_blocks_of_a_kernel(stride: int, total: int) -> None:
 
 
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
-def test_cpp_reads_any_layout() -> None:
-    """Heads before positions, columns before rows, one row in memory for all, and a gradient that is one number."""
-    text = torch.randn(2, HEADS, 4, WIDTH).transpose(1, 2)
-    for q in (text, text.mT.contiguous().mT, text[:, :1].expand(-1, 4, -1, -1)):
-        for packed in (
-            torch.randn(2, 4, VALUE + WIDTH, HEADS).mT,
-            torch.randn(2, 4, HEADS, 30)[..., 5 : 5 + VALUE + WIDTH],
-        ):
-            inputs = query, both = q.detach().requires_grad_(), packed.requires_grad_()
-            with prefer(Backend.NATIVE):
-                out = merged_attention(query, both, VALUE, 0.7, stride=2)
-            want, _, _ = dense(query, both, 0.7, 2, [])
-            assert error(out, want) < 1e-5
-            grads = (torch.autograd.grad(t.sum(), inputs) for t in (out, want))
-            assert max(error(got, exact) for got, exact in zip(*grads, strict=True)) < 1e-5
+@pytest.mark.parametrize(("total", "stride"), [(4, 2), (1, 1)])
+def test_cpp_reads_any_layout(total: int, stride: int) -> None:
+    """Heads before positions, columns before rows, one row in memory for all, and gradients of one number."""
+
+    def layouts(width: int) -> list[Tensor]:
+        rows = torch.randn(2, HEADS, total, width).transpose(1, 2)
+        columns = torch.randn(2, HEADS, width, total).permute(0, 3, 1, 2)
+        return [
+            rows,
+            columns,
+            rows.mT.contiguous().mT,
+            rows[:, :1].expand(-1, total, -1, -1),
+            torch.ones(1).expand_as(rows),
+        ]
+
+    for tensors in product(layouts(WIDTH), layouts(VALUE + WIDTH), layouts(VALUE)):
+        q, packed, grad = (t.requires_grad_() for t in tensors)
+        with prefer(Backend.NATIVE):
+            out = merged_attention(q, packed, VALUE, 0.7, stride=stride)
+        want, _, _ = dense(q, packed, 0.7, stride, [])
+        assert error(out, want) < 1e-5
+        grads = (torch.autograd.grad(t, (q, packed), grad) for t in (out, want))
+        assert max(float((got - exact).abs().max()) for got, exact in zip(*grads, strict=True)) < 1e-5
+
+
+@torch.no_grad()
+def test_a_trace_computes_with_its_inputs() -> None:
+    first, second = ((torch.randn(1, 3, 2, WIDTH), torch.randn(1, 3, 2, VALUE + WIDTH)) for _ in range(2))
+    traced = torch.jit.trace(lambda q, packed: tiled_attention(q, packed, VALUE, 0.7, []), first)
+    assert error(traced(*second), tiled_attention(*second, VALUE, 0.7, [])) < 1e-5
+
+
+def test_what_is_built_may_be_wider_than_what_it_is_built_from() -> None:
+    x, weight = torch.randn(2, 5, 16, dtype=torch.bfloat16).requires_grad_(), torch.ones(16).requires_grad_()
+
+    def build(heads: slice, a: Tensor) -> tuple[Tensor, Tensor]:
+        q = a.unflatten(-1, (-1, 8))[:, :, heads]
+        return q, torch.cat((q, q), -1).bfloat16()
+
+    out = rebuilt_attention(lambda x, weight: (x * weight,), build, (x, weight), 2, 8, 1.0)
+    q, packed = build(slice(0, 2), x * weight)
+    want, _, _ = dense(q, packed.float(), 1.0, 1, [], 8)
+    grads = (torch.autograd.grad(t.sum(), (x, weight)) for t in (out, want))
+    assert error(out, want) < 1e-5 and all(error(*pair) < 0.02 for pair in zip(*grads, strict=True))
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attnlab.attention import MHA, TPA, Attention, Cache, TPAKVOnly, TPANonContextualA, TPANonContextualB, TPASharedB
 from attnlab.attention.ops import naive
+from attnlab.attention.ops.backends import noting, used
 from tests.attention.mechanisms import Mechanism, check_equations, error, extend_by
 
 NAMES = ["tpa", "tpa_kvonly", "tpa_noncontextual_a", "tpa_noncontextual_b", "tpa_shared_b"]
@@ -211,3 +212,10 @@ def test_a_layer_whose_positions_begin_later(
     cache = attention.new_cache(2, 5, 3)
     attention.read_prefix(prefix, lengths, cache)
     assert error(extend_by(attention, x, cache, [1, 3, 1]), want) < 1e-12
+
+
+def test_heads_that_torch_cannot_read_are_trained_by_products() -> None:
+    attention = TPA(8, 4, rank=1, q_rank=1)  # heads 2 wide
+    with noting() as pairs:
+        attention(torch.randn(2, 3, 8)).sum().backward()
+    assert used(pairs)["merged"] == ["PLAIN"] and all(p.grad is not None for p in attention.parameters())

@@ -271,7 +271,8 @@ def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim
 
 
 def _native_refusal(q: Tensor) -> str | None:
-    if q.dtype != torch.float32 or type(q) not in (Tensor, torch.nn.Parameter) or captured():
+    traced = captured() or torch._C._is_tracing()
+    if q.dtype != torch.float32 or type(q) not in (Tensor, torch.nn.Parameter) or traced:
         return f"expected values of float32, outside torch.compile and tracing, not {type(q).__name__} of {q.dtype}"
     return None if matrix_product() and library() else "there is no C++ compiler, or torch does not show its BLAS"
 

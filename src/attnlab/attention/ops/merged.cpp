@@ -50,7 +50,7 @@ INLINE float inner(int n, const float *a, const float *b) {
 }
 
 INLINE float largest(int n, const float *x, float most) {
-    V all = most - V{};
+    V all = V{} + most;
     int p = 0;
     for (; p + WIDTH <= n; p += WIDTH) all = *(const V *)(x + p) > all ? *(const V *)(x + p) : all;
     for (int l = 0; l < WIDTH; l++) most = std::max(most, all[l]);

@@ -61,13 +61,18 @@ def merged_backward(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x with rows in one piece, as BLAS reads them."""
-    return x.resolve_neg() if x.stride(-1) == 1 and x.stride(1) >= x.shape[-1] else x.contiguous()
+    """x with rows in one piece, as BLAS reads them. `contiguous` leaves the distance of a single row as it is."""
+    whole = x.stride(-1) == 1 and x.stride(1) >= x.shape[-1] and not x.is_neg()
+    return x if whole else x.resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def _call(function: str, scale: float, stride: int, **tensors: Tensor) -> None:
-    q, out = tensors["q"], tensors["out"]
+    (*sizes, width), value_width = tensors["q"].shape, tensors["out"].shape[-1]
+    last = {"q": width, "dq": width, "out": value_width, "grad": value_width}
+    for name, x in tensors.items():
+        shape = [*sizes] if name == "lse" else [*sizes, last.get(name, value_width + width)]
+        if x.dtype != torch.float32 or list(x.shape) != shape:
+            raise ValueError(f"{name}: expected float32 {shape}, not {x.dtype} {list(x.shape)}")
     views: dict[str, Any] = {name: View(x.data_ptr(), *x.stride()[:3]) for name, x in tensors.items()}
-    sizes = q.shape[0], q.shape[1], q.shape[2], q.shape[3], out.shape[3], stride, torch.get_num_threads()
-    numbers = dict(zip(NUMBERS.split(), sizes, strict=True))
+    numbers = dict(zip(NUMBERS.split(), (*sizes, width, value_width, stride, torch.get_num_threads()), strict=True))
     getattr(library(), function)(ctypes.byref(Merged(**views, **numbers, scale=scale, gemm=matrix_product())))

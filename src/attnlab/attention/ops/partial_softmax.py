@@ -112,7 +112,7 @@ def rebuilt_attention(
             (B, T, h, Dv + D). Backward calls it for a few heads at a time.
         tensors: arguments of `share`; whatever needs a gradient must be among them.
     """
-    example = tensors[0]
+    example = tensors[0].new_empty(1, 1, 1, value_dim)
     direct = not torch.is_grad_enabled() or torch.compiler.is_compiling()  # autograd inside backward cannot be captured
     if direct or choose("merged", example, dropout=dropout, noted=False) is Backend.PLAIN:
         q, packed = build(slice(0, num_heads), *share(*tensors))
@@ -251,6 +251,7 @@ class _Rebuilt(torch.autograd.Function):
             shared = share(*tensors)
             for heads in _groups(out, REBUILT_HEADS):
                 q, packed = build(heads, *shared)
+                out, packed = out.to(q.dtype), packed.to(q.dtype)
                 backend = choose("merged", q, dropout=dropout, value_dim=value_dim)  # by the width of queries
                 run = MergedPattern(Kernel(value_dim, scale, dropout, backend))
                 parts.append(run.fill(q, packed, _of_heads(past, heads), out[:, :, heads]))
@@ -274,6 +275,7 @@ class _Rebuilt(torch.autograd.Function):
         for heads in _groups(out, REBUILT_HEADS):
             with torch.enable_grad(), _exactly(out):
                 q, packed = build(heads, *cut)
+                packed = packed.to(q.dtype)
             dq = q.new_empty(q.shape)
             dpacked, more = ctx.run.backward(
                 grad[:, :, heads], q.detach(), packed.detach(), _of_heads(past, heads), out[:, :, heads],
