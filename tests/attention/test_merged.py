@@ -1,15 +1,17 @@
 """The fused kernels' merger against one dense softmax: outputs, gradients, dropout."""
 
 import math
+import shutil
 from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnlab.attention.ops import kernels
+from attnlab.attention import MTLA, TPA
+from attnlab.attention.ops import kernels, partial_softmax
 from attnlab.attention.ops.backends import Backend, noting, prefer, used
-from attnlab.attention.ops.library import library
+from attnlab.attention.ops.library import library, matrix_product
 from attnlab.attention.ops.partial_softmax import Past, merged_attention, rebuilt_attention, tiled_attention
 from tests.attention.mechanisms import error
 
@@ -104,6 +106,11 @@ def test_lengths_beyond_the_blocks_of_a_kernel(stride: int, total: int) -> None:
         assert error(got, exact) < 1e-11
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+def test_the_library_is_built() -> None:
+    assert library() is not None and matrix_product() is not None
+
+
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize(("total", "stride"), [(4, 2), (1, 1)])
 def test_cpp_reads_any_layout(total: int, stride: int) -> None:
@@ -149,6 +156,22 @@ def test_what_is_built_may_be_wider_than_what_it_is_built_from() -> None:
     want, _, _ = dense(q, packed.float(), 1.0, 1, [], 8)
     grads = (torch.autograd.grad(t.sum(), (x, weight)) for t in (out, want))
     assert error(out, want) < 1e-5 and all(error(*pair) < 0.02 for pair in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["mtla", "tpa"])
+def test_heads_in_groups_equal_all_at_once(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_softmax, "SMALL", 0)
+    monkeypatch.setattr(partial_softmax, "REBUILT_HEADS", 2)
+    attention = (MTLA(40, 5, stride=3) if name == "mtla" else TPA(40, 5, q_rank=3)).to(dtype)
+    x, prefix = (torch.randn(3, size, 40, dtype=dtype).requires_grad_() for size in (7, 4))
+    inputs, results = [x, prefix, *attention.parameters()], []
+    for backend in (Backend.NATIVE if dtype is torch.float32 and library() else Backend.FUSED_CPU, Backend.PLAIN):
+        with prefer(backend):
+            out = attention(x, prefix, prefix_lengths=torch.tensor([4, 1, 0]))
+        results.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+    near = 1e-4 if dtype is torch.float32 else 1e-11
+    assert all(error(got, want) < near for got, want in zip(*results, strict=True))
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

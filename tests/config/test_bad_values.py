@@ -40,10 +40,7 @@ CHANGES = [  # of conf/attention/mha.yaml, and what the error says
     ),
     ({"num_kv_heads": "???"}, "attention.num_kv_heads has no default"),
     ({"_target_": "attnlab.attention.MHAA"}, "no such class; nearest: attnlab.attention.MHA"),
-    (
-        {"_target_": "torch.nn.Linearr"},
-        "attention._target_=torch.nn.Linearr: no such class; check its name",
-    ),
+    ({"_target_": "torch.nn.Linearr"}, "attention._target_=torch.nn.Linearr: no such class; check its name"),
     ({"head_dim": "${task.modle.d_model}"}, "attention.head_dim = ${task.modle.d_model}: Interpolation key"),
 ]
 OVERLAYS = {  # text of experiment/mine.yaml: how the error begins

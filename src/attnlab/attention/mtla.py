@@ -106,8 +106,8 @@ class MTLA(MLA):
     position. Gate and sum follow the released code, not eq. 13's text. Cache: (r + d_r) / s elements per token.
 
     In parallel, the queries at one place r of their chunk (i mod s = r) form a causal problem of size T/s whose
-    diagonal is the running sum at the query: s stock causal kernels over T/s slots, merged with that diagonal. In float32
-    on a CPU one call of our own kernel computes them all.
+    diagonal is the running sum at the query: s stock causal kernels over T/s slots, merged with that diagonal.
+    On a CPU in float32 one call of a kernel in C++ computes them all.
 
     Args:
         gate_dim: width g of the hyper-network that computes gates; None: a quarter of `latent_dim`, at least 1.

@@ -271,10 +271,11 @@ def refusal(backend: Backend, q: Tensor, dropout: float, masked: bool, value_dim
 
 
 def _native_refusal(q: Tensor) -> str | None:
-    traced = captured() or torch._C._is_tracing()
-    if q.dtype != torch.float32 or type(q) not in (Tensor, torch.nn.Parameter) or traced:
-        return f"expected values of float32, outside torch.compile and tracing, not {type(q).__name__} of {q.dtype}"
-    return None if matrix_product() and library() else "there is no C++ compiler, or torch does not show its BLAS"
+    if captured() or torch._C._is_tracing():
+        return "torch.compile and tracing do not see into it"
+    if q.dtype != torch.float32 or type(q) not in (Tensor, torch.nn.Parameter):
+        return f"expected a tensor of torch.float32, not {type(q).__name__} of {q.dtype}"
+    return None if matrix_product() and library() else "there is no C++ compiler, or torch does not export its BLAS"
 
 
 def dense_attention(

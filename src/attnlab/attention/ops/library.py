@@ -1,7 +1,7 @@
 """The C++ of this folder, which computes on a CPU in float32.
 
-The system's C++ compiler builds it at the first use, in five seconds. The result is kept in ATTNLAB_CACHE. Without a
-compiler torch computes the same.
+The system's C++ compiler builds it at the first use, in five seconds. The result is stored in ATTNLAB_CACHE. Without
+a compiler torch computes the same.
 """
 
 import ctypes
@@ -20,19 +20,19 @@ import torch
 
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 SLOWER = "training and decoding on a CPU take longer"
-_NUMBER: Any = ctypes.c_int
-_POINTER: Any = ctypes.c_void_p
-_REAL: Any = ctypes.c_float
-_STEP = [_POINTER, _NUMBER, _POINTER] + [_NUMBER] * 4 + [_POINTER]
+NUMBER: Any = ctypes.c_int
+POINTER: Any = ctypes.c_void_p
+REAL: Any = ctypes.c_float
+_STEP = [POINTER, NUMBER, POINTER] + [NUMBER] * 4 + [POINTER]
 FUNCTIONS = {  # and the types of their arguments
-    "linear": [_NUMBER] * 4 + [_POINTER] * 3,
-    "rms_norm": [_NUMBER] * 2 + [_POINTER] * 2 + [_REAL, _POINTER],
-    "feed_forward": [_NUMBER] * 4 + [_POINTER] * 3 + [_REAL] + [_POINTER] * 4,
+    "linear": [NUMBER] * 4 + [POINTER] * 3,
+    "rms_norm": [NUMBER] * 2 + [POINTER] * 2 + [REAL, POINTER],
+    "feed_forward": [NUMBER] * 4 + [POINTER] * 3 + [REAL] + [POINTER] * 4,
     "heads_step": _STEP,
     "factors_step": _STEP,
     "latents_step": _STEP,
-    "merged_forward": [_POINTER],
-    "merged_backward": [_POINTER],
+    "merged_forward": [POINTER],
+    "merged_backward": [POINTER],
 }
 _QUIET: dict[str, Any] = {"check": True, "capture_output": True}
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def matrix_product() -> int | None:
-    """The address of torch's own BLAS function `sgemm_`; None: this build of torch does not show it."""
+    """The address of torch's own BLAS function `sgemm_`; None: this build of torch does not export it."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     function = getattr(ctypes.CDLL(str(path)), "sgemm_", None) if path.exists() else None
     return ctypes.cast(function, ctypes.c_void_p).value if function else None

@@ -6,14 +6,15 @@
 
 #include "vectors.h"
 
-// Queries and keys of a tile, at most: two tiles of backward stay in the second cache. Short texts have more hidden logits.
+// Queries and keys of a tile, at most. Two tiles of backward fit the L2 cache. Texts shorter than SHORT have tiles of half the
+// queries, because masked logits are a larger share of their tiles.
 enum { ROWS = 256, COLUMNS = 512, BACKWARD_ROWS = 128, BACKWARD_COLUMNS = 256, SHORT = 768 };
 
 // BLAS sgemm: matrices by columns.
 typedef void (*Gemm)(const char *, const char *, const int *, const int *, const int *, const float *, const float *, const int *,
                      const float *, const int *, const float *, float *, const int *);
 
-// A tensor (texts, positions, heads, .) with the distances between its texts, positions and heads.
+// A tensor (texts, positions, heads, .) with the strides of its texts, positions and heads.
 struct View {
     float *values;
     ptrdiff_t text, row, head;
@@ -32,12 +33,12 @@ struct Merged {
     bool own(int i) const { return (i + 1) % stride; }                 // whether only query i sees key i
 };
 
-// c (m, n) = alpha a b + beta c by rows, with a (m, k), or (k, m) if it is turned, and b (k, n), or (n, k).
-enum Turned { NONE, FIRST, SECOND };
-INLINE void multiply(const Merged *at, Turned turned, int m, int n, int k, float alpha, const float *a, ptrdiff_t a_row, const float *b,
+// c (m, n) = alpha a b + beta c by rows, with a (m, k), or (k, m) if it is transposed, and b (k, n), or (n, k).
+enum Transposed { NONE, FIRST, SECOND };
+INLINE void multiply(const Merged *at, Transposed which, int m, int n, int k, float alpha, const float *a, ptrdiff_t a_row, const float *b,
                      ptrdiff_t b_row, float beta, float *c, ptrdiff_t c_row) {
-    const int a_distance = a_row, b_distance = b_row, c_distance = c_row;
-    at->gemm(turned == SECOND ? "T" : "N", turned == FIRST ? "T" : "N", &n, &m, &k, &alpha, b, &b_distance, a, &a_distance, &beta, c, &c_distance);
+    const int a_stride = a_row, b_stride = b_row, c_stride = c_row;
+    at->gemm(which == SECOND ? "T" : "N", which == FIRST ? "T" : "N", &n, &m, &k, &alpha, b, &b_stride, a, &a_stride, &beta, c, &c_stride);
 }
 
 INLINE float inner(int n, const float *a, const float *b) {
@@ -178,19 +179,20 @@ void merged_backward(const Merged *m) {
     {
         std::vector<float> tiles(2 * BACKWARD_ROWS * BACKWARD_COLUMNS);
         float *p = tiles.data(), *ds = p + BACKWARD_ROWS * BACKWARD_COLUMNS;
-        std::vector<float> near(m->packed.row > width ? 2 * (size_t)m->steps * width : 0);  // rows of one head side by side
+        // keys and values of one head, because products of rows far apart take longer
+        std::vector<float> contiguous(m->packed.row > width ? 2 * (size_t)m->steps * width : 0);
 #pragma omp for schedule(dynamic)
         for (int task = 0; task < m->texts * m->heads; task++) {
             const int b = task / m->heads, h = task % m->heads;
             Merged head = *m;
-            if (near.size()) {
-                copy(m->steps, width, m->packed.of(b, h), m->packed.row, near.data(), width);
-                head.packed = {near.data(), 0, width, 0};
-                head.dpacked = {near.data() + (size_t)m->steps * width, 0, width, 0};
+            if (contiguous.size()) {
+                copy(m->steps, width, m->packed.of(b, h), m->packed.row, contiguous.data(), width);
+                head.packed = {contiguous.data(), 0, width, 0};
+                head.dpacked = {contiguous.data() + (size_t)m->steps * width, 0, width, 0};
             }
             for (int i = m->slot(0); i < m->steps; i += m->stride) memset(head.dpacked.of(b, h, i), 0, width * sizeof(float));
             for (int first = 0; first < m->steps; first += BACKWARD_ROWS) backward(&head, b, h, first, std::min<int>(BACKWARD_ROWS, m->steps - first), p, ds);
-            if (near.size()) copy(m->steps, width, head.dpacked.of(b, h), width, m->dpacked.of(b, h), m->dpacked.row);
+            if (contiguous.size()) copy(m->steps, width, head.dpacked.of(b, h), width, m->dpacked.of(b, h), m->dpacked.row);
         }
     }
 }

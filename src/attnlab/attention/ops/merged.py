@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .library import library, matrix_product
+from .library import NUMBER, POINTER, REAL, library, matrix_product
 
 TENSORS = "q packed out lse grad dq dpacked"
-NUMBERS = "texts steps heads width value_width stride threads"
+SIZES = "texts steps heads width value_width stride threads"
 
 
 class View(ctypes.Structure):
     """`View` of merged.cpp: a tensor (B, T, H, .) or (B, T, H)."""
 
-    _fields_ = [("values", ctypes.c_void_p), *((name, ctypes.c_ssize_t) for name in ("text", "row", "head"))]
+    _fields_ = [("values", POINTER), *((name, ctypes.c_ssize_t) for name in ("text", "row", "head"))]
 
 
 class Merged(ctypes.Structure):
@@ -26,9 +26,9 @@ class Merged(ctypes.Structure):
 
     _fields_ = [
         *((name, View) for name in TENSORS.split()),
-        *((name, ctypes.c_int) for name in NUMBERS.split()),
-        ("scale", ctypes.c_float),
-        ("gemm", ctypes.c_void_p),
+        *((name, NUMBER) for name in SIZES.split()),
+        ("scale", REAL),
+        ("gemm", POINTER),
     ]
 
 
@@ -61,7 +61,7 @@ def merged_backward(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x with rows in one piece, as BLAS reads them. `contiguous` leaves the distance of a single row as it is."""
+    """x with contiguous rows, as BLAS reads them. `contiguous` would leave the stride of a single row as it is."""
     whole = x.stride(-1) == 1 and x.stride(1) >= x.shape[-1] and not x.is_neg()
     return x if whole else x.resolve_neg().clone(memory_format=torch.contiguous_format)
 
@@ -74,5 +74,5 @@ def _call(function: str, scale: float, stride: int, **tensors: Tensor) -> None:
         if x.dtype != torch.float32 or list(x.shape) != shape:
             raise ValueError(f"{name}: expected float32 {shape}, not {x.dtype} {list(x.shape)}")
     views: dict[str, Any] = {name: View(x.data_ptr(), *x.stride()[:3]) for name, x in tensors.items()}
-    numbers = dict(zip(NUMBERS.split(), (*sizes, width, value_width, stride, torch.get_num_threads()), strict=True))
-    getattr(library(), function)(ctypes.byref(Merged(**views, **numbers, scale=scale, gemm=matrix_product())))
+    counts = dict(zip(SIZES.split(), (*sizes, width, value_width, stride, torch.get_num_threads()), strict=True))
+    getattr(library(), function)(ctypes.byref(Merged(**views, **counts, scale=scale, gemm=matrix_product())))

@@ -14,31 +14,28 @@ from torch.autograd.profiler import record_function
 from torch.nn import functional as F
 
 from .backends import captured, note, step_preferred
-from .library import library
+from .library import NUMBER, POINTER, REAL, library
 
 ROWS = 64  # torch's products of more rows are faster
 NORMS: list[type] = [nn.Identity, nn.RMSNorm, nn.LayerNorm]
 NAME = "attnlab::native"  # of the calls in a profile
 Operand = tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales of int8, bias
-_NUMBER: Any = ctypes.c_int
-_POINTER: Any = ctypes.c_void_p
-_REAL: Any = ctypes.c_float
 
 
 class Weights(ctypes.Structure):
     """`Weights` of native.cpp."""
 
-    _fields_ = [("values", _POINTER), ("scales", _POINTER), ("bias", _POINTER)]
+    _fields_ = [("values", POINTER), ("scales", POINTER), ("bias", POINTER)]
 
 
 class Prefix(ctypes.Structure):
     """`Prefix` of native.cpp."""
 
-    _fields_ = [("lengths", _POINTER), *((name, _NUMBER) for name in ("size", "capacity", "beam", "stride"))]
+    _fields_ = [("lengths", POINTER), *((name, NUMBER) for name in ("size", "capacity", "beam", "stride"))]
 
 
 def _structure(weights: str, pointers: str, numbers: str, reals: str) -> type[ctypes.Structure]:
-    kinds = (Weights, weights), (_POINTER, pointers), (Prefix, "prefix"), (_NUMBER, numbers), (_REAL, reals)
+    kinds = (Weights, weights), (POINTER, pointers), (Prefix, "prefix"), (NUMBER, numbers), (REAL, reals)
     fields = [(name, kind) for kind, names in kinds for name in names.split()]
     return type("Layer", (ctypes.Structure,), {"_fields_": fields})
 
