@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from itertools import product
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from attnlab.attention import MTLA, TPA
 from attnlab.attention.ops import kernels, partial_softmax
 from attnlab.attention.ops.backends import Backend, noting, prefer, used
-from attnlab.attention.ops.library import library, matrix_product
+from attnlab.attention.ops.library import library
 from attnlab.attention.ops.partial_softmax import Past, merged_attention, rebuilt_attention, tiled_attention
 from tests.attention.mechanisms import error
 
@@ -106,9 +107,9 @@ def test_lengths_beyond_the_blocks_of_a_kernel(stride: int, total: int) -> None:
         assert error(got, exact) < 1e-11
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="there is no g++")
 def test_the_library_is_built() -> None:
-    assert library() is not None and matrix_product() is not None
+    assert library() is not None
 
 
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
