@@ -18,6 +18,7 @@ WIDTH = 130  # columns where the output is not a terminal
 LONGEST = 200  # characters of a text among the samples; predictions.tsv has all of it
 LABELS = {  # of metrics; others are named as in the record, with spaces
     "bleu": "BLEU",
+    "chrf": "chrF",
     "wer": "WER",
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
@@ -72,9 +73,12 @@ def _quality_lines(quality: dict[str, Any], compression: dict[str, Any]) -> Iter
             yield f"quality, {point}", ", ".join(_with_errors(values))
     if quality and not compression:
         headline, *others = quality
-        signature = f"   ({quality['signature']})" if "signature" in quality else ""
-        yield label(headline), f"{quality[headline]}{signature}"
-        yield from ((label(key), str(quality[key])) for key in others if isinstance(quality[key], float))
+        characters = quality.get("unit") == "characters"  # of error rates
+        for key in (headline, *(key for key in others if isinstance(quality[key], float))):
+            signature = quality.get("signature" if key == headline else f"{key}_signature")
+            name = "CER" if key == "wer" and characters else label(key)
+            yield name, f"{quality[key]}{f'   ({signature})' if signature else ''}"
+        yield from (("warning", text) for text in quality.get("warnings", ()))
 
 
 def _needle(needle: dict[str, Any]) -> str:

@@ -31,7 +31,10 @@ from attnlab.errors import ConfigError, DataError, nearest
 
 SWEEPER = "hydra/sweeper"
 TEXTS = ("prompt", "input", "output")  # keys whose values are free texts or paths: no quotes are needed
-SPELLINGS = {"compress.search": "task.search"}  # the task scores the settings; their keys are those of `compress`
+SPELLINGS = {
+    "compress.search": "task.search",  # the task scores the settings; their keys are those of `compress`
+    "task.score": "task.score.name",
+}
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
 NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # the directories of jobs that use runs
@@ -138,6 +141,8 @@ def _setting(text: str, composer: Composer, multirun: bool) -> Override:
     setting = composer.parse(text)
     if setting.key_or_group.startswith("trainer."):  # arguments of Lightning's Trainer, which no file lists
         return replace(setting, type=OverrideType.FORCE_ADD)
+    if isinstance(setting.value(), dict):
+        return setting
     return replace(setting, key_or_group=SPELLINGS.get(setting.key_or_group, setting.key_or_group))
 
 

@@ -139,6 +139,8 @@ class Composer:
         options = [s for s in settings if "/" in s.key_or_group or s.key_or_group in config.GROUPS]
         values = [setting for setting in settings if setting not in options]
         cfg = copy.deepcopy(self.compose([*implied_options(settings), *(str(s.input_line) for s in options)]))
+        if isinstance(name := config.written(cfg.task).get("score"), str):  # in a file: score: bleu
+            cfg.task.score = {"name": name, "tokenize": None}
         if "pattern" in (cfg.get("attention") or {}):
             self._add_mechanisms(cfg, values)
         plain = config.written(cfg)

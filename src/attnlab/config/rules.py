@@ -242,7 +242,7 @@ def _check_names(cfg: DictConfig) -> None:
     """Refuse unknown names of metrics."""
     sources = [file.read_text(encoding="utf-8") for file in METRICS.glob("*.py")]
     metrics = sorted(name for source in sources for name in re.findall(r'^    name = "(\w+)"$', source, re.MULTILINE))
-    for key in ("task.score", "task.train.validate_score"):
+    for key in ("task.score.name", "task.train.validate_score"):
         name = OmegaConf.select(cfg, key)
         if isinstance(name, str) and name not in metrics:
             raise ConfigError(f"{key}={name}: expected one of {', '.join(metrics)}")

@@ -122,7 +122,7 @@ class Task:
     mixup: dict[str, Any]
     decode: dict[str, Any]
     sampling: dict[str, Any]
-    score: dict[str, Any] | str
+    score: dict[str, Any]
     evaluation: dict[str, Any]
     text: dict[str, Any]
     grids: dict[str, Any]
@@ -179,6 +179,14 @@ class ValidationSearch:
 
 
 @dataclass(frozen=True)
+class Score:
+    """How generated texts are scored; conf/task/base/sequence_to_text.yaml explains the keys."""
+
+    name: str
+    tokenize: Literal["13a", "zh", "ja-mecab", "ko-mecab", "flores200", "char", "none", "ascii", "unicode"] | None
+
+
+@dataclass(frozen=True)
 class Pretraining:
     """Training from scratch, where an image task has no checkpoint. 0 epochs: none."""
 
@@ -215,6 +223,7 @@ SCHEMAS: dict[str, type] = {
     "task.train": Train,
     "task.train.batch": Batch,
     "task.train.validate_search": ValidationSearch,
+    "task.score": Score,
     "task.pretrain": Pretraining,
     "task.mixup": Mixup,
     "task.text": Text,

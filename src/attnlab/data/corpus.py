@@ -93,6 +93,7 @@ class Reader(ABC):
         unit: what an example is called.
         splits: the training, validation and test splits.
         layout: what data_root must hold, for messages.
+        language: the code of the language of the targets; None: the configuration does not tell it.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Reader(ABC):
     splits: tuple[str, str, str] = ("train", "dev", "test")
     kinds: tuple[Kind, ...] = ("audio",)
     layout: str = ""
+    language: str | None = None
 
     @abstractmethod
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:

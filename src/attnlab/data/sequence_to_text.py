@@ -188,6 +188,12 @@ class SequenceToTextData(Data):
         """The test split, the longest first; inside `trainer.test` the processes share it."""
         return self._held_out(self.reader.splits[2], self.test_max_frames or self.largest, self.testing)
 
+    def texts(self, name: str) -> list[str]:
+        """The targets of a split, without its inputs."""
+        if not self._utterances:
+            self._read()
+        return [x.target for x in self._utterances[name]]
+
     def split(self, name: str) -> Examples:
         """The utterances of a split, read and prepared at the first call."""
         if not self._utterances:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlab.callbacks.summary import label
 from attnlab.config.build import at
-from attnlab.errors import DataError
+from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord
 
@@ -100,6 +100,17 @@ def _metrics(saved: SavedRecord) -> list[str]:
     return ["accuracy"] if "accuracy" in names else names
 
 
+def _tokenizer(name: str, saved: SavedRecord) -> str:
+    """The tokenizer of a record's BLEU or ROUGE. Older records do not name theirs. DataError: there is no such one."""
+    from attnlab.metrics.text import BLEU, ROUGE
+
+    metric = BLEU if name == "bleu" else ROUGE
+    tokenizer = saved.record["quality"].get("tokenize", metric.tokenizers[0])
+    if tokenizer not in metric.tokenizers:
+        raise DataError(f"{saved.path}: quality.tokenize={tokenizer}: expected {', '.join(metric.tokenizers)}")
+    return str(tokenizer)
+
+
 def _statistics(name: str, rows: list[dict[str, str]], saved: SavedRecord) -> "Statistics":
     """(items, statistics) of a metric, whose sums over items :func:`corpus_bleu` or :func:`share` take."""
     import numpy as np
@@ -113,20 +124,24 @@ def _statistics(name: str, rows: list[dict[str, str]], saved: SavedRecord) -> "S
     pairs = [(row["hypothesis"], row["reference"]) for row in rows]
     values: list[Any]
     if name == "bleu":
-        from sacrebleu.metrics import BLEU
+        from attnlab.metrics.text import bleu_scorer
 
-        scores = [BLEU().corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
+        try:
+            scorer = bleu_scorer(_tokenizer(name, saved))
+        except ConfigError as error:
+            raise DataError(f"{saved.path}: {error}") from error
+        scores = [scorer.corpus_score([hypothesis], [[reference]]) for hypothesis, reference in pairs]
         values = [[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in scores]
     elif name == "wer":
         from attnlab.metrics.text import word_errors
 
         punctuation = "words as written" in str(saved.record["quality"].get("signature"))
         errors = [word_errors([hypothesis], [reference], punctuation) for hypothesis, reference in pairs]
-        values = [[e["insertions"] + e["deletions"] + e["substitutions"], e["words"]] for e in errors]
+        values = [[e["insertions"] + e["deletions"] + e["substitutions"], e[e.get("unit", "words")]] for e in errors]
     elif name.startswith("rouge"):
         from attnlab.metrics.text import text_scores
 
-        values = [[score[name], 1] for score in text_scores(pairs)]
+        values = [[score[name], 1] for score in text_scores(pairs, _tokenizer(name, saved))]
     elif "right" in rows[0]:
         values = [[row["right"] == "1", 1] for row in rows]
     elif name == "top1":
@@ -162,6 +177,13 @@ def differences(
     results = []
     for name in metrics:
         score = {"bleu": corpus_bleu, "perplexity": perplexity}.get(name, share)
+        if name == "bleu" or name.startswith("rouge"):
+            one, two = (_tokenizer(name, saved) for saved in (first, second))
+            if one != two:
+                raise DataError(
+                    f"{first.name} and {second.name} split texts by different tokenizers, {one} and {two}: score one "
+                    "again with task.score.tokenize= of the other"
+                )
         tables = [_statistics(name, rows, saved) for rows, saved in zip(items, (first, second), strict=True)]
         for saved, statistics in zip((first, second), tables, strict=True):
             value, recorded = score(statistics.sum(0)), saved.number(f"quality.{name}")

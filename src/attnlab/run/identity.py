@@ -191,6 +191,9 @@ def renamed(cfg: Config) -> dict[str, Any]:
     for node, key, meant in _absent(plain):
         if node.get(key, MISSING) == meant:
             del node[key]
+    match at(plain, "task.score"):
+        case {"name": str(name), "tokenize": None}:  # as older records have it
+            plain["task"]["score"] = name
     if isinstance(pattern := at(plain, PATTERN), list):
         lengths = (n for n in range(1, len(pattern)) if pattern[:n] * (len(pattern) // n) == pattern)
         plain["attention"]["pattern"] = pattern[: next(lengths, len(pattern))]
@@ -200,6 +203,8 @@ def renamed(cfg: Config) -> dict[str, Any]:
 def current(plain: dict[str, Any]) -> dict[str, Any]:
     """A configuration that may be old as today's code takes it: keys and classes of today, at their dotted names."""
     plain = renamed(plain)
+    if isinstance(name := at(plain, "task.score"), str):
+        plain["task"]["score"] = {"name": name, "tokenize": None}
     for node, key, meant in _absent(plain):
         node.setdefault(key, copy.deepcopy(meant))  # the names of classes in it are changed below
     for _, node in mappings(plain):

@@ -40,6 +40,7 @@ class MustC(Reader):
     def __post_init__(self) -> None:
         self.pair = f"{self.source_language}-{self.target_language}"
         self.name = f"MuST-C {self.pair}"
+        self.language = self.target_language if self.target == "translation" else self.source_language
         self.layout = (
             f"data_root must be the directory that holds {self.pair}, with data/<split>/txt/<split>.yaml, "
             f".{self.source_language}, .{self.target_language} and data/<split>/wav/*.wav for {', '.join(self.splits)}"

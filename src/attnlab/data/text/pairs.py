@@ -99,6 +99,7 @@ class Parallel(Reader):
         hold_out: Annotated[int, Ge(3)] = 100,
     ) -> None:
         self.languages, self.chosen = (source_language, target_language), layout
+        self.language = target_language
         self.unescape, self.hold_out = unescape, hold_out
         self.name = f"{source_language}-{target_language} text"
         names = ", ".join(self._fill(files.train[0], 0) for files in LAYOUTS.values())

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from omegaconf import DictConfig
@@ -29,6 +29,7 @@ from attnlab.training.compiled import Compiled
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
+    from attnlab.data.corpus import Reader
     from attnlab.data.inputs import InputKind
     from attnlab.data.sequence_to_text import SequenceToTextData
     from attnlab.decoding import BeamSearch
@@ -67,7 +68,17 @@ class SequenceToTextTask(TextTask, Predicts):
         return text_metrics()[name]
 
     def _validation_metric(self) -> type[TextMetric]:
-        return self._metric(self.cfg.task.train.validate_score or self.cfg.task.score)
+        return self._metric(self.cfg.task.train.validate_score or self.cfg.task.score.name)
+
+    def _scorer(self, metric: type[TextMetric], size: int, references: Sequence[str] | None = None) -> TextMetric:
+        """The metric of `size` texts. With the references of the test set, it has chosen its tokenizer."""
+        reader: Reader = instantiate(self.cfg.task.data.reader, path="task.data.reader")
+        score = self.cfg.task.score
+        own = metric.name == score.name or score.tokenize in metric.tokenizers  # another one may score validations
+        scorer = metric(size, tokenize=score.tokenize if own else None, language=reader.language)
+        if references is not None:
+            scorer.choose(references)
+        return scorer
 
     def _validation_search(self) -> BeamSearch:
         search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
@@ -136,7 +147,7 @@ class SequenceToTextTask(TextTask, Predicts):
 
     def check(self, directory: Path) -> None:
         task = self.cfg.task
-        if task.train.validate_score == "intent" and task.score != "intent":
+        if task.train.validate_score == "intent" and task.score.name != "intent":
             raise ConfigError(
                 "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
             )
@@ -193,7 +204,19 @@ class SequenceToTextTask(TextTask, Predicts):
         assert data.location is not None
         records.identify(record, corpus_content(data.location, Path(self.cfg.cache_dir)))
 
+    def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
+        self._scorer(self._metric(self.cfg.task.score.name), 0)  # a missing tokenizer is an error before data is read
+        if stage is None and self.cfg.task.train.validate_decode:
+            self._scorer(self._validation_metric(), 0)
+        return super().prepare(record, stage)
+
     def module(self, record: dict[str, Any], data: SequenceToTextData) -> SequenceToText:
+        self.references = data.texts(data.reader.splits[2])
+        scorer = self._scorer(self._metric(self.cfg.task.score.name), 0, self.references)
+        if scorer.tokenize:
+            log.info("texts are split by the tokenizer %s, chosen by %s", scorer.tokenize, scorer.about["tokenize_by"])
+        for warning in scorer.about.get("warnings", ()):
+            log.warning(warning)
         module = self._module(data.tokenizer, data.ctc_tokenizer)
         self.sizes(record, module.model)
         data.test_max_frames = self.cfg.task.decode_max_frames
@@ -206,7 +229,8 @@ class SequenceToTextTask(TextTask, Predicts):
         total = len(data.split(data.reader.splits[1]))
         number = min(self.cfg.task.train.validate_decode, total)
         chosen = [i * total // number for i in range(number)]
-        module.decode_validation(self._validation_metric()(number), chosen, self._validation_search())
+        scorer = self._scorer(self._validation_metric(), number, self.references)
+        module.decode_validation(scorer, chosen, self._validation_search())
 
     def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None) -> SequenceToText:
         from attnlab.tasks.sequence_to_text.module import DecodesValidation, SequenceToText
@@ -219,7 +243,7 @@ class SequenceToTextTask(TextTask, Predicts):
             tokenizer,
             instantiate(cfg.task.decode, path="task.decode"),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
-            classify=cfg.task.score == "intent",
+            classify=cfg.task.score.name == "intent",
             identity=self._identity(tokenizer, ctc),
             label_smoothing=cfg.task.train.label_smoothing,
             ctc_weight=cfg.task.train.ctc_weight,
@@ -295,7 +319,8 @@ class SequenceToTextTask(TextTask, Predicts):
         speed = ScoringSpeed(
             f"encoder and search of {size} sentences{alone}; tokens of best hypotheses", **self.protocol(module)
         )
-        quality = Quality({"": self._metric(self.cfg.task.score)(size)}, {"sentences": size})
+        scorer = self._scorer(self._metric(self.cfg.task.score.name), size, self.references)
+        quality = Quality({"": scorer}, {"sentences": size})
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: SequenceToText) -> None:
