@@ -47,6 +47,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {  # sections of a rec
         "decoding": "30.0 tokens/s, beam 5, one pass of 2.0 s",
         "training, 7 updates": "20.0 tokens/s, 3.0 s",
     }),
+    "two scores with signatures": ({"quality": {
+        "bleu": 12.5, "signature": "tok:zh", "chrf": 40.0, "chrf_signature": "nc:6", "warnings": ["w"],
+    }}, {"BLEU": "12.5   (tok:zh)", "chrF": "40.0   (nc:6)", "warning": "w"}),
+    "errors of characters": ({"quality": {"wer": 12.5, "characters": 8, "unit": "characters"}}, {"CER": "12.5"}),
     "several passes on a busy machine": ({"inference": SPEED | {"busy_cores_before": 1.5}}, {
         "decoding": "30.0 tokens/s (25.0 to 31.0 in 4 passes), beam 1, 0.5 s", "machine busy": "1.5 cores",
     }),

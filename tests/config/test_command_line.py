@@ -40,6 +40,21 @@ def test_every_hardware_has_the_same_keys(hardware: str, monkeypatch: pytest.Mon
     assert set(compose(f"hardware={hardware}").hardware) == set(compose().hardware)
 
 
+def test_a_score_is_given_by_its_name(tmp_path: Path) -> None:
+    """On the command line, in a file, and with its tokenizer."""
+    expected = {"name": "bleu", "tokenize": "zh"}
+    for settings in (["task.score=bleu"], ["task.score.name=bleu"], ["task.score={name: bleu}"]):
+        assert compose("task=xsum", *settings, "task.score.tokenize=zh").task.score == expected
+    file = tmp_path / "experiment" / "named.yaml"
+    file.parent.mkdir()
+    file.write_text("# @package _global_\ndefaults:\n  - override /task: xsum\ntask:\n  score: bleu\n")
+    words = [f"--config-dir={tmp_path}", "experiment=named", "task.score.tokenize=zh"]
+    assert check(words).jobs[0].task.score == expected
+    assert compose("task=mustc", "task.target=transcript").task.score == {"name": "wer", "tokenize": None}
+    assert "task.score.tokenize=thai: expected 13a or zh" in error("task=wmt16", "task.score.tokenize=thai")
+    assert "task.score.name" in error("task=wikitext2", "task.score=bleu")
+
+
 @pytest.mark.parametrize("knob", config.KNOBS)
 @pytest.mark.parametrize(
     "attention",

@@ -184,8 +184,8 @@ def test_the_tokenizer_follows_the_language() -> None:
         for code in codes:
             assert BLEU(1, language=code).tokenize == tokenizer
     assert [language(code) for code in ("jpn_Jpan", "kor", "de", "target", None, "")] == ["ja", "ko", *[None] * 4]
-    for code in ("de", "tgt", None):  # what is read tells more than the end of a file's name
-        values = score(BLEU, [TEXTS["zh"][0]], [TEXTS["zh"][0]], language=code)
+    for name in ("de", "tgt", None):  # what is read tells more than the end of a file's name
+        values = score(BLEU, [TEXTS["zh"][0]], [TEXTS["zh"][0]], language=name)
         assert (values["tokenize"], values["tokenize_by"]) == ("zh", "the script of the references (zh)")
         assert "tok:zh" in values["signature"] and values["chrf_signature"].startswith(
             "nrefs:1|case:mixed|eff:yes|nc:6"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import MTLA
+from attnlab.data.sequence_to_text import SequenceToTextData
 from attnlab.decoding import BeamSearch
 from attnlab.errors import ConfigError, DataError
 from attnlab.modes import test, train
@@ -53,6 +54,30 @@ def test_a_run_fills_its_record_and_its_directory(trained: Trained) -> None:
     for name, value in average(best).items():
         torch.testing.assert_close(weights(directory)[name], value)
     assert not list(directory.rglob("*.part"))
+
+
+def test_scores_say_how_texts_were_split(trained: Trained) -> None:
+    quality = trained[1]["quality"]
+    assert list(quality)[0] == "bleu" and "tok:13a" in quality["signature"] and quality["tokenize"] == "13a"
+    assert 0 <= quality["chrf"] <= 100 and quality["chrf_signature"].startswith("nrefs:1")
+
+
+@pytest.mark.parametrize("mode", [train, test])
+def test_a_missing_tokenizer_is_refused_before_data_is_read(
+    mode: Any, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sacrebleu.tokenizers import tokenizer_ja_mecab
+
+    monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+    monkeypatch.setattr(SequenceToTextData, "_read", lambda self: pytest.fail("read"))
+    weights = [f"checkpoint='{trained[0]}'"] if mode is test else []
+    for settings in (["task.score.tokenize=ja-mecab"], ["task.data.reader.target_language=ja"]):
+        cfg, record = make(trained[0], tmp_path)(*settings, *weights)
+        with pytest.raises(ConfigError, match="sacrebleu.ja."):
+            mode.run(cfg, record, tmp_path)
+    cfg, record = make(trained[0], tmp_path)("task.score.tokenize=unicode", *weights)
+    with pytest.raises(ConfigError, match="task.score.tokenize=unicode: not of the metric bleu"):
+        mode.run(cfg, record, tmp_path)
 
 
 def test_a_mechanism_that_cannot_decode_is_refused_before_it_is_trained(

@@ -13,7 +13,8 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from attnlab.errors import DataError
-from attnlab.metrics.text import text_scores, word_errors
+from attnlab.metrics import text as metrics_of
+from attnlab.metrics.text import TextMetric, text_scores, word_errors
 from attnlab.report import significance
 from attnlab.run.store import SavedRecord, collect
 
@@ -178,6 +179,39 @@ def test_equal_systems_differ_in_one_of_twenty_tests(items: int, most: float) ->
             ours.append(p < 0.05)
             sacrebleus.append(other < 0.05)
     assert 0.035 < np.mean(ours) < most and np.mean(sacrebleus) > 0.08
+
+
+CHINESE = [
+    f"第{i}天他在{place}买了{thing}。"
+    for i, (place, thing) in enumerate(zip("京沪津渝" * 10, "菜米油茶果" * 8, strict=True))
+]
+
+
+def test_texts_are_split_as_the_record_says(scored: Scored) -> None:
+    """Records without a tokenizer are older ones, with 13a and the ASCII tokenizer."""
+    changed = [text.replace("他", "她") if i % 3 else text for i, text in enumerate(CHINESE)]
+    metrics: dict[str, tuple[type[TextMetric], dict[str, Any]]] = {
+        "bleu": (metrics_of.BLEU, {"tokenize": "zh"}), "rouge1": (metrics_of.ROUGE, {}), "wer": (metrics_of.WER, {}),
+    }  # fmt: skip
+    for name, (kind, settings) in metrics.items():
+        records = []
+        for number, texts in enumerate((CHINESE, changed)):
+            metric = kind(40, **settings)
+            columns = {"hypotheses": texts, "references": CHINESE, "others": [()] * 40}
+            metric.update(range(40), **{field: columns[field] for field in metric.fields})
+            records.append(scored(f"{name}{number}", texts, metric.compute(), CHINESE))
+        better, worse = records
+        difference = next(d for d in significance.differences(better, worse, 50) if d.metric == name)
+        assert difference.first == pytest.approx(better.number(f"quality.{name}")) and difference.p < 0.05
+    one, two = scored("13a", CHINESE, {"bleu": 100.0}, CHINESE), scored("zh", CHINESE, {"bleu": 100.0}, CHINESE)
+    for tokenizer, message in (("zh", "different tokenizers, 13a and zh"), ("../x", "quality.tokenize=../x: expected")):
+        two.record["quality"]["tokenize"] = tokenizer
+        assert message in significance.sure(one, two)[0]
+    older, newer = (
+        scored("older", GOOD, bleu(GOOD)),
+        scored("newer", GOOD, bleu(GOOD) | {"tokenize": "13a", "chrf": 1.0}),
+    )
+    assert "BLEU +0.00" in significance.sure(older, newer)[0]
 
 
 def test_a_run_does_not_differ_from_itself(scored: Scored) -> None:

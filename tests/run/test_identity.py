@@ -166,6 +166,12 @@ def test_an_old_run_gets_what_was_added_and_the_tables_stay() -> None:
     assert tables == ABSENT and identity.renamed(identity.current(copy.deepcopy(old))) == identity.renamed(old)
 
 
+def test_a_score_without_a_tokenizer_is_that_of_an_older_record(mtla: DictConfig) -> None:
+    old = changed(mtla, task__score="bleu")
+    assert recipe(mtla) == recipe(old) != recipe(changed(mtla, task__score__tokenize="zh"))
+    assert identity.current(OmegaConf.to_container(old))["task"]["score"] == {"name": "bleu", "tokenize": None}  # type: ignore[arg-type]
+
+
 # --- names that change --------------------------------------------------------------------------------------------
 
 
