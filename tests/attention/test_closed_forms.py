@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnlab.attention import TPA, Attention, MLAQueryLatent, TPAKVOnly
+from attnlab.attention import MLA, MTLA, TPA, Attention, MLAQueryLatent, TPAKVOnly
 from tests.attention.mechanisms import EVERY, NAMES, Mechanism, configured, gates_of_other_steps
 
 PAPER = ("task.model.d_model=512", "task.attention_heads=8", "task.attention_dropout=0.0")
@@ -130,6 +130,16 @@ def test_parameters_and_cache_at_the_papers_size(mechanism: Mechanism) -> None:
     assert sum(p.numel() for p in attention.parameters()) == form.parameters
     assert attention.cache_elements_per_token == form.per_token / (mechanism.stride or 1)
     assert sum(buffer.numel() for buffer in cache.buffers()) == attention.cache_elements(5, 7, 11)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mla", MLA), ("mtla", MTLA)])
+def test_without_sizes_a_latent_mechanism_has_those_of_the_paper(name: str, kind: type[MLA]) -> None:
+    """The MTLA paper's r = 4 d_h, d_r = d_h / 2 and g = r / 4; a latent of 2 still has a gate."""
+    with torch.device("meta"):
+        attention = kind(512, 8)
+    assert sum(p.numel() for p in attention.parameters()) == PUBLISHED[name].parameters
+    assert attention.cache_elements_per_token == PUBLISHED[name].per_token / (2 if kind is MTLA else 1)
+    assert MTLA(64, 4, latent_dim=2).gate_latent.out_features == 1
 
 
 @every

@@ -1,5 +1,6 @@
 """Gram matrices of calibration data, and weighted methods."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,30 @@ def test_outputs_over_the_calibration_data_are_better(name: str, tmp_path: Path)
     model = make().double()
     other = calibrated(method, model, lambda grams: model(x[:3]))
     assert "stored" not in compress(model, other, tmp_path)[0]  # other calibration data
+
+
+def test_a_matrix_alone_has_the_best_outputs_over_the_damped_data() -> None:
+    """With whole heads: as good as the truncated SVD of W C^1/2, C with damping times its mean diagonal added."""
+    damping, path = 0.5, "layers.0.self_attn.q_proj"
+    plain = llama().double()
+    with torch.no_grad():  # inputs of unlike size
+        plain.get_parameter("layers.0.norm1.weight").copy_(torch.logspace(0, -3, 24))
+    x = inputs_of(plain, words(6), path).flatten(0, 1)
+    gram = x.T @ x / len(x)
+    values, vectors = torch.linalg.eigh(gram + damping * gram.diagonal().mean() * torch.eye(24).double())
+    weight, root = plain.get_parameter(f"{path}.weight").detach(), vectors * values.sqrt()
+    cut = torch.linalg.svdvals(weight @ root)
+    best = float(cut[7:].norm() / cut.norm())
+
+    def lost(used: float) -> float:
+        model = copy.deepcopy(plain)
+        method = TensorLLM(ranks=[7, 8], layers=[0], matrices=["q"], weighted=True, damping=used)
+        compress(model, calibrated(method, model, lambda grams: model(words(6))))
+        error = densify(model, llama().double()).get_parameter(f"{path}.weight").detach() - weight
+        return float((error @ root).norm() / cut.norm())
+
+    assert best * (1 - 1e-9) < lost(damping) < 1.005 * best
+    assert lost(1e-3) > 1.02 * best
 
 
 def test_without_calibration_data_it_is_refused_and_sizes_are_known() -> None:

@@ -85,8 +85,25 @@ def test_a_divergence_is_that_of_the_predictions(
     assert divergence == pytest.approx(float(lost), rel=near) and lost > 1e-4
 
 
-def logits(decoder: Decoder) -> torch.Tensor:
-    return (decoder.hidden(TEXTS).double() @ decoder.vocabulary_matrix.double().mT).log_softmax(-1)
+@torch.no_grad()
+def test_retrieved_tokens_count_three_times_in_a_divergence() -> None:
+    """Three times the mean at tokens that a text has after the same six before, and the mean at all others."""
+    rows = tokens(8, 18, seed=5)
+    rows[:3, 9:] = rows[:3, :9]
+    decoder = copy.deepcopy(exact("llama"))
+    predictions = Predictions(copy.deepcopy(decoder), rows)
+    changed = copy.deepcopy(decoder.blocks[0].attention)
+    changed.out.weight.mul_(0.8)
+    divergence = predictions.divergence(changed)
+    before, decoder.blocks[0].attention = (logits(decoder, rows), changed)
+    lost = (before.exp() * (before - logits(decoder, rows))).sum(-1)
+    again = torch.zeros(8, 18, dtype=torch.bool)
+    again[:3, 14:17] = True  # from the sixth repeated token on, where a next token follows
+    assert divergence == pytest.approx(float(3 * lost[again].mean() + lost[~again].mean()), rel=1e-6)
+
+
+def logits(decoder: Decoder, rows: torch.Tensor = TEXTS) -> torch.Tensor:
+    return (decoder.hidden(rows).double() @ decoder.vocabulary_matrix.double().mT).log_softmax(-1)
 
 
 def test_the_cache_has_the_size_of_the_settings() -> None:

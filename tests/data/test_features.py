@@ -122,6 +122,20 @@ def test_masks_have_the_widths_of_the_policy(
         assert abs(counts.mean() - most / 2) <= 0.06 * most
 
 
+def test_masks_begin_at_any_place_where_they_fit() -> None:
+    """As fairseq's `randint(0, size - width)`: for each width every place but the last is equally likely."""
+    random, draws = np.random.default_rng(1), 8000
+    augment, x = SpecAugment(freq_mask=4, time_mask=3), np.ones((9, 7), np.float32)
+    masked = [augment(x, random) == 0 for _ in range(draws)]
+    for axis, size, widths in ((0, 7, 4), (1, 9, 3)):
+        places = [np.flatnonzero(mask.all(axis)) for mask in masked]
+        for width in range(1, widths):
+            counts = np.bincount([place[0] for place in places if len(place) == width], minlength=size)
+            expected = draws / widths / (size - width)
+            assert not counts[size - width :].any()
+            assert np.abs(counts[: size - width] - expected).max() < 5 * expected**0.5
+
+
 def test_all_layers_of_a_frame_are_masked_and_warped_alike() -> None:
     augment = SpecAugment(freq_mask=9, time_mask=20, num_freq_masks=2, num_time_masks=2, time_warp=6)
     layers = np.random.default_rng(0).normal(size=(50, 3, 20)).astype(np.float32)
