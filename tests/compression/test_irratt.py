@@ -49,6 +49,22 @@ def test_a_random_start_discovers_planted_ranks() -> None:
         torch.testing.assert_close(model(x), expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("start", ["cp", "random"])
+def test_the_first_terms_are_the_best_without_mixing_at_the_discovered_ranks(start: Any) -> None:
+    """By Eckart and Young, from the singular values of each head's matrix: those that its rank leaves out are lost."""
+    model = vit(depth=1).double()
+    (layer,) = family_of(model).layers(model)
+    q, k = (layer.projections[name] for name in "qk")
+    bias = q.read_bias(model)
+    assert bias is not None
+    query = torch.cat((q.split(q.read(model)), bias.view(3, 1, -1)), 1)  # the bias is a row of the tensor
+    values = torch.linalg.svdvals(query @ k.split(k.read(model)).mT).detach()
+    (report,) = compress(model, IrrAtt(9, 4, start=start, restarts=2, objective="none", sweeps=20))
+    lost = sum(float(of_head[rank:].square().sum()) for of_head, rank in zip(values, report["ranks"], strict=True))
+    assert report["history"][1] == pytest.approx((lost / float(values.square().sum())) ** 0.5, rel=1e-6)
+    assert report["history"][0] >= report["history"][1] > report["qk_error"]
+
+
 def test_random_starts_are_those_of_the_seed_and_the_best_counts() -> None:
     def first(**settings: Any) -> dict[str, Any]:
         return compress(vit(depth=1), IrrAtt(9, 4, start="random", objective="none", sweeps=8, **settings))[0]

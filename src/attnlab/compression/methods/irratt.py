@@ -30,10 +30,10 @@ class IrrAtt(FromCP):
         rank: of all heads together; None: half of the exact rank.
         vo: "truncatt": values and outputs have the same rank in each head (table 1); "irratt": block terms of
             different ranks with the identity as fusion (table 2), from the same `start`.
-        start: source of the ranks and first terms. "random": a CP decomposition from a random start, then algorithms 1
-            and 3, which take the ranks from the weights. "cp": the same from the largest singular triplets over all
-            heads; each belongs to one head, so that the ranks are mostly those of "global". "global": the largest
-            singular values, without a CP decomposition.
+        start: source of the ranks, at which the first terms are the best without mixing. "random": a CP decomposition
+            from a random start, then algorithms 1 and 3, which take the ranks from the weights. "cp": the same from the
+            largest singular triplets over all heads; each belongs to one head, so that the ranks are mostly those of
+            "global". "global": the largest singular values, without a CP decomposition.
         fusion: "free", an H x H matrix that mixes the heads' logits, as table 1 counts it; "identity": no mixing,
             which fused kernels run, each head fitted again at its rank. Eq. 7 leaves an H x H fusion nothing but the
             order of the heads, so that "identity" is its constrained form.
@@ -87,11 +87,10 @@ class IrrAtt(FromCP):
 
     def _refined(self, tensor: Slices, first: BlockTerms, free: bool, watch: Watch) -> tuple[BlockTerms, list[float]]:
         """Algorithm 3; with the identity as fusion the best terms of these ranks."""
-        best = truncated_svd(tensor, first.ranks)  # the best unmixed start of these ranks, for one SVD
+        best = truncated_svd(tensor, first.ranks)  # no unmixed terms of these ranks have a smaller error
         if not free:
             return best, [first.error, *best.history]
-        start = first if first.error < best.error else best
-        terms = btd(tensor, start, sweeps=self.sweeps, tolerance=self.tolerance, watch=partial(watch, "BTD"))
+        terms = btd(tensor, best, sweeps=self.sweeps, tolerance=self.tolerance, watch=partial(watch, "BTD"))
         return terms, [first.error, *terms.history]
 
     def again(self, module: CompressedAttention, path: str) -> Unit:
