@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from timm.optim import create_optimizer_v2
@@ -64,6 +65,25 @@ def test_the_configured_optimizers_leave_it_open() -> None:
     for scale in (("task=fineweb_edu", "scale=paper_small"), ("task=imagenet",)):
         make = instantiate(compose(*scale, "hardware=cpu").task.optimizer, path="task.optimizer")
         assert Line(make, "cuda", None).fused(make) == {"fused": True}
+
+
+@pytest.mark.parametrize(("task", "decay"), [("mustc", 0.0), ("ami", 0.0), ("slurp", 0.0), ("xsum", 1e-4)])
+def test_the_papers_recipes_update_as_fairseq_s_adam(task: str, decay: float) -> None:
+    """Its decay is decoupled: p - lr decay p - lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps)."""
+    settings = compose(f"task={task}", "scale=paper", "hardware=cpu").task.optimizer
+    weight = nn.Parameter(torch.tensor([1000.0, -2000.0, 0.1], dtype=torch.float64))
+    optimizer = instantiate(settings, path="task.optimizer")([weight])
+    p, m, v = weight.detach().numpy().copy(), np.zeros(3), np.zeros(3)
+    for step, gradient in enumerate(([0.5, 0.3, -1.0], [-0.1, 0.4, 2.0], [0.2, 0.2, 0.3]), 1):
+        weight.grad = torch.tensor(gradient, dtype=torch.float64)
+        before = weight.detach().numpy().copy()
+        optimizer.step()
+        g = np.array(gradient)
+        m, v = 0.9 * m + 0.1 * g, 0.98 * v + 0.02 * g**2
+        rate = settings.lr * (1 - 0.98**step) ** 0.5 / (1 - 0.9**step)
+        expected = -settings.lr * decay * p - rate * m / (v**0.5 + 1e-8)
+        np.testing.assert_allclose(weight.detach().numpy() - before, expected, rtol=1e-6)
+        p = p + expected
 
 
 def test_an_overflow_of_scaled_gradients_is_no_error() -> None:
