@@ -88,6 +88,33 @@ def test_softmax_cores_are_on_the_simplex_and_have_the_functions_of_free_ones(fo
         build(form, core="max")
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("core", ["free", "softmax"])
+@pytest.mark.parametrize(
+    ("kind", "sizes", "entries"),  # read by one core's read-out, and the variance of each
+    [
+        (RelativeMultiLinear, [8], (64, 1.0)),
+        (AbsoluteMultiLinear, [8], (64, 1.0)),
+        (SummedMultiLinear, [], (16, 1 / 16)),  # one for each r instead of their sum
+        (TiedMultiLinear, [8], (8, 1.0)),
+    ],
+)
+def test_initial_weights_give_a_variance_of_one(
+    kind: Any, sizes: list[int], entries: tuple[int, float], core: str
+) -> None:
+    """q, k and v from d inputs, A_ijm = sum_r g_r q_r k_r v_r, and the sum over all read-outs.
+
+    Softmax cores begin sqrt(R) smaller, and their read-outs larger.
+    """
+    torch.manual_seed(0)
+    attention = kind(64, 16, *sizes, num_cores=32, shared_readout=False, core=core)
+    gain, total = 16**0.5 if core == "softmax" else 1.0, 32 * entries[0] * entries[1]
+    assert attention.out.in_features == 32 * entries[0]
+    assert float(attention.qkv.weight.std()) == pytest.approx(64**-0.5, rel=0.05)
+    assert float(attention.out.weight.std()) == pytest.approx(gain * total**-0.5, rel=0.05)
+    assert core == "softmax" or float(16 * attention.cores.square().mean()) == pytest.approx(1, rel=0.15)
+
+
 @pytest.mark.parametrize("form", ["relative", "absolute"])
 def test_readouts_of_their_own_are_one_readout_of_rank_h(form: str) -> None:
     """sum_c W_c vec(A^c) = sum_jmr W[:,j,m,r] q_r k_jr v_mr with W[..., r] = sum_c W_c[:,j,m] g_cr: rank h along r."""

@@ -239,6 +239,28 @@ def test_a_refitted_output_is_nearer_and_values_are_finite() -> None:
         convert(damaged, ToMLA(keep=0.5), tokens(2, 8))
 
 
+def test_a_refit_is_the_ridge_regression_of_the_errors() -> None:
+    """By least squares with rows for the ridge, 1e-3 of the mean variance, on inputs and errors around their means."""
+    attention = exact("llama").attentions[0]
+    assert isinstance(attention, MHA)
+    x = exact("llama").embed(TEXTS, 0).detach()
+    mla = ToMLA(keep=0.25).convert(attention, collect(attention, [x]), lambda: [x]).attention
+    out, inputs = mla.out, list[torch.Tensor]()
+    assert isinstance(out, torch.nn.Linear) and out.bias is not None
+    before, bias = out.weight.detach().clone(), out.bias.detach().clone()
+    handle = out.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    with torch.no_grad():
+        errors = (attention(x) - mla(x)).flatten(0, 1)
+    handle.remove()
+    heads = inputs[0].flatten(0, 1)
+    z, e, count = heads - heads.mean(0), errors - errors.mean(0), len(heads)
+    ridge = (1e-3 * z.square().mean() * count) ** 0.5 * torch.eye(z.shape[1], dtype=torch.float64)
+    wanted = torch.linalg.lstsq(torch.cat((z, ridge)), torch.cat((e, e.new_zeros(len(ridge), e.shape[1])))).solution
+    refit(mla, [(part, attention(part)) for part in x.split([5, 3])])
+    torch.testing.assert_close(out.weight - before, wanted.mT, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(out.bias - bias, errors.mean(0) - heads.mean(0) @ wanted, rtol=1e-6, atol=1e-8)
+
+
 @pytest.mark.parametrize(
     "target",
     [pytest.param(ToMLA(keep=0.4, layers="budget"), marks=pytest.mark.slow), ToMTLA(keep=0.4, layers="budget")],

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attnlab.attention import MHA, SlidingWindow
 from attnlab.conversion import ToMLA, layers, statistics
-from attnlab.conversion.split import project
+from attnlab.conversion.split import mix, project
 from attnlab.conversion.statistics import collect, frequencies_of
 from tests.conversion.models import exact, tokens
 
@@ -94,6 +94,41 @@ def test_predicted_errors_are_those_of_every_rank(method: Any) -> None:
         rest = torch.eye(size, dtype=torch.float64) - result.up[:, :rank] @ result.down[:rank]
         want = (metric * (rest @ moment @ rest.mT)).sum()
         torch.testing.assert_close(result.errors[rank], want, rtol=1e-9, atol=1e-9 * float(result.errors[0]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("groups", "method", "kept"), [(1, "score", 0), (1, "score", 2), (2, "uniform", 0)])
+def test_the_predicted_error_of_lost_rotations_is_that_of_their_phases(groups: int, method: Any, kept: int) -> None:
+    """Half of E w |q|^2 E |k|^2 E |e^(i phi) - m|^2 / D of each component; m is the mean for "score", else 1."""
+    torch.manual_seed(0)
+    a = MHA(16, 4, head_dim=8, num_kv_heads=groups, bias=False).double().eval()
+    x, theta = torch.randn(2, 9, 16, dtype=torch.float64), frequencies_of(a)
+    result = collect(a, [x])
+    q, k = (f(x).unflatten(-1, (-1, 8)).transpose(1, 2) for f in (a.query, a.key))
+    logits = rotated(q, theta, 4) @ rotated(k, theta, 4).repeat_interleave(4 // groups, 1).mT / 8**0.5
+    places = torch.arange(9.0).double()
+    p = logits.masked_fill(places > places[:, None], -torch.inf).softmax(-1)  # (B, H, T, T)
+    angles = (places - places[:, None])[..., None] * theta
+    phase = torch.polar(torch.ones_like(angles), angles)
+    mean = torch.einsum("bhtj,tjf->hf", p.cdouble(), phase) / 18
+    centre = mean if method == "score" else torch.ones_like(mean)
+    moved = torch.einsum("bhtj,htjf->hf", p, (phase - centre[:, None, None]).abs().square()) / 18
+    keys = (k[..., :4].square() + k[..., 4:].square()).mean((0, 2))  # (G, F)
+    lost = (result.weighted * moved).unflatten(0, (groups, -1)).sum(1) * keys / (2 * 8)
+    predicted = mix(result, theta, method, 2 * kept).lost
+    assert predicted == pytest.approx(float(lost.flatten().sort().values[: lost.numel() - kept].sum()), rel=1e-9)
+
+
+@torch.no_grad()
+def test_the_error_of_weights_is_that_of_their_singular_values() -> None:
+    """Of the matrices that make keys and values, with the latent that approximates them best, and at full rank."""
+    attention, x = exact("llama").attentions[0], exact("llama").embed(tokens(8, 12), 0)
+    assert isinstance(attention, MHA)
+    squares = torch.linalg.svdvals(torch.cat((attention.key.weight, attention.value.weight))).square()
+    for rank in (8, 31):
+        target = ToMLA(rope_dim=0, latent_dim=rank, latent="weights")
+        about = target.convert(attention, collect(attention, [x]), lambda: [x]).about
+        assert about["weight_error"] == pytest.approx(float(squares[rank:].sum() / squares.sum()), rel=1e-9)
 
 
 @torch.no_grad()
