@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from attnlab.callbacks import progress
 from attnlab.callbacks.cost import Memory, MemoryMeter
+from attnlab.callbacks.mean_weights import MeanWeightAveraging
 from attnlab.training.checkpoints import BestAndLast
 
 
@@ -51,6 +52,16 @@ def test_a_validation_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogC
     assert [r.getMessage() for r in caplog.records if r.name.startswith("attnlab")] == [
         "epoch 1, update 8: validation loss 1.500"
     ]
+
+
+@pytest.mark.parametrize(("start", "mean"), [(1, 4.5), (3, 5.5), (8, 8.0), (9, 8.0)])
+def test_mean_weights_are_those_of_all_updates_from_the_first_that_counts(
+    tmp_path: Path, start: int, mean: float
+) -> None:
+    """Update n of eight leaves the weight at -0.1 n."""
+    module = Constant()
+    fit(tmp_path, module, MeanWeightAveraging(start), max_epochs=1, enable_checkpointing=False)
+    assert float(module.weight.detach()) == pytest.approx(-0.1 * mean, rel=1e-6)
 
 
 def test_without_a_terminal_a_line_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -81,6 +81,18 @@ def test_random_starts_are_those_of_the_seed_and_the_best_counts() -> None:
     assert slim["qk_error"] == min(start["error"] for start in slim["starts"])
 
 
+def test_how_much_of_a_fusion_belongs_to_its_heads() -> None:
+    """The mean over columns of the share of squared weights in the head with the largest."""
+    model = vit(depth=1).double()
+    settings: dict[str, Any] = {"start": "random", "restarts": 1, "objective": "none", "sweeps": 20}
+    (report,) = compress(model, CPSlimAtt(9, 4, **settings))
+    (module,) = (module for module in model.modules() if isinstance(module, SlimAttention))
+    squares = module.weights.detach().square()
+    assert torch.bincount(squares.argmax(0), minlength=3).tolist() == report["head_ranks"]
+    share = float((squares.amax(0) / squares.sum(0)).mean())
+    assert report["fusion_own"] == pytest.approx(share, rel=1e-6) and share < 0.99
+
+
 # --- values and outputs -----------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from attnlab.compression import Method, compress, outline
 from attnlab.compression.counting import multiply_adds
-from attnlab.compression.keep import allocate, hull
+from attnlab.compression.keep import allocate, grid, hull
 from attnlab.compression.methods.base import Ladder, Step
 from attnlab.compression.methods.cp_slimatt import CPSlimAtt
 from attnlab.compression.methods.irratt import IrrAtt
@@ -52,6 +52,14 @@ def ladders(seed: int) -> list[Ladder]:
         errors = [float(gains[i:].sum()) for i in range(5)]
         result.append(Ladder(name, 5, [Step(i + 1, errors[i], i) for i in range(4)]))
     return result
+
+
+def test_ranks_to_choose_from_reach_both_ends() -> None:
+    assert grid(1) == [1] and grid(32) == [*range(1, 33)]
+    for most in (33, 64, 1000):
+        ranks = grid(most)
+        assert (len(ranks), ranks[0], ranks[-1]) == (32, 1, most)
+        assert max(b - a for a, b in zip(ranks, ranks[1:], strict=False)) <= -(-(most - 1) // 31)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -48,6 +48,16 @@ def planted(model: nn.Module, rank: int, method: str, layer: int = 1) -> None:
             target.copy_(weight.T if name == "down" else weight)
 
 
+def test_a_cp_decomposition_starts_from_the_largest_singular_values() -> None:
+    """Of the three matrices together; a smaller rank than their number starts at random."""
+    model = llama().double()
+    weights = [model.get_parameter(f"layers.1.mlp.{name}_proj.weight").detach() for name in ("gate", "up", "down")]
+    squares = torch.cat([torch.linalg.svdvals(weight).square() for weight in weights]).sort(descending=True).values
+    (report,) = compress(model, TRAWL(layers=[-1], method="cp", rank=9, sweeps=2))
+    assert report["history"][0] == pytest.approx(float((squares[9:].sum() / squares.sum()).sqrt()), rel=1e-6)
+    assert compress(llama(), TRAWL(layers=[-1], method="cp", rank=2, sweeps=2))[0]["history"][0] > 0.99
+
+
 @pytest.mark.parametrize("method", ["cp", "tucker"])
 def test_a_planted_tensor_is_found(method: str) -> None:
     model, plain = llama().double(), llama().double()

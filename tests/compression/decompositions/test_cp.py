@@ -85,6 +85,20 @@ def border(size: int = 4) -> tuple[Slices, CP]:
     return tensor, cp_als(tensor, 2, start="random", seed=3, sweeps=4000, tolerance=1e-6)
 
 
+def test_the_last_factor_of_a_correction_is_the_best_within_the_bound() -> None:
+    """By Lagrange: the gradients of cost and error, by the factor, are proportional; the bound is met."""
+    tensor = planted(0.15, 0.1, 1)
+    plain = cp_als(tensor, TOTAL, sweeps=60)
+    result = cp_epc(tensor, plain, objective="norm", slack=1.5, sweeps=3)
+    a, b, c = (factor.requires_grad_() for factor in result.factors)
+    norms = a.square().sum(0) * b.square().sum(0) * c.square().sum(0)
+    error = (tensor.dense() - torch.einsum("ir,jr,hr->ijh", a, b, c)).square().sum()
+    of_cost, of_error = (torch.autograd.grad(value, c, retain_graph=True)[0] for value in (norms.sum(), error))
+    ratio = of_error / of_cost
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), rtol=1e-4, atol=0)
+    assert float(ratio.mean()) < 0 and result.error == pytest.approx(1.5 * plain.error, rel=1e-6)
+
+
 @pytest.mark.slow
 def test_terms_that_grow_against_each_other_are_tamed_by_a_wider_bound() -> None:
     tensor, plain = border()
