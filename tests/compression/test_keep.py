@@ -62,6 +62,20 @@ def test_ranks_to_choose_from_reach_both_ends() -> None:
         assert max(b - a for a, b in zip(ranks, ranks[1:], strict=False)) <= -(-(most - 1) // 31)
 
 
+def test_errors_of_ranks_are_the_lost_shares_of_squared_singular_values() -> None:
+    """Summed over the matrices of an MLP, each of which counts alike."""
+    model = llama().double()
+    with torch.no_grad():  # another scale changes nothing
+        model.get_parameter("layers.0.mlp.up_proj.weight").mul_(7)
+    weights = [parameter for name, parameter in model.named_parameters() if name.startswith("layers.0.mlp")]
+    squares = [torch.linalg.svdvals(weight.detach()).square() for weight in weights]
+    ladder = MLPSVD(keep=0.5).ladders(model, family_of(model).layers(model))[0]
+    for step in ladder.steps:
+        lost = sum(float(values[step.value :].sum() / values.sum()) for values in squares)
+        assert step.error == pytest.approx(lost, abs=1e-9)
+    assert len(ladder.steps) == 24
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.8, 1.0])
 def test_the_optimum_of_convex_ladders(seed: int, keep: float) -> None:

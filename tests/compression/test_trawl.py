@@ -58,6 +58,11 @@ def test_a_cp_decomposition_starts_from_the_largest_singular_values() -> None:
     assert compress(llama(), TRAWL(layers=[-1], method="cp", rank=2, sweeps=2))[0]["history"][0] > 0.99
 
 
+def test_the_default_rank_is_a_tenth_of_the_smaller_side() -> None:
+    (report,) = compress(llama(dim=60), TRAWL(layers=[-1], sweeps=1))  # matrices of 60 x 40
+    assert report["ranks"] == 4
+
+
 @pytest.mark.parametrize("method", ["cp", "tucker"])
 def test_a_planted_tensor_is_found(method: str) -> None:
     model, plain = llama().double(), llama().double()

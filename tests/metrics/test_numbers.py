@@ -8,7 +8,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.text import Perplexity as TorchmetricsPerplexity
 
 from attnlab.errors import DataError
-from attnlab.metrics.numbers import Perplexity, TopAccuracy
+from attnlab.metrics.numbers import Perplexity, RecallAccuracy, TopAccuracy
 
 
 def test_top_accuracy_is_torchmetrics() -> None:
@@ -55,3 +55,12 @@ def test_perplexity_of_a_model_without_numbers() -> None:
     metric.update(range(2), torch.tensor([1.0, math.nan]), torch.ones(2))
     with pytest.raises(DataError, match="logits are NaN or infinite"):
         metric.compute()
+
+
+def test_recall_is_the_mean_over_sequences_of_the_share_of_right_answers() -> None:
+    metric = RecallAccuracy([("short", 1), ("long", 2)])
+    metric.update([2, 0, 1], torch.tensor([3.0, 0.5, 2.5]), torch.tensor([1, 2, 0]), torch.tensor([4, 2, 3]))
+    assert metric.compute() == {
+        "accuracy": round((1 + 0 + 1 / 4) / 3, 4), "loss": round(6.0 / 9, 4),
+        "cells": {"short": 1.0, "long": 0.125}, "sequences": 3, "answers": 9,
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 """The training loop leaves its numbers on the device. Tests of how often the host reads them, and of the errors."""
 
+import csv
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ def test_the_host_reads_once_in_log_every_updates(
         where.clear()
         updates.append(self.global_step)
 
+    tally, tallied = Module.tally, list[tuple[int, Tensor, Tensor]]()
+
+    def counted(self: Module, name: str, total: Tensor, count: Any) -> None:
+        tally(self, name, total, count)
+        if name == "ctc_loss":
+            tallied.append((self.global_step // 3, total.detach(), count))
+
+    monkeypatch.setattr(Module, "tally", counted)
     monkeypatch.setattr(Tensor, "tolist", listed)
     monkeypatch.setattr(Module, "on_train_batch_start", began)
     monkeypatch.setattr(Module, "on_train_batch_end", ended)
@@ -67,8 +76,12 @@ def test_the_host_reads_once_in_log_every_updates(
         train.run(cfg, record, tmp_path)
     assert len(updates) == updates[-1] == record["training"]["steps"] >= 8
     assert reads["batch"] <= updates[-1] // 3, reads
-    curve = (tmp_path / "curves" / "metrics.csv").read_text()
-    assert "ctc_loss" in curve
+    with (tmp_path / "curves" / "metrics.csv").open(newline="") as file:
+        curve = [float(row["ctc_loss"]) for row in csv.DictReader(file) if row["ctc_loss"]]
+    for point, value in enumerate(curve):  # the mean over the labels of three updates
+        _, totals, labels = zip(*(batch for batch in tallied if batch[0] == point), strict=True)
+        assert value == pytest.approx(float(sum(totals) / sum(labels)), rel=1e-5)
+    assert len(curve) == updates[-1] // 3
 
 
 @pytest.mark.parametrize(
