@@ -110,7 +110,7 @@ def test_the_predicted_error_of_lost_rotations_is_that_of_their_phases(groups: i
     p = logits.masked_fill(places > places[:, None], -torch.inf).softmax(-1)  # (B, H, T, T)
     angles = (places - places[:, None])[..., None] * theta
     phase = torch.polar(torch.ones_like(angles), angles)
-    mean = torch.einsum("bhtj,tjf->hf", p.cdouble(), phase) / 18
+    mean = torch.einsum("bhtj,tjf->hf", p.to(phase), phase) / 18
     centre = mean if method == "score" else torch.ones_like(mean)
     moved = torch.einsum("bhtj,htjf->hf", p, (phase - centre[:, None, None]).abs().square()) / 18
     keys = (k[..., :4].square() + k[..., 4:].square()).mean((0, 2))  # (G, F)

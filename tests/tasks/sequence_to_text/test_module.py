@@ -60,7 +60,7 @@ def made(model: SequenceModel, **settings: Any) -> SequenceToText:
     )
 
 
-@pytest.mark.parametrize("weight", [1.0, 5.0])
+@pytest.mark.parametrize("weight", [1.0, 2.0, 5.0])
 def test_the_first_token_counts_so_often(weight: float) -> None:
     targets = torch.tensor([[4, 5, 2], [4, 2, 1]])
     logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
