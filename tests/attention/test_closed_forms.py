@@ -189,6 +189,16 @@ def test_multiply_adds_of_a_step_are_as_counted(mechanism: Mechanism, context: i
     assert counted == pytest.approx(attention.multiply_adds(context), rel=1e-4)
 
 
+@pytest.mark.parametrize("q_rank", [6, 8])
+def test_a_step_builds_the_query_where_its_factors_cost_more(q_rank: int) -> None:
+    attention, context = TPA(512, 8, 64, q_rank=q_rank).eval(), 11
+    cache = attention.new_cache(1, context)
+    attention.extend(torch.randn(1, context - 1, 512), cache)
+    with FlopCounterMode(display=False, custom_mapping={FUSED: fused_flops}) as counter:
+        attention.extend(torch.randn(1, 1, 512), cache)
+    assert counter.get_total_flops() / 2 == attention.multiply_adds(context)
+
+
 @pytest.mark.parametrize(
     ("kind", "sizes", "products"),
     [  # T6's configurations (specification, section 3); their parameters and caches: models/test_t6_configurations.py
