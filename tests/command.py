@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -17,9 +18,12 @@ def environment(**variables: str) -> dict[str, str]:
     return inherited | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"} | variables
 
 
-def run_command(*words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *words: str, cwd: Path | None = None, standard_input: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "attnlab", *words]
-    return subprocess.run(command, cwd=cwd, env=environment(**variables), capture_output=True, text=True, timeout=900)
+    options: dict[str, Any] = {"cwd": cwd, "env": environment(**variables), "input": standard_input}
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, **options)
 
 
 def weights(run: Path) -> dict[str, Tensor]:

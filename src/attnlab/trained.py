@@ -117,17 +117,24 @@ class ExportedText(Model):
     input_kind = InputKind("text", (), ("text", "prompt", "input"))
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        library, kind = hub.transformers(), hub.transformers().AutoModelForCausalLM
-        if config["model_type"] == "attnlab":
+        library, type_ = hub.transformers(), config.get("model_type")
+        kind, modeling_auto = library.AutoModelForCausalLM, library.models.auto.modeling_auto
+        if type_ == "attnlab":
             from attnlab.export.modeling_attnlab import CLASSES, AttnlabForCausalLM
 
             kind, names = AttnlabForCausalLM, {part["class"] for part in (config["model"], *config["mechanisms"])}
             if own := sorted(names - CLASSES.keys()):
                 raise ConfigError(f"{folder}: {own[0]} is no class of attnlab; transformers loads this folder")
+        elif str(type_) not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            raise ConfigError(
+                f"{folder}: the model_type {type_!r} is no language model of transformers, and code that a folder "
+                "brings (auto_map) is never run; give a folder that mode=export wrote"
+            )
         self.folder, self.tokenizer = folder, None
-        self.model = kind.from_pretrained(folder).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = kind.from_pretrained(folder, trust_remote_code=False).eval().to(device)
         if (folder / "tokenizer_config.json").is_file():
-            self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder)
+            self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
 
     def __repr__(self) -> str:
         return f"ExportedText({self.folder}, {type(self.model).__name__})"

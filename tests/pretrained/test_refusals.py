@@ -1,5 +1,6 @@
 """Refusals in one line: folders, names, tokenizers, projections, options."""
 
+import io
 import json
 import os
 import time
@@ -14,11 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import attnlab
+import attnlab.trained
 from attnlab.compression import compress
 from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.data.speech import extract
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import huggingface
-from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny, words
+from tests.command import run_command
+from tests.pretrained.tiny import OPTIONS, edit, hostile, ids, logits, saved, tiny, words
 
 
 def infinite(folder: Path) -> None:
@@ -135,19 +140,60 @@ def test_padding_tokens(tmp_path: Path) -> None:
         huggingface.tokenizer(str(tmp_path))
 
 
-def test_code_beside_a_model_is_not_run(tmp_path: Path) -> None:
-    """A folder whose config and tokenizer name classes of files in it, as trust_remote_code would load them."""
-    expected = saved(tmp_path)
-    for name in ("config", "model", "words"):
-        (tmp_path / f"{name}.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n")
-    edit(tmp_path, auto_map={"AutoConfig": "config.Config", "AutoModelForCausalLM": "model.Model"})
+def yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let standard input say yes to every question, as `yes |` does."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 100))
+
+
+def test_code_beside_a_model_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    yes(monkeypatch)
+    marker, expected = hostile(tmp_path), tiny("llama")
     assert torch.equal(logits(huggingface.load(str(tmp_path)), ids()), logits(expected, ids()))
-    file = tmp_path / "tokenizer_config.json"
-    named = {"tokenizer_class": "Words", "auto_map": {"AutoTokenizer": ["words.Words", None]}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | named))
+    assert torch.equal(attnlab.trained.exported(tmp_path).model(ids()).logits, logits(expected, ids()))
     with pytest.raises(DataError, match="no tokenizer can be read from"):
         huggingface.tokenizer(str(tmp_path))
-    assert not (tmp_path / "ran").exists()
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["own", "vit", "../model", ["llama"], None, 3, ""])
+def test_code_of_an_unknown_type_of_model_is_not_run(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yes(monkeypatch)
+    marker, source = hostile(tmp_path, model_type=kind), str(tmp_path)
+    with pytest.raises(ConfigError, match="is of no known family"):
+        huggingface.load(source)
+    with pytest.raises(
+        ConfigError, match=r"is no language model of transformers, and code .* \(auto_map\) is never run"
+    ):
+        attnlab.load(source)
+    if kind == "own":
+        with pytest.raises(DataError, match=r"cannot be read \(The repository .* contains custom code"):
+            extract.pretrained(source, "mean", "cpu")
+    assert not marker.exists()
+
+
+COMMANDS = [  # every mode that reads the folder of a pretrained model
+    *(
+        f"task=wikitext2 mode={mode}"
+        for mode in ("train", "convert", "test", "generate", "evaluate", "describe", "bench")
+    ),
+    *(f"task=reasoning mode={mode}" for mode in ("compress", "evaluate", "describe", "bench", "export")),
+    "task=wikitext2 mode=predict input=the",
+    "task=wikitext2 mode=train convert=mla",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "llama"])
+@pytest.mark.parametrize("words", COMMANDS)
+def test_no_mode_asks_whether_to_run_code(words: str, kind: str, tmp_path: Path) -> None:
+    marker = hostile(tmp_path / "model", model_type=kind)
+    command = [*words.split(), f"model={tmp_path / 'model'}", "hardware=cpu", f"hydra.run.dir={tmp_path / 'run'}"]
+    done = run_command(*command, standard_input="y\n" * 1000, ATTNLAB_CACHE=str(tmp_path / "cache"))
+    assert not marker.exists() and "[y/N]" not in done.stdout + done.stderr
+    assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith("error: "), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 class Linear4bit(nn.Linear):

@@ -78,3 +78,17 @@ def saved(folder: Path, kind: str = "llama", **options: Any) -> nn.Module:
 def edit(folder: Path, **values: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def hostile(folder: Path, **values: Any) -> Path:
+    """A model whose files name code of its folder, as trust_remote_code would run it -> what that code would make."""
+    saved(folder)
+    for name in ("config", "model", "words", "custom_generate/generate"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(f"import os\nos.makedirs({str(folder / 'ran')!r}, exist_ok=True)\n")
+    models = dict.fromkeys(("AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"), "model.Model")
+    named = {"AutoConfig": "config.Config", **models, "AutoTokenizer": ["words.Words", None]}
+    edit(folder, auto_map=named, **values)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "Words", "auto_map": named}))
+    return folder / "ran"

@@ -32,7 +32,7 @@ def family_for(kind: Any, source: str) -> LanguageModel:
             f"model={source}: an export with code, which attnlab never runs from a model's folder; give "
             "checkpoint=<its run>"
         )
-    if kind not in known:
+    if str(kind) not in known:
         raise ConfigError(
             f"model={source}: the model_type {kind!r} is of no known family ({', '.join(sorted(known))}); "
             "a new one is a file in src/attnlab/pretrained"

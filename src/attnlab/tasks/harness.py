@@ -244,5 +244,9 @@ class TransformersEvaluation(Harness):
         if not model.can_generate():
             raise ConfigError(f"lm-evaluation-harness scores decoders; {type(model).__name__} is not one")
         return HFLM(
-            pretrained=model, tokenizer=module.tokenizer, batch_size=self.batch_size, mixed_precision_dtype=dtype
+            pretrained=model,
+            tokenizer=module.tokenizer,
+            batch_size=self.batch_size,
+            mixed_precision_dtype=dtype,
+            trust_remote_code=False,
         )

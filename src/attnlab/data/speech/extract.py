@@ -99,7 +99,8 @@ def pretrained(name: str, layer: str, device: str) -> Model:
     try:
         from transformers import AutoModel
 
-        network = AutoModel.from_pretrained(name, weights_only=True).eval().to(device)  # a .bin file cannot run code
+        # neither a .bin file nor the folder runs code
+        network = AutoModel.from_pretrained(name, weights_only=True, trust_remote_code=False).eval().to(device)
     except Exception as error:  # safetensors, torch, the hub and transformers each have other classes
         expected = "a folder with config.json and model.safetensors (or pytorch_model.bin, tensors alone), or a name"
         why = f"{first_line(error)}; it needs pip install 'attnlab[hf]'"
