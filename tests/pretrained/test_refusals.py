@@ -1,7 +1,6 @@
 """Refusals in one line: folders, names, tokenizers, projections, options."""
 
 import io
-import json
 import os
 import time
 from collections.abc import Callable
@@ -163,9 +162,7 @@ def test_code_of_an_unknown_type_of_model_is_not_run(
     marker, source = hostile(tmp_path, model_type=kind), str(tmp_path)
     with pytest.raises(ConfigError, match="is of no known family"):
         huggingface.load(source)
-    with pytest.raises(
-        ConfigError, match=r"is no language model of transformers, and code .* \(auto_map\) is never run"
-    ):
+    with pytest.raises(ConfigError, match=r"is no language model of transformers, and code .* is never run"):
         attnlab.load(source)
     if kind == "own":
         with pytest.raises(DataError, match=r"cannot be read \(The repository .* contains custom code"):

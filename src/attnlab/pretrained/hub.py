@@ -225,7 +225,8 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
     try:
         model, about = kind.from_pretrained(
             path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True,
-            trust_remote_code=False, ignore_mismatched_sizes=True, use_safetensors=files[0].suffix == ".safetensors",  # else weights_only
+            trust_remote_code=False, ignore_mismatched_sizes=True,
+            use_safetensors=files[0].suffix == ".safetensors",  # else weights_only
         )  # fmt: skip
     except Exception as error:  # of safetensors, pickle, torch or transformers
         raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
