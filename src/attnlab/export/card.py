@@ -1,5 +1,6 @@
 """The model card of an exported model: a README.md written from the record of its run."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,8 @@ import yaml
 
 from attnlab.attention import Attention
 from attnlab.config.build import at
+from attnlab.errors import printable
+from attnlab.run.markup import block, cell, code, inline, plain
 from attnlab.run.record import NOT_RUN, corpus_of
 
 LICENSE = """The licence of these weights has not been stated: `unknown` above is a placeholder. Whoever publishes them
@@ -19,6 +22,8 @@ def card(
     record: Mapping[str, Any],
     *,
     title: str,
+    python: str,
+    folder: str,
     usage: str,
     library: str | None = None,
     pipeline: str | None = None,
@@ -27,18 +32,24 @@ def card(
     dtype: torch.dtype = torch.float32,
     notes: list[str] | None = None,
     serve: str | None = None,
-    code: bool = False,
+    has_code: bool = False,
 ) -> str:
     """The card in Markdown with YAML front matter. Values missing in the record are `not run`.
 
     Args:
+        python: the code that loads the model.
+        folder: the name of the exported folder in that code.
+        usage: what follows a sentence about `folder`, in Markdown.
         library: the hub's name of the library that loads the model.
         attentions: the mechanisms with a cache, or None.
         serve: the section about serving, or None.
+        has_code: the folder has Python files.
     """
-    tags = ["attnlab", *(str(record[key]) for key in ("task", "attention", "compress") if _known(record.get(key)))]
-    front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": tags}
-    head = yaml.safe_dump({key: value for key, value in front.items() if value}, sort_keys=False).strip()
+    named = [printable(str(record[key])) for key in ("task", "attention", "compress") if _known(record.get(key))]
+    front = {"library_name": library, "pipeline_tag": pipeline, "license": "unknown", "tags": ["attnlab", *named]}
+    head = yaml.safe_dump(
+        {key: value for key, value in front.items() if value}, sort_keys=False, width=math.inf
+    ).strip()
     cache = {}
     if attentions:
         cache["cache, bytes per token"] = sum(a.cache_elements_per_token for a in attentions) * dtype.itemsize
@@ -63,17 +74,18 @@ def card(
         "commit": at(record, "environment.git"),
     }
     needed = ("parameters", "corpus", "training steps")
-    rows = [f"| {key} | {_shown(value)} |" for key, value in facts.items() if _known(value) or key in needed]
+    rows = [_row(key, value) for key, value in facts.items() if _known(value) or key in needed]
     parts = [
         f"---\n{head}\n---\n",
-        f"# {title}\n",
+        f"# {plain(title)}\n",
         "\n".join(["| | |", "|---|---|", *rows]) + "\n",
         f"## Quality\n\n{_quality(record)}\n",
-        f"## How to load it\n\n{usage.strip()}\n",
+        f"## How to load it\n\n{block('python', python)}\n",
+        f"{code(folder)} is the path of this folder, as seen from the folder above it{usage}\n",
         *([f"## How to serve it\n\n{serve}\n"] if serve else []),
-        *(["## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n"] if notes else []),
-        f"## How it was made\n\n```bash\n{record.get('command', NOT_RUN)}\n```\n",
-        f"## Licence\n\n{LICENSE.format(code=CODE if code else '')}\n",
+        *(["## Notes\n\n" + "\n".join(f"- {inline(note)}" for note in notes) + "\n"] if notes else []),
+        f"## How it was made\n\n{block('bash', record.get('command', NOT_RUN))}\n",
+        f"## Licence\n\n{LICENSE.format(code=CODE if has_code else '')}\n",
     ]
     return "\n".join(parts)
 
@@ -81,12 +93,12 @@ def card(
 def _quality(record: Mapping[str, Any]) -> str:
     values = record.get("quality")
     values = values if isinstance(values, Mapping) else {}
-    rows = [f"| {key} | {_shown(value)} |" for key, value in values.items() if isinstance(value, int | float)]
+    rows = [_row(key, value) for key, value in values.items() if isinstance(value, int | float)]
     if not rows:
         return NOT_RUN
     unit, signature = values.get("unit"), values.get("signature")
     texts = [f"per {unit}" if unit and str(unit) not in str(signature) else "", str(signature or "")]
-    text = "; ".join(part for part in texts if part)
+    text = plain("; ".join(part for part in texts if part))
     where = f"On the test set{f' ({text})' if text else ''}:"
     return "\n".join([where, "", "| | |", "|---|---|", *rows])
 
@@ -95,8 +107,9 @@ def _known(value: Any) -> bool:
     return value not in (None, "none", NOT_RUN)
 
 
-def _shown(value: Any) -> str:
+def _row(key: str, value: Any) -> str:
+    """A row of a table; numbers have separators of thousands."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return (NOT_RUN if value is None else text).replace("|", "\\|").replace("\n", " ")
+    return f"| {cell(plain(key))} | {cell(plain(NOT_RUN if value is None else text))} |"

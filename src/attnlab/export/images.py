@@ -18,15 +18,13 @@ from attnlab.export.card import card
 from attnlab.export.weights import CONFIG, README, WEIGHTS, write_json
 from attnlab.pretrained.timm import SIZES, VisionTransformer
 from attnlab.pretrained.weights import new_folder
+from attnlab.run.markup import code, literal
 
-USAGE = """```python
-import timm
+PYTHON = """import timm
 
-model = timm.create_model("local-dir:{folder}", pretrained=True)
-```
-
-`{folder}` is the path of this folder, as seen from the folder above it. The weights alone: \
-`timm.create_model("{name}", checkpoint_path="{weights}", {sizes})`. The names of the classes, in the order of the \
+model = timm.create_model({folder}, pretrained=True)"""
+WEIGHTS_ALONE = "timm.create_model({name}, checkpoint_path={weights}, {sizes})"
+USAGE = """. The weights alone: {weights}. The names of the classes, in the order of the \
 outputs, are `label_names` in `config.json`. Images are resized and cropped to {side} x {side} and normalised as \
 `pretrained_cfg` there says."""
 FACTORED = "Compressed in training; here the factors are multiplied out, so that the model is as large as a dense one."
@@ -73,10 +71,9 @@ def export(
         "crop_pct": data.crop_pct,
     }
     sizes = {name: value for name, value in options.items() if name in SIZES}
-    arguments = ", ".join(f"{name}={value}" for name, value in sizes.items())
-    usage = USAGE.format(
-        folder=folder.name, name=spec.name, weights=f"{folder.name}/{WEIGHTS}", sizes=arguments, side=side
-    )
+    arguments = ", ".join(f"{name}={value!r}" for name, value in sizes.items())
+    weights = literal(f"{folder.name}/{WEIGHTS}")
+    alone = WEIGHTS_ALONE.format(name=literal(spec.name), weights=weights, sizes=arguments)
     with new_folder(folder) as partial:
         timm.models.save_for_hf(
             dense,
@@ -91,7 +88,9 @@ def export(
         text = card(
             record,
             title=f"{record['task']}, {spec.name}",
-            usage=usage,
+            python=PYTHON.format(folder=literal(f"local-dir:{folder.name}")),
+            folder=folder.name,
+            usage=USAGE.format(weights=code(alone), side=side),
             library="timm",
             pipeline="image-classification",
             notes=[FACTORED] if factored else None,

@@ -21,22 +21,18 @@ from attnlab.export.weights import CONFIG, README, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import decoder, hub, huggingface
 from attnlab.pretrained.weights import new_folder
+from attnlab.run.markup import code, literal
 
 log = logging.getLogger(__name__)
 
-USAGE = """```python
-{code}
-```
-
-`{folder}` is the path of this folder, as seen from the folder above it, or its name on a hub.{words}"""
-TOKENIZED = """tokenizer = {kind}.from_pretrained("{folder}")
+TOKENIZED = """tokenizer = {kind}.from_pretrained({folder})
 inputs = tokenizer({prompt}, return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new})[0, 1:]))"""
 TRUST = """
 
 With `trust_remote_code=True` transformers runs the Python files of this folder, which are copies of attnlab's own
 source. Read them first, as with any such model. The tokenizer needs none of them:
-`AutoTokenizer.from_pretrained("{folder}", trust_remote_code=False)` is the same, with a warning about the config."""
+{tokenizer} is the same, with a warning about the config."""
 
 
 def export(
@@ -86,12 +82,12 @@ def export(
     generation = hub.transformers().GenerationConfig(
         bos_token_id=vocabulary.end, pad_token_id=vocabulary.end, suppress_tokens=unused or None
     )
-    code: dict[str, str] = {}
+    files: dict[str, str] = {}
     if converted is None:
         log.info("%s: custom modelling files are written", reason)
         config, modules = remote.config_of(model, cfg, layers)
         config |= {"vocab_size": vocabulary.size, "bos_token_id": vocabulary.end, "pad_token_id": vocabulary.end}
-        code = remote.code_of(modules)
+        files = remote.code_of(modules)
         notes.append(f"Not a plain Llama: {reason}.")
         notes.append("Batches may have padding on the left. Beam search works; assisted decoding does not.")
     kind: str | None = None  # class of the tokenizer
@@ -100,7 +96,9 @@ def export(
         return card(
             record,
             title=f"{record['task']}, {record['attention']}",
-            usage=_usage(folder.name, vocabulary, model.longest, kind, bool(code)),
+            python=_python(folder.name, vocabulary, model.longest, kind, bool(files)),
+            folder=folder.name,
+            usage=_usage(folder.name, kind, bool(files)),
             library="transformers",
             pipeline="text-generation",
             attentions=model.attentions,
@@ -108,7 +106,7 @@ def export(
             dtype=next(model.parameters()).dtype,
             notes=notes,
             serve=serving.section(form, folder.name, model, proof.table(section)) if served else None,
-            code=bool(code),
+            has_code=bool(files),
         )
 
     with new_folder(folder) as place:
@@ -119,13 +117,13 @@ def export(
                 write_json(place / CONFIG, node | {"architectures": [deepseek.BY_TRANSFORMERS]})
         else:
             write_json(place / CONFIG, config)
-            for name, source in code.items():
+            for name, source in files.items():
                 (place / name).write_text(source, encoding="utf-8")
             save(place, model.state_dict(), prefix="model.")
         generation.save_pretrained(place)
         if words is not None:
             words.save_pretrained(place)
-            kind = "PreTrainedTokenizerFast" if code or not _is_auto(place, vocabulary) else "AutoTokenizer"
+            kind = "PreTrainedTokenizerFast" if files or not _is_auto(place, vocabulary) else "AutoTokenizer"
         (place / README).write_text(text_of(None), encoding="utf-8")
     if not served:
         return None
@@ -185,27 +183,30 @@ def _original(model: Decoder, cfg: DictConfig) -> Any:
     return decoder.unread(model, options, source)
 
 
-def _usage(folder: str, vocabulary: Vocabulary, longest: int, tokenizer: str | None, trust: bool) -> str:
-    """The section of the card about loading. `tokenizer`: the class of transformers, or None without one."""
+def _python(folder: str, vocabulary: Vocabulary, longest: int, tokenizer: str | None, trust: bool) -> str:
+    """The code of the card that loads the model. `tokenizer`: the class of transformers, or None without one."""
     prompt = "The"
     if isinstance(vocabulary, WordVocabulary):
         marks = vocabulary.words[vocabulary.end], vocabulary.unknown
         prompt = next(word for word in vocabulary.words if word not in marks)
     lines = [
         f"from transformers import AutoModelForCausalLM{f', {tokenizer}' if tokenizer else ''}\n",
-        f'model = AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" * trust})',
+        f"model = AutoModelForCausalLM.from_pretrained({literal(folder)}{', trust_remote_code=True' * trust})",
     ]
-    advice = TRUST.format(folder=folder) * trust
     if tokenizer:
         new = min(32, longest - 1 - len(vocabulary.ids(prompt)))
-        shown = json.dumps(prompt, ensure_ascii=False)
-        lines.append(TOKENIZED.format(kind=tokenizer, folder=folder, prompt=shown, new=new))
+        lines.append(TOKENIZED.format(kind=tokenizer, folder=literal(folder), prompt=literal(prompt), new=new))
     else:
-        lines = ["import torch", *lines]
         ids = f"torch.tensor([[{vocabulary.end}]])"
         lines.append(f"print(model.generate({ids}, max_new_tokens={min(32, longest - 1)})[0])")
-        advice += "\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none."
-    return USAGE.format(code="\n".join(lines), folder=folder, words=advice)
+    return "\n".join([*["import torch"] * (not tokenizer), *lines])
+
+
+def _usage(folder: str, tokenizer: str | None, trust: bool) -> str:
+    """What the card says below that code."""
+    same = code(f"AutoTokenizer.from_pretrained({literal(folder)}, trust_remote_code=False)")
+    without = "\n\nIts vocabulary has no form as a tokenizer of transformers: this folder has none." * (not tokenizer)
+    return ", or its name on a hub." + TRUST.format(tokenizer=same) * trust + without
 
 
 def tokenizer_of(vocabulary: Vocabulary, longest: int, own: bool = True) -> Any | None:

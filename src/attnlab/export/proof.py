@@ -19,6 +19,7 @@ from attnlab.models import LanguageModel
 from attnlab.pretrained import hub
 from attnlab.run.console import waited
 from attnlab.run.files import write_text
+from attnlab.run.markup import cell, plain
 
 CHUNK = 128  # positions that the engine reads in a step: longer prompts are read in chunks, beside others
 AGAIN, ALONE = 8, 2  # prompts that are decoded once more, from the prefix cache, and by themselves
@@ -238,4 +239,4 @@ def table(section: dict[str, Any] | None) -> str:
         "cache, bytes per token, predicted": f"{section['cache_bytes_per_token_predicted']:g}",
         "tokens per second: vLLM, attnlab, transformers": ", ".join(str(section[key]) for key in speeds),
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {cell(plain(value))} |" for key, value in rows.items())])

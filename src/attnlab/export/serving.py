@@ -11,6 +11,7 @@ from torch import nn
 from attnlab.attention import MLA, MTLA, Attention, MTLAWindow
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
+from attnlab.run.markup import block
 
 WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take; 576 is 512 + 64 on a GPU
 SLOTS, SLOTS_GPU = 128, 16  # positions of a block
@@ -92,7 +93,7 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
 
 def command(folder: str, arguments: Mapping[str, Any]) -> str:
     """A folder and the options to serve it with, for the shell."""
-    words = [folder]
+    words = [shlex.quote(f"./{folder}" if folder.startswith("-") else folder)]
     for name, value in arguments.items():
         text = json.dumps(value) if isinstance(value, dict) else str(value)
         words += [f"--{name.replace('_', '-')}", *([] if value is True else [shlex.quote(text)])]
@@ -107,7 +108,7 @@ def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
         f"python -m vllm.entrypoints.openai.api_server --model {command(folder, options(form, model, cpu=True))}"
     )
     size = f"The cache of a token has {cache_bytes(form, model):g} bytes in all layers together."
-    return "\n".join(["```bash", *lines, "```", "", ABOUT[form], "", size, "", proof])
+    return "\n".join([block("bash", "\n".join(lines)), "", ABOUT[form], "", size, "", proof])
 
 
 def cache_bytes(form: Form, model: LanguageModel, block: int | None = None) -> float:

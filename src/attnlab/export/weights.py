@@ -17,15 +17,13 @@ from attnlab.export.card import card
 from attnlab.models.build import count_parameters
 from attnlab.models.language_model import LanguageModel
 from attnlab.pretrained.weights import new_folder
+from attnlab.run.markup import code, literal
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
-USAGE = """```python
-from safetensors.torch import load_file
+PYTHON = """from safetensors.torch import load_file
 
-weights = load_file("{folder}/{weights}")
-```
-
-`{folder}` is the path of this folder, as seen from the folder above it. The names are those of the model's modules.
+weights = load_file({path})"""
+USAGE = """. The names are those of the model's modules.
 `{config}` has the classes of attnlab that they belong to, with every argument, so that the same model can be built with
 attnlab or written anew.{files}"""
 
@@ -85,11 +83,13 @@ def export(
         names = [shutil.copyfile(file, partial / file.name).name for file in sorted(files)]
         known = {key: value for key, value in about.items() if value is not None}
         write_json(partial / CONFIG, {**known, "files": names})
-        beside = f" Beside it: {', '.join(f'`{name}`' for name in names)}." if names else ""
+        beside = f" Beside it: {', '.join(map(code, names))}." if names else ""
         text = card(
             record,
             title=f"{record['task']}, {record['attention']}",
-            usage=USAGE.format(folder=folder.name, weights=WEIGHTS, config=CONFIG, files=beside),
+            python=PYTHON.format(path=literal(f"{folder.name}/{WEIGHTS}")),
+            folder=folder.name,
+            usage=USAGE.format(config=CONFIG, files=beside),
             attentions=attentions,
             dtype=next(model.parameters()).dtype,
         )

@@ -19,20 +19,18 @@ from attnlab.pretrained import decoder, huggingface
 from attnlab.run import record as records
 from attnlab.run.directory import EXPORTED, foreign, is_run, locked
 from attnlab.run.files import write_text
+from attnlab.run.markup import literal
 from attnlab.tasks.base import Trains, task_of
 
 log = logging.getLogger(__name__)
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
 KEEPS = False  # no run directory, unless hydra.run.dir= names one
-USAGE = """```python
-from transformers import {names}
+USAGE = """from transformers import {names}
 
-model = {kind}.from_pretrained("{folder}")
-{words}```
-
-`{folder}` is the path of this folder, as seen from the folder above it, or its name on a hub."""
-WORDS = 'tokenizer = AutoTokenizer.from_pretrained("{folder}")\n'
+model = {kind}.from_pretrained({{folder}})
+{words}"""
+WORDS = "tokenizer = AutoTokenizer.from_pretrained({folder})"
 
 
 def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None:
@@ -123,14 +121,16 @@ def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> Callable[[
         log.warning("%s has no tokenizer; the checkpoint has none", source)
     kind = json.loads((place / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     about = _record_of([source.parent, source], {"task": "compressed language model"})
-    names, tokenizer = (f"AutoTokenizer, {kind}", WORDS.format(folder=place.name)) if words else (kind, "")
-    usage = USAGE.format(kind=kind, names=names, folder=place.name, words=tokenizer)
+    names, tokenizer = (f"AutoTokenizer, {kind}", WORDS) if words else (kind, "")
+    python = USAGE.format(kind=kind, names=names, words=tokenizer).strip().format(folder=literal(place.name))
     notes = ["The factors are multiplied out: this model is as large as a dense one, and `parameters` those it had."]
     title = f"{about['task']}, {about.get('compress', kind)}"
 
     def text_of(section: dict[str, Any] | None) -> str:
         serve = None if served is None else serving.section("plain", place.name, served, proof.table(section))
-        return card(about, title=title, usage=usage, library="transformers", notes=notes, serve=serve)
+        usage = ", or its name on a hub."
+        return card(about, title=title, python=python, folder=place.name, usage=usage, library="transformers",
+                    notes=notes, serve=serve)  # fmt: skip
 
     write_text(place / README, text_of(None))
     if served is None:

@@ -18,6 +18,7 @@ from attnlab.report.match import composed, is_recipe
 from attnlab.report.spec import Row, Spec
 from attnlab.report.table import Grid, facts, finished
 from attnlab.run.files import write_text
+from attnlab.run.markup import code, plain
 from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import PACKED, SavedRecord
 
@@ -75,9 +76,9 @@ LEAST_PEAK = 1.0  # MiB: below it the ratio of two peaks is noise
 LEAST = 4  # references from which on a record has tables by the length
 SHARE = "share_outside_products"
 MEASURES = {
-    "seconds": "time by wall clock, over `{}`'s of the same round",
-    "peak_memory": "peak memory, over `{}`'s",
-    "cache": "cache, over `{}`'s",
+    "seconds": "time by wall clock, over {}'s of the same round",
+    "peak_memory": "peak memory, over {}'s",
+    "cache": "cache, over {}'s",
     SHARE: "share of the time outside of matrix products",
 }
 LENGTHS = {"training": "text", "model": "text", "decoding": "context", "generation": "context", "prefill": "text"}
@@ -282,9 +283,9 @@ def render_speeds(records: Sequence[SavedRecord], directory: Path) -> list[Path]
             continue
         for row in rows:
             if row["ratios"]:
-                grid = kinds.setdefault(row["what"], Grid(KINDS.get(row["what"], row["what"]), SPEED))
+                grid = kinds.setdefault(row["what"], Grid(KINDS.get(row["what"]) or plain(row["what"]), SPEED))
                 about = saved.record["bench"]["protocol"].get(row["what"])
-                grid.notes = [f"Measured: {about.replace('<', '&lt;')}"] if about else grid.notes
+                grid.notes = [f"Measured: {about}"] if about else grid.notes
                 grid.rows += [_line(saved, row, pair, directory) for pair in row["ratios"]]
             if lines := [_parts(saved, row, name, directory) for name, v in row["variants"].items() if "parts" in v]:
                 kinds.setdefault("parts", Grid(KINDS["parts"], PART_HEADERS, notes=[PART_NOTE])).rows += lines
@@ -308,14 +309,14 @@ def grids(saved: SavedRecord, place: str) -> list[Grid]:
         of = rows[0]["ratios"][0]["of"]
         fixed = ", ".join(f"{key} {rows[0][key]}" for key in ("batch", "prefix", "steps") if rows[0].get(key))
         width = (saved.record["config"]["task"].get("model") or {}).get("d_model")
-        title = f"{what}{', rows reordered' * reorder}, {f'd {width}, ' * bool(width)}{fixed}"
+        title = f"{plain(what)}{', rows reordered' * reorder}, {f'd {width}, ' * bool(width)}{fixed}"
         headers = ["Mechanism", *(f"{row[LENGTHS[what]]} positions" for row in rows)]
         names = [of, *(name for name in rows[0]["variants"] if name != of)]
         for measure, words in MEASURES.items():
             lines = [[f"`{name}`", *(_number(row, name, of, measure) for row in rows)] for name in names]
             if any(cell for line in lines[1:] for cell in line[1:] if not cell.startswith(NOT_RUN)):
                 notes = [NOISE] * (measure == SHARE) + [place]
-                tables.append(Grid(f"{title}: {words.format(of)}", headers, lines, notes))
+                tables.append(Grid(f"{title}: {words.format(code(of))}", headers, lines, notes))
     return tables
 
 

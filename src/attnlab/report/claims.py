@@ -57,12 +57,13 @@ def render(path: Path) -> list[Path]:
         if claim.verdict not in verdicts:
             near = nearest(claim.verdict, verdicts)
             raise ConfigError(f"{path}: {claim.claim!r}: verdict {claim.verdict!r} is not among its verdicts{near}")
-    counts = Grid(title, ["Paper", *verdicts], notes=[f"{name}: {text}" for name, text in verdicts.items()])
+    notes = [f"{name}: {text}" for name, text in verdicts.items()]
+    counts = Grid(title, ["Paper", *verdicts], notes=notes, is_markup=True)
     parts = []
     for paper, (about, claims) in papers.items():
         counts.rows.append([paper, *(str(sum(claim.verdict == name for claim in claims)) for name in verdicts)])
         rows = [claim.cells() for claim in claims]
-        table = Grid("\n\n".join(filter(None, [paper, about])), HEADERS, rows).markdown()
+        table = Grid("\n\n".join(filter(None, [paper, about])), HEADERS, rows, is_markup=True).markdown()
         parts.append(f"#{table}".replace(" ---:", " ---"))
     page = path.with_suffix(".md")
     write_text(page, "\n".join([counts.markdown(), *parts]))

@@ -44,7 +44,7 @@ def render(records: Sequence[SavedRecord], directory: Path) -> list[Path]:
     paths += figure.write(directory / "top1", sweep_points(models), sweep_plot)
     drawn = set()  # pictures that would be the same are drawn once
     for name, same in models.groupby("method"):
-        method = re.sub(r"[ =]", "_", str(name))
+        method = re.sub(r"[ =/\0]", "_", str(name))
         ordered = same.sort_values("columns", kind="stable")["saved"].tolist()
         middle = ordered[(len(ordered) - 1) // 2]
         ranks = middle.record["compress"], head_ranks(middle).to_csv()

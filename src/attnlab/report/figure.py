@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnlab.report.table import as_csv
 from attnlab.run.files import write_bytes
 from attnlab.run.record import RECORD
 
@@ -72,7 +73,7 @@ def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]
     """
     if len(data) < 3:
         return []
-    text = data.to_csv(index=False, lineterminator="\n").encode()
+    text = as_csv(data).encode()
     digest = hashlib.sha256(text).hexdigest()
     table, picture = stem.with_name(f"{stem.name}.csv"), stem.with_name(f"{stem.name}.png")
     write_bytes(table, text)

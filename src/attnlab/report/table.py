@@ -12,7 +12,8 @@ import pandas as pd
 
 from attnlab.config.batch import counted
 from attnlab.config.build import at
-from attnlab.errors import DataError
+from attnlab.errors import DataError, printable
+from attnlab.run import markup
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN
 from attnlab.run.store import SavedRecord
@@ -81,13 +82,20 @@ def read_runs(path: Path, columns: Sequence[str], numbers: Iterable[str]) -> pd.
 
 @dataclass
 class Grid:
-    """A table of texts, the notes below it, and facts of the records behind it. Code in notes is in backquotes."""
+    """A table of texts, the notes below it, and facts of the records behind it.
+
+    Args:
+        rows: lines of Markdown with code in backquotes and links to files; any other markup is shown as it is typed.
+        notes: the same.
+        is_markup: headers, rows and notes are Markdown of any kind, which a user has written.
+    """
 
     title: str
     headers: list[str]
     rows: list[list[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     records: list[dict[str, str]] = field(default_factory=list)
+    is_markup: bool = False
 
     def list_records(self, records: Sequence[dict[str, str]]) -> None:
         """Add a note that says where the records lie. Each has its name in the table, its `File` and other facts."""
@@ -102,8 +110,9 @@ class Grid:
         """Return a heading, a table with numbers flush right, and the notes as a list."""
         rule = ["---"] + ["---:"] * (len(self.headers) - 1)
         cells = [self.headers, rule, *self.rows]
-        lines = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells]
-        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        shown = str if self.is_markup else markup.inline
+        lines = [f"| {' | '.join(markup.cell(shown(cell)) for cell in row)} |" for row in cells]
+        notes = ["", *(f"- {shown(note)}" for note in self.notes)] if self.notes else []
         return "\n".join([f"# {self.title}", "", *lines, *notes, ""])
 
     def latex(self) -> str:
@@ -118,7 +127,7 @@ class Grid:
 
     def csv(self) -> str:
         """Return headers and rows, without title and notes."""
-        return pd.DataFrame(self.rows, columns=self.headers).to_csv(index=False, lineterminator="\n")
+        return as_csv(pd.DataFrame(self.rows, columns=self.headers))
 
     def write(self, stem: Path, *kinds: str) -> list[Path]:
         """Write the table as `stem` with the suffixes md, tex or csv, and its records' facts to `stem`_records.csv."""
@@ -130,6 +139,11 @@ class Grid:
         for path, text in files.items():
             write_text(path, text)
         return list(files)
+
+
+def as_csv(data: pd.DataFrame) -> str:
+    """The text of a CSV file. A text that spreadsheets would compute gets an apostrophe."""
+    return data.map(markup.spreadsheet).to_csv(index=False, lineterminator="\n")
 
 
 def facts(name: str, saved: SavedRecord, protocol: str = "") -> dict[str, str]:
@@ -149,5 +163,5 @@ def facts(name: str, saved: SavedRecord, protocol: str = "") -> dict[str, str]:
 
 def escape(text: str) -> str:
     """Escape LaTeX's special characters; text in backquotes becomes typewriter."""
-    plain = "".join(LATEX.get(character, character) for character in text)
+    plain = "".join(LATEX.get(character, character) for character in printable(" ".join(text.split())))
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", plain)
