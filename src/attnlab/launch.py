@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.config.check import check
+from attnlab.config.compose import quoted
 from attnlab.errors import AttnlabError, ConfigError, DataError
 from attnlab.run import loading
 from attnlab.run import record as records
@@ -85,7 +86,7 @@ def train(*settings: str) -> Run:
     if checked.line.multirun:
         raise ConfigError("attnlab.train starts one run: leave -m out, or call attnlab.sweep")
     directory = checked.directory.absolute()
-    if error := _process([*settings, f"hydra.run.dir={loading.quoted(directory)}"]):
+    if error := _process([*settings, f"hydra.run.dir={quoted(str(directory))}"]):
         raise error
     return Run(directory, checked.line.flags.config_dir)
 
@@ -113,7 +114,7 @@ def sweep(*settings: str) -> list[Run]:
     checked = check(settings if "-m" in settings else ["-m", *settings], loading.load)
     directory = checked.directory.absolute()
     refuse_live(directory)
-    error = _process([*checked.line.words, f"hydra.sweep.dir={loading.quoted(directory)}"])
+    error = _process([*checked.line.words, f"hydra.sweep.dir={quoted(str(directory))}"])
     if isinstance(error, ConfigError):
         raise error
     runs = [Run(job.directory, checked.line.flags.config_dir) for job in listed(directory)]

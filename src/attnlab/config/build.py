@@ -16,6 +16,7 @@ Imports Hydra and OmegaConf only: the command line is checked with it before any
 import ctypes
 import functools
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -105,9 +106,16 @@ def freeze(cfg: DictConfig, choices: Mapping[str, str | None]) -> DictConfig:
         cfg.choices = {group: choices.get(group) for group in GROUPS}
     _make_absolute(cfg)  # before others refer to them
     resolve(cfg)
+    for path, text in [leaf for leaf in leaves(written(cfg)) if isinstance(leaf[1], str) and "${" in leaf[1]]:
+        OmegaConf.update(cfg, path, escaped(text))  # what was escaped is no reference now
     for knob, paths in knobs.items():
         cfg[knob] = OmegaConf.select(cfg, paths[0]) if paths else None
     return closed(cfg)
+
+
+def escaped(text: str) -> str:
+    """A text as OmegaConf holds it where no part of it is a reference."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
 def closed(cfg: DictConfig) -> DictConfig:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep, ValueType
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -30,7 +30,6 @@ from attnlab.config.schema import constant, definition
 from attnlab.errors import ConfigError, DataError, nearest
 
 SWEEPER = "hydra/sweeper"
-TEXTS = ("prompt", "input", "output")  # keys whose values are free texts or paths: no quotes are needed
 SPELLINGS = {
     "compress.search": "task.search",  # the task scores the settings; their keys are those of `compress`
     "task.score": "task.score.name",
@@ -130,15 +129,13 @@ def parse_flags(words: Sequence[str]) -> Namespace:
 def parse(words: Sequence[str], flags: Namespace, composer: Composer) -> CommandLine:
     """The settings of a command line, inside :meth:`Composer.hydra`. ConfigError: a word is not a setting."""
     texts = list(flags.overrides)
-    settings = [_setting(text, composer, bool(flags.multirun)) for text in texts]
+    multirun = bool(flags.multirun) or "hydra.mode=MULTIRUN" in texts
+    settings = list(map(_forced, composer.settings(texts, multirun)))
     return CommandLine([*(word for word in words if word not in texts), *texts], flags, settings, composer)
 
 
-def _setting(text: str, composer: Composer, multirun: bool) -> Override:
-    key, equals, value = text.partition("=")
-    if key in TEXTS and equals and not multirun and value not in ("", "null") and value[0] not in "'\"":
-        return Override(OverrideType.CHANGE, key, ValueType.ELEMENT, value, input_line=text)
-    setting = composer.parse(text)
+def _forced(setting: Override) -> Override:
+    """A setting with the key that the configuration has, and that may be new."""
     if setting.key_or_group.startswith("trainer."):  # arguments of Lightning's Trainer, which no file lists
         return replace(setting, type=OverrideType.FORCE_ADD)
     if isinstance(setting.value(), dict):
@@ -148,8 +145,6 @@ def _setting(text: str, composer: Composer, multirun: bool) -> Override:
 
 def _text(setting: Override) -> str:
     """A setting as a word of the command line."""
-    if setting.key_or_group in TEXTS:
-        return str(setting.input_line)
     return f"{setting.get_key_element()}={str(setting.input_line).partition('=')[2]}"
 
 

@@ -16,17 +16,22 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.nodes import declared, mappings, owner, parameters, require
+from attnlab.config.nodes import bases_of, declared, is_text, mappings, owner, parameters, require
 from attnlab.config.settings import ARGUMENTS
 from attnlab.errors import ConfigError, matches, nearest, printable
 
 COMMANDS = ("list", "explain", "report", "runs")  # the first word of a command line without a run
+TEXTS = ("prompt", "input", "output")  # in which ${...} is no reference
+DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+VALUES = re.compile(rf"(?:^|(?<=,))(?:(?:{QUOTED.pattern})(?=,|$)|[^,]*)", re.DOTALL)
+SWEEP = re.compile(r"(choice|shuffle|sort|range|interval|glob|tag)\(.*\)$")  # values that Hydra's grammar computes
 QUOTES = """quote text with special signs, within the shell's quotes too: 'bench.references=[mha,"mtla.stride=4"]'"""
 
 
@@ -94,8 +99,31 @@ class Composer:
         recipes = {file.stem for folder in self.directories for file in (folder / "recipe").rglob("*.yaml")}
         return [scale for scale in self.options("scale") if any(f"{name}_{scale}" in recipes for name in names)]
 
+    def settings(self, texts: Sequence[str], multirun: bool = False) -> list[Override]:
+        """Parse settings as they are typed: texts and paths as they are, all else by Hydra's grammar.
+
+        The quotes around a whole text are left out, and null stands for none. `multirun`: a comma outside such quotes
+        separates values. ConfigError: a setting cannot be read.
+        """
+        plain = self._plain(texts)
+        return [self.parse(literal(text, multirun) if takes_text(plain, _key(text)) else text) for text in texts]
+
+    def _plain(self, texts: Sequence[str]) -> dict[str, Any]:
+        """The configuration of the options among settings, of the first where one has several; empty: one is wrong."""
+        try:
+            parsed = [self.parse(text) for text in texts if _key(text) in config.GROUPS]
+            first = [f"{s.key_or_group}={next(s.sweep_string_iterator())}" if s.is_sweep_override() else s.input_line
+                     for s in parsed]  # fmt: skip
+            implied = ["attention=hybrid"] * (
+                config.PATTERN in map(_key, texts) and "attention" not in map(_key, texts)
+            )
+            plain: dict[str, Any] = config.written(self.compose([*implied, *map(str, first)]))
+        except (ConfigError, HydraException):  # which the check of the whole command line reports
+            return {}
+        return plain
+
     def parse(self, text: str) -> Override:
-        """Parse a setting. ConfigError: it cannot be read."""
+        """Parse a setting in Hydra's grammar. ConfigError: it cannot be read."""
         try:
             parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
             override = parser.parse_overrides([text])[0]
@@ -179,6 +207,35 @@ class Composer:
                 raise ConfigError(f"{key}={override.get_value_string()}: no such {key}{hint}")
 
 
+def takes_text(plain: dict[str, Any], key: str) -> bool:
+    """Whether a key takes texts or paths alone. `plain`: the configuration; of a run that is loaded, any."""
+    if key.startswith("hydra") or key in config.GROUPS:
+        return key in DIRECTORIES
+    above, _, name = key.rpartition(".")
+    parent, path, rest = walk(plain, above) if above else (plain, "", [])
+    bases = [parameters({"_target_": base}, above).get(name) for base in bases_of(above)]
+    kinds = [kind for kind in bases if kind is not None] if rest else declared(parent, path, name)
+    return bool(kinds) and all(map(is_text, kinds))
+
+
+def literal(text: str, multirun: bool = False) -> str:
+    """A setting of a text or path, as it is typed, in the quotes that Hydra's grammar needs."""
+    key, equals, value = text.partition("=")
+    if not equals or value in ("", "null") or (multirun and SWEEP.match(value)):
+        return text
+    values = VALUES.findall(value) if multirun else [value]
+    return f"{key}={','.join(map(quoted, values if len(values) == 1 else map(str.strip, values)))}"
+
+
+def quoted(text: str) -> str:
+    """A text in the quotes that Hydra's grammar needs; one that has them stays."""
+    return text if QUOTED.fullmatch(text) else QuotedString(text, Quote.single).with_quotes()
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+")
+
+
 def mechanisms_of(pattern: Any, names: Sequence[str]) -> list[str]:
     """The different mechanisms in `attention.pattern`. ConfigError: it is not a list of options `names`."""
     if pattern is None:
@@ -215,7 +272,10 @@ def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def assigned(plain: dict[str, Any], setting: Override) -> list[tuple[str, Any]]:
     """The keys of `plain` that a setting gives, with their values: `a={b: 1}` gives a.b. ConfigError: no such key."""
-    pairs = list(flat(setting.key_or_group, setting.value()))
+    pairs = [
+        (key, config.escaped(value) if key in TEXTS and isinstance(value, str) else value)
+        for key, value in flat(setting.key_or_group, setting.value())
+    ]
     adding = setting.is_add() or setting.is_force_add()
     for key, _ in pairs:
         node, _, rest = walk(plain, key)

@@ -122,7 +122,7 @@ def explain(arguments: Sequence[str]) -> str:
         raise ConfigError("explain: give one key, and settings if they matter: explain attention.stride attention=mtla")
     key, composer = keys[0], Composer(flags.config_dir)
     with composer.hydra():
-        settings = [composer.parse(text) for text in flags.overrides if "=" in text]
+        settings = composer.settings([text for text in flags.overrides if "=" in text])
         if swept := [setting for setting in settings if setting.is_sweep_override()]:
             raise ConfigError(f"explain: {swept[0].input_line}: give one value")
         cfg = composer.job(settings)

@@ -214,6 +214,13 @@ def fits(annotation: Any, value: Any) -> bool:
     return any(_fits(part, value) for part in alternatives(annotation))
 
 
+def is_text(annotation: Any) -> bool:
+    """Whether a key takes texts or paths, and nothing else but null."""
+    kinds = [_split(part)[0] for part in alternatives(annotation) if part is not NoneType]
+    words = [kind for kind in kinds if get_origin(kind) is Literal and {*map(type, get_args(kind))} == {str}]
+    return {str, Path} & {*kinds} != set() and all(kind in (str, Path, *words) for kind in kinds)
+
+
 def words(annotation: Any) -> str:
     """An annotation in words, for messages: `Annotated[int, Ge(1)] | None` is "int >= 1 or null"."""
     return " or ".join(dict.fromkeys(_words(part) for part in alternatives(annotation)))

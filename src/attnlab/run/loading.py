@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
-from attnlab.config.check import TEXTS, Job, check_fixed
-from attnlab.config.compose import Composer, assigned, check_value, flat, walk
+from attnlab.config.check import Job, check_fixed
+from attnlab.config.compose import TEXTS, Composer, assigned, check_value, flat, quoted, walk
 from attnlab.config.nodes import check_nodes, targets
 from attnlab.config.rules import check_mode
 from attnlab.config.schema import definition
@@ -78,11 +78,6 @@ def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
         raise ConfigError(f"{run / CONFIG}: not the configuration of a run ({reason})") from error
 
 
-def quoted(path: Path) -> str:
-    """A path in the quotes that Hydra needs."""
-    return "'{}'".format(str(path).replace("'", "\\'"))
-
-
 def configuration(run: str | Path, *settings: str, config_dir: str | None = None) -> DictConfig:
     """The fixed configuration of `attnlab mode=predict checkpoint=RUN <settings>`.
 
@@ -91,8 +86,8 @@ def configuration(run: str | Path, *settings: str, config_dir: str | None = None
     composer = Composer(config_dir)
     with composer.hydra():
         path = Path(run).expanduser().absolute()
-        texts = ["mode=predict", "input=''", f"checkpoint={quoted(path)}", *settings]
-        if (job := load(composer, [composer.parse(text) for text in texts])) is None:
+        texts = ["mode=predict", "input=''", f"checkpoint={quoted(str(path))}", *settings]
+        if (job := load(composer, composer.settings(texts))) is None:
             raise ConfigError(f"{run}: not the directory of a run: there is no {CONFIG}")
         return job.cfg
 
@@ -218,9 +213,7 @@ class _Loading:
         plain, changed = config.written(cfg), []
         pairs = [pair for override in overrides for pair in assigned(plain, override)]
         for key, value in [*overlays.items(), *pairs]:
-            if key in TEXTS and value is not None:
-                value = str(value).replace("${", "\\${")
-            elif "${" in str(value):
+            if key not in TEXTS and "${" in str(value):
                 raise ConfigError(f"{key}={value}: with {self.key}= give a value, not a reference")
             check_value(config.written(cfg), key, value)
             before, _, rest = walk(plain, key)

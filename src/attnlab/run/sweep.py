@@ -21,12 +21,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from attnlab.config.compose import quoted
 from attnlab.errors import AttnlabError, DataError, printable
 from attnlab.run import identity, processes
 from attnlab.run import record as records
 from attnlab.run.directory import holder_of, locked, near
 from attnlab.run.files import write_text, writing
-from attnlab.run.loading import is_free, quoted
+from attnlab.run.loading import is_free
 from attnlab.run.record import EMBEDDED, RECORD, corpus_of
 from attnlab.run.store import OUTPUTS, LedgerEntry, entries
 
@@ -209,7 +210,7 @@ def run_job(cfg: DictConfig, number: int, arguments: Sequence[str], job_dir: Pat
         with contextlib.suppress(OSError):  # there may be something in it
             job_dir.rmdir()
     if decision.what == "continue":
-        arguments = [*resume_settings(arguments), f"resume={quoted(directory)}"]
+        arguments = [*resume_settings(arguments), f"resume={quoted(str(directory))}"]
     if decision.what in ("start", "continue"):
         task = str(cfg.task.kind["_target_"]).rpartition(".")[0]
         names = ("attnlab.torchvision_schemas", f"attnlab.modes.{cfg.mode}", task)
@@ -230,7 +231,7 @@ def _noted(path: Path) -> Decision:
 
 def run_process(arguments: Sequence[str], directory: Path, modules: Sequence[str]) -> None:
     """Run a command in a new process, and wait for its end. `modules`: names of modules that it needs."""
-    words = [*arguments, f"hydra.run.dir={quoted(directory)}"]
+    words = [*arguments, f"hydra.run.dir={quoted(str(directory))}"]
     process = processes.start_job(words, os.environ | processes.rendezvous(), modules)
     received: list[int] = []
 
