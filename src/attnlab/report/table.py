@@ -143,7 +143,8 @@ class Grid:
 
 def as_csv(data: pd.DataFrame) -> str:
     """The text of a CSV file. A text that spreadsheets would compute gets an apostrophe."""
-    return data.map(markup.spreadsheet).to_csv(index=False, lineterminator="\n")
+    rows = [[markup.spreadsheet(value) for value in row] for row in data.itertuples(index=False, name=None)]
+    return pd.DataFrame(rows, columns=data.columns, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 def facts(name: str, saved: SavedRecord, protocol: str = "") -> dict[str, str]:
