@@ -88,3 +88,11 @@ def test_a_panel_takes_some_rows_and_exp_of_its_metric() -> None:
     saved = [SavedRecord(Path("none", "record.json"), record) for record in records]
     data = together(list(zip("ABB", saved, strict=True)), [Panel("val_loss", "perplexity, B", exp=True, rows="B")])
     assert data.to_numpy().tolist() == [["perplexity, B", "B", 2, 20, 2.718281828459045]]
+
+
+@pytest.mark.parametrize("label", ["$\\frac$", "$$", "$\\input$"])
+def test_names_are_no_formulas(label: str, tmp_path: Path) -> None:
+    data = pd.DataFrame([(label, 1, 1.0, 2.0), (label, 2, 2.0, 3.0), ("m", 1, 2.0, 3.0)], columns=figure.POINTS)
+    draw = partial(figure.scatter, plot=figure.Plot("", "", "x", "y"))
+    table, picture = figure.write(tmp_path / "points", data, draw)
+    assert label in table.read_text() and picture.stat().st_size > 0

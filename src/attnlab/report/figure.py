@@ -78,7 +78,8 @@ def write(stem: Path, data: pd.DataFrame, draw: Callable[[pd.DataFrame], Figure]
     table, picture = stem.with_name(f"{stem.name}.csv"), stem.with_name(f"{stem.name}.png")
     write_bytes(table, text)
     if drawn_from(picture) != digest:
-        write_bytes(picture, png(draw(data), digest))
+        shown = data.replace(r"\$", r"\\$", regex=True)
+        write_bytes(picture, png(draw(shown), digest))  # no text of a record is a formula of matplotlib
     return [table, picture]
 
 
