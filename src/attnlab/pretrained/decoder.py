@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention
 from attnlab.config.build import instantiate
-from attnlab.errors import ConfigError
+from attnlab.errors import ConfigError, DataError
 from attnlab.models.decoder import Decoder
 from attnlab.pretrained import family_of, huggingface
 from attnlab.pretrained.base import ATTENTION
@@ -173,8 +173,24 @@ def fill(decoder: Decoder, original: nn.Module) -> None:
                 parameter.mul_(scale)
 
 
-def pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter of a decoder with its values in a model of transformers."""
+def pairs(decoder: Decoder, original: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Each parameter of a decoder with its values in a model of transformers, views of it.
+
+    DataError: the two models differ: a parameter has another shape, or is not in the decoder.
+    """
+    copied = list(_pairs(decoder, original))
+    for target, value in copied:
+        if target.shape != value.shape:
+            raise DataError(f"{tuple(value.shape)} values for a parameter of shape {tuple(target.shape)}")
+    for name, parameter in original.named_parameters():
+        start, end = parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes
+        count = sum(value.numel() for _, value in copied if start <= value.data_ptr() < end)
+        if count != parameter.numel():
+            raise DataError(f"{name}: {count} of {parameter.numel()} values have a place in attnlab's decoder")
+    return copied
+
+
+def _pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     config: Any = original.config
     gpt2 = config.model_type == "gpt2"
     at = original.get_parameter

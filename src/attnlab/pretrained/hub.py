@@ -6,8 +6,9 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ import attnlab.torchvision_schemas  # noqa: F401  (before transformers)
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained.weights import check_stored, check_values, first_line
+from attnlab.pretrained import adapter
+from attnlab.pretrained.weights import FLOATING, check_values, first_line, tensors
 
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 TEXT = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second is read with weights_only
+MASKS = re.compile(r"(^|\.)(attn|attention)\.(masked_)?bias$")  # constants that older versions stored, as buffers
 SECONDS = 5.0  # timeout of the hub
 
 
@@ -155,8 +158,10 @@ def _downloaded(name: str, weights: bool) -> Path:
 def _complete(path: Path, source: str, weights: bool) -> None:
     """DataError: the folder lacks its config, or weights if they are needed."""
     if not (path / CONFIG).is_file():
+        base = f"; {adapter.CONFIG} is of an adapter: copy the files of the model that it names into this folder"
         raise DataError(
             f"model={source}: {path / CONFIG} is missing; expected {CONFIG} and *.safetensors (a run: checkpoint=)"
+            f"{base * (path / adapter.CONFIG).is_file()}"
         )
     for file in weight_files(path, source) if weights else ():
         if file.suffix != ".safetensors":
@@ -181,7 +186,8 @@ def weight_files(path: Path, source: str) -> list[Path]:
             return [single]
         if index.is_file():
             try:
-                parts = [path / part for part in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+                names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+                parts = [path / Path(name).name for name in names]  # not outside the folder
             except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
                 raise DataError(f"{index}: not an index of weights ({first_line(error)})") from error
             if missing := next((part for part in parts if not part.is_file()), None):
@@ -209,38 +215,134 @@ def read_config(path: Path, source: str) -> dict[str, Any]:
 
 
 def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: torch.dtype | None) -> nn.Module:
-    """A model with the weights of a folder, in eval mode on the CPU.
+    """A model with all weights of a folder, its LoRA adapter merged, in eval mode on the CPU.
 
     Args:
         config: of that class; not read again from the folder, where it may name code.
         dtype: of the parameters; None: as stored.
 
     Raises:
-        DataError: damaged or missing weights, other shapes, or values that are not finite.
+        DataError: damaged, missing or unused weights, other shapes, values that are not finite, or two files with
+            other values of one parameter.
+        ConfigError: an adapter, and peft is not installed.
     """
     files = weight_files(path, source)
-    messages = transformers().utils.logging
-    verbosity = messages.get_verbosity()
-    messages.set_verbosity_error()  # missing keys are refused below
-    try:
-        model, about = kind.from_pretrained(
-            path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True,
-            trust_remote_code=False, ignore_mismatched_sizes=True,
-            use_safetensors=files[0].suffix == ".safetensors",  # else weights_only
-        )  # fmt: skip
-    except Exception as error:  # of safetensors, pickle, torch or transformers
-        raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
-    finally:
-        messages.set_verbosity(verbosity)
-    for name, shape, wanted in about["mismatched_keys"]:
-        raise DataError(
-            f"model={source}: {name} has shape {tuple(shape)} in the weights, and {tuple(wanted)} by {path / CONFIG}"
-        )
-    if missing := sorted(about["missing_keys"]):
-        raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
-    for file in files:
-        check_stored(file, model)
+    with _warnings(source):  # keys that are missing or not used are refused below
+        try:
+            model, about = kind.from_pretrained(
+                path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, use_safetensors=files[0].suffix == ".safetensors",  # else weights_only
+                trust_remote_code=False, adapter_kwargs={"subfolder": files[0].name},  # not there: it is merged below
+            )  # fmt: skip
+        except Exception as error:  # of safetensors, pickle, torch or transformers
+            raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
+        _check_keys(about, config, path, source)
+        _check_files(model, path, files)
+        _untie(model)
+        model = adapter.merged(model, path, source)
     for name, parameter in model.named_parameters():
         check_values(path, name, parameter, parameter.dtype)
     module: nn.Module = model.eval()
     return module
+
+
+@contextmanager
+def _warnings(source: str) -> Iterator[None]:
+    """Log each warning of transformers as one line, if all goes well; an error says what is wrong itself."""
+    logger, handler = logging.getLogger("transformers"), BufferingHandler(1000)
+    handler.setLevel(logging.WARNING)
+    before, logger.handlers = logger.handlers, [handler]
+    try:
+        yield
+    finally:
+        logger.handlers = before
+    for record in handler.buffer:
+        log.warning("model=%s: transformers: %s", source, " ".join(record.getMessage().split()))
+
+
+def _check_keys(about: Mapping[str, Any], config: Any, path: Path, source: str) -> None:
+    """DataError: a tensor of another shape, one that is missing, or one that has no place in the model."""
+    for name, shape, wanted in about["mismatched_keys"]:
+        sizes = {*wanted} - {*shape}
+        keys = ", ".join(key for key, value in config.to_dict().items() if type(value) is int and value in sizes)
+        raise DataError(
+            f"model={source}: {name} has shape {tuple(shape)} in the weights, and {tuple(wanted)} by {path / CONFIG}"
+            f"{f' ({keys})' * bool(keys)}"
+        )
+    if missing := sorted(about["missing_keys"]):
+        raise DataError(f"model={source}: the weights in {path} lack {missing[0]}; they are of another architecture")
+    if unused := sorted(name for name in about["unexpected_keys"] if not MASKS.search(name)):
+        raise DataError(
+            f"model={source}: the model of {path / CONFIG} has no place for {unused[0]} of its weights "
+            f"({len(unused)} tensors); correct {CONFIG}, or give the model that they belong to"
+        )
+
+
+def _check_files(model: Any, path: Path, files: list[Path]) -> None:
+    """Compare every tensor of a folder with the model: of two with one name, a library takes either.
+
+    DataError: a file has other values or other tensors than the model, or a parameter is not floating point in it.
+    """
+    state, ignored = model.state_dict(), [MASKS.pattern, r"inv_freq$", r"position_ids$"]
+    ignored += model._keys_to_ignore_on_load_unexpected or []
+    prefix = f"{model.base_model_prefix}."  # names in a file may have it or not
+    copies = {file for kind in ("model*.safetensors", "pytorch_model*.bin") for file in path.glob(kind)} - {*files}
+    read: dict[str, Tensor] = {}
+    for file in (*files, *sorted(copies)):
+        try:
+            weights = tensors(file)
+        except DataError as error:
+            if file in files:
+                raise
+            log.warning("not used: %s", error)
+            continue
+        for name, value in weights.items():
+            own = next((own for own in (name, prefix + name, name.removeprefix(prefix)) if own in state), None)
+            used = read.get(name) if own is None else state[own]
+            if own and state[own].is_floating_point() and value.dtype not in FLOATING:
+                raise DataError(f"{file}: {name} is not floating point: quantised or damaged; give the original")
+            if used is None and file in copies and not any(re.search(pattern, name) for pattern in ignored):
+                raise DataError(f"{file}: {name} is not in {files[0].name}, which is read instead; remove one of them")
+            if used is not None and not _same(value, used):
+                raise DataError(f"{file}: {name} differs from the one that is read; remove one of the two")
+            read.setdefault(name, value)
+    if others := sorted({*path.glob("*.safetensors")} - {*files, *copies} - {*adapter.files(path)}):
+        log.warning("%s: not used, as transformers does not read it either", ", ".join(map(str, others)))
+
+
+def _untie(model: Any) -> None:
+    """Let the config say that weights are not tied, if a folder has two different ones; transformers leaves it."""
+    pairs = dict(type(model)._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
+    tied = [name for name, other in pairs.items() if model.get_parameter(name) is model.get_parameter(other)]
+    if len(tied) < len(pairs):
+        model.config.tie_word_embeddings = False
+        for name in tied:  # the bias of a head whose weight is not tied
+            place, _, key = name.rpartition(".")
+            setattr(model.get_submodule(place), key, nn.Parameter(model.get_parameter(name).detach().clone()))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, or one is the other in a narrower dtype."""
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one.to(other.dtype), other) or torch.equal(one, other.to(one.dtype))
+
+
+def is_untied(kind: type[Any], path: Path, source: str) -> bool:
+    """Whether a folder has other weights under the two names of one that `kind` ties, such as head and embedding.
+
+    transformers then uses both, whatever tie_word_embeddings says. False without weights.
+    """
+    try:
+        files = weight_files(path, source)
+    except DataError:  # not downloaded yet
+        return False
+    stored = {name: value for file in files for name, value in tensors(file).items()}
+    prefix = f"{kind.base_model_prefix}."
+    for pair in kind._tied_weights_keys.items():
+        # GPT-NeoX's head has another name in files
+        names = [(name, name.removeprefix(prefix), name.replace("lm_head", "embed_out")) for name in pair]
+        first, second = (next((stored[name] for name in each if name in stored), None) for each in names)
+        if first is not None and second is not None and not _same(first, second):
+            return True
+    return False

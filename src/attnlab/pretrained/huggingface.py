@@ -53,18 +53,26 @@ def config_of(source: str) -> dict[str, Any]:
         for family in language_families().values():
             if source in family.known:
                 return family.options_of(family.config(source, {}))
-    return _options(hub.folder(source, weights=False), source)
+    path = hub.folder(source, weights=False)
+    options = _options(path, source)
+    kind = getattr(hub.transformers(), family_for(options["model_type"], source).classes[options["model_type"]])
+    if options.get("tie_word_embeddings") and hub.is_untied(kind, path, source):
+        options["tie_word_embeddings"] = False
+    return options
 
 
 def _options(path: Path, source: str) -> dict[str, Any]:
     values = hub.read_config(path, source)
     family = family_for(values.get("model_type"), source)
-    config = hub.transformers().CONFIG_MAPPING[values["model_type"]]
+    kind, library = values["model_type"], hub.transformers()
     try:
-        return family.options_of(config.from_dict(values))
+        options = family.options_of(library.CONFIG_MAPPING[kind].from_dict(values))
     except Exception as error:  # of strict dataclasses or validators
         reason = " ".join(str(error).split())[:200]  # the first line may be the location alone
-        raise DataError(f"{path / hub.CONFIG}: {values['model_type']} refuses it: {reason}") from error
+        raise DataError(f"{path / hub.CONFIG}: {kind} refuses it: {reason}") from error
+    if wrong := family.wrong({**options, "rope_theta": values.get("rope_theta")}):
+        raise DataError(f"{path / hub.CONFIG}: {wrong}")
+    return options
 
 
 def create(source: str, options: dict[str, Any] | None = None) -> nn.Module:
@@ -83,10 +91,15 @@ def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device 
         DataError: a missing, damaged or quantised model.
         ConfigError: an unknown family.
     """
-    options = _options(hub.folder(source, weights=False), source)
+    _options(hub.folder(source, weights=False), source)
+    path = hub.folder(source)
+    options, values = _options(path, source), hub.read_config(path, source)
     family = family_for(options["model_type"], source)
+    for key in sorted(family.options & values.keys()):
+        if values[key] and options.get(key) is None:
+            log.warning("%s: %s=%s is not used by this model", path / hub.CONFIG, key, values[key])
     kind = getattr(hub.transformers(), family.classes[options["model_type"]])
-    model = hub.read_model(kind, family.config(source, options), hub.folder(source), source, dtype=dtype)
+    model = hub.read_model(kind, family.config(source, options), path, source, dtype=dtype)
     return model.to(device) if device is not None else model
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,6 +21,18 @@ COMMON = frozenset(
     {"model_type", "vocab_size", "initializer_range", "use_cache", "tie_word_embeddings"}
     | {"bos_token_id", "eos_token_id", "pad_token_id"}
 )  # options of every family
+BOUNDS = {
+    r"num_.*|n_.*|.*_size|max_position_embeddings|head_dim|sliding_window": "at least 1",
+    r".*_(dropout|pdrop|prob)": "at least 0 and less than 1",
+    r".*_eps|.*_epsilon|rope_theta|rope_parameters\..*": "more than 0",
+}  # by a pattern of the option's name
+FULFILLED: dict[str, Callable[[float], bool]] = {
+    "at least 1": lambda x: x >= 1,
+    "at least 0 and less than 1": lambda x: 0 <= x < 1,
+    "more than 0": lambda x: x > 0,
+    "finite": lambda x: True,
+}
+DIVIDED = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("num_attention_heads", "num_key_value_heads"))
 
 
 class LanguageModel(Family):
@@ -94,9 +109,35 @@ class LanguageModel(Family):
         return described
 
     def options_of(self, config: Any) -> dict[str, Any]:
-        """The options of `create` for the architecture of a config."""
-        values = {key: getattr(config, key) for key in sorted(self.options) if hasattr(config, key)}
+        """The options of `create` for the architecture of a config: those that its model type has."""
+        known = {*vars(type(config)()), "head_dim"}  # Qwen2 reads it from the config if it is there
+        values = {key: getattr(config, key) for key in sorted(self.options & known) if hasattr(config, key)}
+        if (values.get("pad_token_id") or 0) >= values["vocab_size"]:
+            values["pad_token_id"] = None  # of a tokenizer that has more tokens; no embedding is masked
         return values | {"model_type": config.model_type}
+
+    def wrong(self, options: Mapping[str, Any]) -> str | None:
+        """The option that no model has, with what was expected, or None. Types are checked by transformers."""
+        rotary = options.get("rope_parameters") or {}
+        numbers = {**options, **{f"rope_parameters.{key}": value for key, value in rotary.items()}}
+        for key, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            expected = next((bound for pattern, bound in BOUNDS.items() if re.fullmatch(pattern, key)), "finite")
+            if not (math.isfinite(value) and FULFILLED[expected](value)):
+                return f"{key}={value}: expected {expected}"
+        functions = hub.transformers().activations.ACT2FN
+        for key in ("hidden_act", "activation_function"):
+            if options.get(key, "relu") not in functions:
+                return f"{key}={options[key]}: expected one of {', '.join(functions)}"
+        kinds = {"default", *hub.transformers().modeling_rope_utils.ROPE_INIT_FUNCTIONS}
+        if (kind := rotary.get("rope_type", "default")) not in kinds:
+            return f"rope_parameters.rope_type={kind}: expected one of {', '.join(sorted(kinds))}"
+        for pair in DIVIDED:
+            width, part = (options.get(key) for key in pair)
+            if width and part and width % part and not (pair[0] == "hidden_size" and options.get("head_dim")):
+                return f"{pair[1]}={part}: expected a divisor of {pair[0]}={width}"
+        return None
 
     def config(self, name: str, options: dict[str, Any]) -> Any:
         """A config of transformers. ConfigError: an unknown model type or option, or an invalid value.
@@ -114,9 +155,12 @@ class LanguageModel(Family):
                 f"{name}: the option {unknown[0]!r} is unknown; expected only {', '.join(sorted(self.options))}"
             )
         try:
-            return transformers.CONFIG_MAPPING[kind](**values)
+            config = transformers.CONFIG_MAPPING[kind](**values)
         except Exception as error:  # of strict dataclasses, validators or arithmetic
             raise ConfigError(f"{name}: {kind} refuses its sizes: {first_line(error)}") from error
+        if wrong := self.wrong(self.options_of(config)):
+            raise ConfigError(f"{name}: {wrong}")
+        return config
 
     def create(self, name: str, options: dict[str, Any]) -> nn.Module:
         config = self.config(name, options)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,8 +19,7 @@ from attnlab.run.files import replacing_folder, replacing_summed, verify
 from attnlab.run.identity import of_checkpoint
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
-DTYPES = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors
-FLOATING = tuple(DTYPES.values())
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys of the weights in checkpoints
 PREFIX = "model."  # of the model's weights in a training checkpoint
 OVERRIDES = "give the command the overrides of the checkpoint's run (its config.yaml has them)"
@@ -42,17 +42,28 @@ def find(source: str) -> Path | None:
 
 def read(path: Path) -> dict[str, Tensor]:
     """Weights by name. DataError: the file is damaged, or has more than tensors and plain values."""
+    weights = tensors(path)
+    if path.suffix == ".safetensors":
+        return weights
+    return {name.removeprefix("module.").removeprefix(PREFIX): value for name, value in weights.items()}
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file under their own names; the values come from the disk when they are used.
+
+    DataError: as :func:`read`.
+    """
     with _readable(path, "checkpoint"):
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
             break
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise DataError(f"{path}: not a checkpoint: expected weights by name")
-    return {name.removeprefix("module.").removeprefix(PREFIX): value for name, value in content.items()}
+    return content
 
 
 @contextmanager
@@ -100,25 +111,6 @@ def check_values(path: Path, name: str, value: Tensor, dtype: torch.dtype) -> No
         raise DataError(f"{path}: {name} has dtype {was}, which this model cannot have; expected {wanted}")
     if not torch.isfinite(value).all():
         raise DataError(f"{path}: {name} has values that are NaN or infinite; the model cannot be used")
-
-
-def check_stored(path: Path, model: nn.Module) -> None:
-    """DataError: a parameter is not floating point in a file, which libraries cast silently.
-
-    Names in the file may lack or have the library's `base_model_prefix`.
-    """
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            stored = {name: DTYPES.get(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
-    else:
-        content = torch.load(path, map_location="meta", weights_only=True)
-        stored = {name: value.dtype for name, value in content.items() if isinstance(value, Tensor)}
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    for name, _ in model.named_parameters():
-        with_prefix_or_without = {name, name.removeprefix(prefix), f"{prefix}{name}"}
-        used = min(with_prefix_or_without & stored.keys(), default=None)  # transformers takes the first of several
-        if used and stored[used] not in FLOATING:
-            raise DataError(f"{path}: {used} is not floating point: quantised or damaged; give the original")
 
 
 def cannot_write(path: Path, error: Exception) -> WriteError:
