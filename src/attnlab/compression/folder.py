@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attnlab.compression.modules.base import build, describe
 from attnlab.compression.transform import densify, install, replacements
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import families, family_of
+from attnlab.pretrained import adapter, families, family_of
 from attnlab.pretrained.weights import cannot_write, check_values
 from attnlab.run.files import digest_of, replacing, write_bytes
 
@@ -76,6 +76,8 @@ def load(folder: str | Path) -> nn.Module:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
+    if (folder / adapter.CONFIG).is_file():
+        raise DataError(f"{folder / adapter.CONFIG}: no adapter is merged into factors; load it with peft, or remove it")
     path = folder / manifest["weights"]
     if path.name != manifest["weights"] or path.resolve().parent != folder.resolve():
         raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")
@@ -140,7 +142,12 @@ def _once(model: nn.Module) -> dict[str, Tensor]:
 def _fill(model: nn.Module, path: Path) -> nn.Module:
     """Load all weights; shared tensors need one of their names. RuntimeError: a weight is missing or unknown."""
     weights = load_file(path)
-    tied = model.state_dict().keys() - _once(model).keys()
+    first, state = _once(model), model.state_dict()
+    tied = state.keys() - first.keys()
+    for name in tied & weights.keys():
+        shared = next(other for other in first if state[other].data_ptr() == state[name].data_ptr())
+        if shared in weights and not torch.equal(weights[name], weights[shared]):
+            raise RuntimeError(f"{name} differs from {shared}, with which the options tie it")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in weights:
             check_values(path, name, weights[name], tensor.dtype)

@@ -116,7 +116,8 @@ class BytePairVocabulary(Vocabulary):
 
     Args:
         tokenizer: the content of a tokenizer.json.
-        size: the number of ids in the model's table, at least that of the tokenizer.
+        size: the number of ids in the model's table, at least that of the tokenizer without added tokens. An added
+            token beyond the table, as the padding of a fine-tuned model, is refused where a text has it.
 
     Raises:
         ValueError: not a tokenizer, without the mark, or with more pieces than `size`.
@@ -129,19 +130,29 @@ class BytePairVocabulary(Vocabulary):
             self.tokenizer = Tokenizer.from_str(tokenizer)
         except Exception as error:  # the library raises this class itself
             raise ValueError(f"not a tokenizer.json ({' '.join(str(error).split())[:120]})") from error
-        pieces, mark = self.tokenizer.get_vocab_size(), self.tokenizer.token_to_id(end)
+        pieces, mark = self.tokenizer.get_vocab_size(with_added_tokens=False), self.tokenizer.token_to_id(end)
         if mark is None:
             raise ValueError(f"the tokenizer has no {end}")
-        if pieces > size:
-            raise ValueError(f"the tokenizer has {pieces} pieces, more than task.data.vocab_size={size}")
-        self.json, self.size, self.num_ids, self.ends, self.end = tokenizer, size, pieces, ends, mark
+        if max(pieces, mark + 1) > size:
+            table = f"the {size} ids of the model's table (task.data.vocab_size, or a pretrained model's vocab_size)"
+            raise ValueError(f"the tokenizer has {max(pieces, mark + 1)} pieces, more than {table}")
+        total = self.tokenizer.get_vocab_size()
+        self.json, self.size, self.num_ids, self.ends, self.end = tokenizer, size, min(total, size), ends, mark
         self.mark = end
 
     def ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.in_table(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def in_table(self, ids: list[int]) -> list[int]:
+        """`ids` of a text. DataError: one of them is beyond the model's table."""
+        if max(ids, default=0) >= self.size:
+            token = self.tokenizer.id_to_token(max(ids))
+            raise DataError(f"a text has {token}, id {max(ids)}, and the model's table {self.size} ids; remove it")
+        return ids
 
     def _all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [self.in_table(encoding.ids) for encoding in encodings]
 
     def text(self, ids: Sequence[int]) -> str:
         parts: list[list[int]] = [[]]

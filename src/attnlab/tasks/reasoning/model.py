@@ -121,11 +121,14 @@ class AskedModel:
             words = huggingface.tokenizer(source)
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
             asked = Asked(huggingface.load(source, dtype=dtype, device=device), words)
-        if len(asked.tokenizer) > asked.model.config.vocab_size:
+        words, size = asked.tokenizer, asked.model.config.vocab_size
+        if words.vocab_size > size or (words.eos_token_id or 0) >= size:
             raise DataError(
-                f"model={self.weights}: its tokenizer has {len(asked.tokenizer)} tokens, the model "
-                f"{asked.model.config.vocab_size}: they do not belong together"
+                f"model={self.weights}: its tokenizer has {len(words)} tokens, the model {size}: they do not belong "
+                "together"
             )
+        if words.pad_token_id >= size:  # a token that was added for padding alone, which attention masks hide
+            words.pad_token = words.eos_token
         return asked
 
 

@@ -51,8 +51,12 @@ class Asked:
         return longest - 2 if config.model_type == "roberta" else longest  # positions begin after the padding token's
 
     def ids(self, text: str, special: bool = True) -> list[int]:
-        """The ids of a text, with the tokenizer's special tokens."""
-        return self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        """The ids of a text, with the tokenizer's special tokens. DataError: one is beyond the model's table."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        if max(ids, default=0) >= (size := self.model.config.vocab_size):
+            token = self.tokenizer.convert_ids_to_tokens(max(ids))
+            raise DataError(f"a text has {token}, id {max(ids)}, and the model's table {size} ids; remove it")
+        return ids
 
     def prompt(self, text: str, room: int = 0) -> list[int]:
         """The ids of a text that a decoder continues by up to `room` tokens: no end token after it."""
