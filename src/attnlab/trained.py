@@ -118,21 +118,29 @@ class ExportedText(Model):
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         library, type_ = hub.transformers(), config.get("model_type")
-        kind, modeling_auto = library.AutoModelForCausalLM, library.models.auto.modeling_auto
+        names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if type_ == "attnlab":
-            from attnlab.export.modeling_attnlab import CLASSES, AttnlabForCausalLM
+            from attnlab.export.modeling_attnlab import CLASSES, AttnlabConfig, AttnlabForCausalLM
 
-            kind, names = AttnlabForCausalLM, {part["class"] for part in (config["model"], *config["mechanisms"])}
-            if own := sorted(names - CLASSES.keys()):
+            kind, settings, parts = AttnlabForCausalLM, AttnlabConfig, (config["model"], *config["mechanisms"])
+            if own := sorted({part["class"] for part in parts} - CLASSES.keys()):
                 raise ConfigError(f"{folder}: {own[0]} is no class of attnlab; transformers loads this folder")
-        elif str(type_) not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        elif str(type_) not in names:
             raise ConfigError(
                 f"{folder}: the model_type {type_!r} is no language model of transformers, and code that a folder "
                 "brings (auto_map) is never run; give a folder that mode=export wrote"
             )
+        else:
+            kind, settings = getattr(library, names[type_]), library.CONFIG_MAPPING[type_]
         self.folder, self.tokenizer = folder, None
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = kind.from_pretrained(folder, trust_remote_code=False).eval().to(device)
+        try:
+            known = settings.from_dict(hub.read_config(folder, str(folder)))
+        except Exception as error:  # of strict dataclasses or validators
+            raise DataError(
+                f"{folder / hub.CONFIG}: {type_} refuses it: {' '.join(str(error).split())[:200]}"
+            ) from error
+        model = hub.read_model(kind, known, hub.folder(str(folder)), str(folder), dtype=None)
+        self.model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu")
         if (folder / "tokenizer_config.json").is_file():
             self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
 

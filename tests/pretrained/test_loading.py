@@ -14,8 +14,18 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import attnlab
+from attnlab.compression import compress, save
+from attnlab.compression import load as compressed
+from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.config.build import instantiate
+from attnlab.config.check import check
+from attnlab.conversion.original import load_original
+from attnlab.data.text.vocabulary import END_OF_TEXT, BytePairVocabulary, PretrainedTokens, byte_tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import decoder, huggingface
+from attnlab.run.files import digest_of
+from attnlab.tasks.reasoning.model import AskedModel
 from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny
 
 DECODERS = [kind for kind in OPTIONS if kind in decoder.KINDS]
@@ -263,7 +273,7 @@ def test_keys_that_the_class_does_not_read(
 def test_a_decoder_takes_all_of_a_model() -> None:
     model: Any = tiny("llama")
     model.model.layers[1].self_attn.o_proj.bias = nn.Parameter(torch.ones(24))
-    with pytest.raises(DataError, match=r"model.layers.1.self_attn.o_proj.bias: 0 of 24 values have a place"):
+    with pytest.raises(DataError, match=r"model.layers.1.self_attn.o_proj.bias: 0 of its 24 values have a place"):
         decoder.of(model, "tiny")
 
 
@@ -369,3 +379,106 @@ def test_an_adapter_needs_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(ConfigError, match=r"pip install 'attnlab\[lora\]'"):
         huggingface.load(str(tmp_path))
+
+
+# --- every way to a model -------------------------------------------------------------------------------------------
+
+
+def own_head(folder: Path) -> Tensor:
+    with_head(folder, "llama")
+    return reference(folder)
+
+
+def with_adapter(folder: Path) -> Tensor:
+    return adapted(folder, target_modules=["q_proj", "down_proj"])
+
+
+@pytest.mark.parametrize("make", [own_head, with_adapter])
+def test_a_folder_is_one_model_wherever_it_is_loaded(make: Callable[[Path], Tensor], tmp_path: Path) -> None:
+    expected = make(tmp_path / "model")
+    source = str(tmp_path / "model")
+    loaded: Any = attnlab.load(source)
+    torch.testing.assert_close(logits(loaded.model, ids()), expected, rtol=0, atol=1e-5)
+    model = huggingface.load(source)
+    compress(model, TensorLLM(ranks=[8, 6]))
+    save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))
+    assert torch.equal(logits(compressed(tmp_path / "compressed"), ids()), logits(model, ids()))
+    cfg = check(["task=wikitext2", f"model='{source}'", "hardware=cpu", "mode=test"]).jobs[0]
+    assert cfg.task.model.tied is False
+    built = instantiate(
+        cfg.task.model,
+        vocab_size=61,
+        attention=lambda layer: instantiate(cfg.attention, path="attention"),
+        path="task.model",
+    )
+    torch.testing.assert_close(load_original(cfg, built, None).eval()(ids()), expected, rtol=0, atol=1e-5)
+
+
+def test_attnlab_load_refuses_what_it_does_not_use(tmp_path: Path) -> None:
+    saved(tmp_path)
+    biases(tmp_path)
+    with pytest.raises(DataError, match=r"no place for model.layers.0.self_attn.q_proj.bias"):
+        attnlab.load(str(tmp_path))
+    saved(tmp_path)
+    edit(tmp_path, num_hidden_layers="two")
+    with pytest.raises(DataError, match=r"config.json: llama refuses it: .*num_hidden_layers"):
+        attnlab.load(str(tmp_path))
+
+
+def test_a_compressed_folder(tmp_path: Path) -> None:
+    """Tied names have one weight in it, and it has no adapter."""
+    model = saved(tmp_path / "model", "gpt2")
+    save(model, tmp_path, "tiny", huggingface.options_of(model))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    file = tmp_path / manifest["weights"]
+    weights = load_file(file)
+    save_file(weights | {"lm_head.weight": weights["transformer.wte.weight"] + 1}, file)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest_of(file)}))
+    with pytest.raises(DataError, match=r"lm_head.weight differs from transformer.wte.weight, with which"):
+        compressed(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"adapter_config.json: no adapter is merged into factors"):
+        compressed(tmp_path)
+
+
+def added(folder: Path, *tokens: str, pad: str = "[PAD]") -> None:
+    """Give the tokenizer of a folder tokens beyond the model's table, as fine-tunes do."""
+    words: Any = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer(), bos_token=END_OF_TEXT, eos_token=END_OF_TEXT
+    )
+    words.add_tokens(list(tokens))
+    words.pad_token = pad
+    words.save_pretrained(folder)
+
+
+def test_added_tokens_beyond_the_table_are_refused_where_a_text_has_them(tmp_path: Path) -> None:
+    added(tmp_path, "[PAD]", "<user>")
+    saved_config = huggingface.create("tiny", {"model_type": "llama", **OPTIONS["llama"], "vocab_size": 257})
+    saved_config.save_pretrained(tmp_path)  # type: ignore[operator]
+    edit(tmp_path, pad_token_id=257)
+    vocabulary = PretrainedTokens(str(tmp_path)).vocabulary(257)
+    assert vocabulary.size == vocabulary.num_ids == 257
+    plain = BytePairVocabulary(byte_tokenizer().to_str(), 257, "after")
+    assert vocabulary.ids("the claim") == plain.ids("the claim")
+    assert vocabulary.marked(["a", "b"]) == plain.marked(["a", "b"])
+    for use in (vocabulary.ids, lambda text: vocabulary.marked(["a", text])):
+        with pytest.raises(DataError, match=r"a text has <user>, id 258, and the model's table 257 ids"):
+            use("hello <user> world")
+    asked = AskedModel(str(tmp_path)).load(1, tmp_path, torch.device("cpu"))
+    batch = asked.batch([asked.ids("the claim"), asked.ids("a")])
+    assert int(batch["input_ids"].max()) <= 256 and torch.isfinite(asked.model(**batch).logits).all()
+    with pytest.raises(DataError, match=r"a text has <user>, id 258, and the model's table 257 ids"):
+        asked.ids("hello <user>")
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    """Ordinary pieces, or the end token, beyond the table."""
+    added(tmp_path, "[PAD]")
+    saved_config = huggingface.create("tiny", {"model_type": "llama", **OPTIONS["llama"]})
+    saved_config.save_pretrained(tmp_path)  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=r"has 257 pieces, more than the 61 ids .* a pretrained model's vocab_size"):
+        PretrainedTokens(str(tmp_path)).vocabulary(61)
+    with pytest.raises(ConfigError, match=r"has 257 pieces, more than the 256 ids"):
+        PretrainedTokens(str(tmp_path)).vocabulary(256)
+    with pytest.raises(DataError, match="they do not belong together"):
+        AskedModel(str(tmp_path)).load(1, tmp_path, torch.device("cpu"))

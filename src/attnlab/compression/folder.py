@@ -77,7 +77,9 @@ def load(folder: str | Path) -> nn.Module:
     folder = Path(folder)
     manifest = read_manifest(folder)
     if (folder / adapter.CONFIG).is_file():
-        raise DataError(f"{folder / adapter.CONFIG}: no adapter is merged into factors; load it with peft, or remove it")
+        raise DataError(
+            f"{folder / adapter.CONFIG}: no adapter is merged into factors; load it with peft, or remove it"
+        )
     path = folder / manifest["weights"]
     if path.name != manifest["weights"] or path.resolve().parent != folder.resolve():
         raise DataError(f"{folder / MANIFEST}: weights: expected a file of this folder, got {manifest['weights']!r}")

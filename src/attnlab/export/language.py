@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+import torch
 from omegaconf import DictConfig
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -17,7 +18,7 @@ from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, WordVoc
 from attnlab.errors import ConfigError
 from attnlab.export import deepseek, llama, proof, remote, serving
 from attnlab.export.card import card
-from attnlab.export.weights import CONFIG, README, save, write_json
+from attnlab.export.weights import CONFIG, README, check_logits, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import decoder, hub, huggingface
 from attnlab.pretrained.weights import new_folder
@@ -173,14 +174,16 @@ def _grouped(model: Decoder) -> bool:
 
 
 def _original(model: Decoder, cfg: DictConfig) -> Any:
-    """The decoder as a model of its original class of transformers."""
+    """The decoder as a model of its original class of transformers. DataError: the two differ."""
     source = str(cfg.task.weights)
     options = dict(decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source))
     first = model.attentions[0]
     assert isinstance(first, MHA)
     if "num_key_value_heads" in options:
         options["num_key_value_heads"] = first.num_kv_heads
-    return decoder.unread(model, options, source)
+    original = decoder.unread(model, options, source)
+    check_logits(model, original, 1e-4 if model.embedding.weight.dtype == torch.float32 else 0.05)
+    return original
 
 
 def _python(folder: str, vocabulary: Vocabulary, longest: int, tokenizer: str | None, trust: bool) -> str:

@@ -160,8 +160,19 @@ def of(original: nn.Module, source: str) -> Decoder:
 
 @torch.no_grad()
 def fill(decoder: Decoder, original: nn.Module) -> None:
-    """Copy the weights of a model of transformers into the decoder of :func:`nodes_of`."""
-    for target, value in pairs(decoder, original):
+    """Copy the weights of a model of transformers into the decoder of :func:`nodes_of`.
+
+    DataError: a parameter of one has no place in the other.
+    """
+    copied = list(pairs(decoder, original))
+    for name, weight in original.named_parameters():
+        start, end = weight.data_ptr(), weight.data_ptr() + weight.nbytes
+        count = sum(value.numel() for _, value in copied if start <= value.data_ptr() < end)  # views of the weight
+        if count != weight.numel():
+            raise DataError(f"{name}: {count} of its {weight.numel()} values have a place in attnlab's decoder")
+    for target, value in copied:
+        if target.shape != value.shape:
+            raise DataError(f"{tuple(value.shape)} values of the model for a parameter of shape {tuple(target.shape)}")
         target.copy_(value)
     table = _table(original)
     for attention in decoder.attentions:
@@ -173,24 +184,8 @@ def fill(decoder: Decoder, original: nn.Module) -> None:
                 parameter.mul_(scale)
 
 
-def pairs(decoder: Decoder, original: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Each parameter of a decoder with its values in a model of transformers, views of it.
-
-    DataError: the two models differ: a parameter has another shape, or is not in the decoder.
-    """
-    copied = list(_pairs(decoder, original))
-    for target, value in copied:
-        if target.shape != value.shape:
-            raise DataError(f"{tuple(value.shape)} values for a parameter of shape {tuple(target.shape)}")
-    for name, parameter in original.named_parameters():
-        start, end = parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes
-        count = sum(value.numel() for _, value in copied if start <= value.data_ptr() < end)
-        if count != parameter.numel():
-            raise DataError(f"{name}: {count} of {parameter.numel()} values have a place in attnlab's decoder")
-    return copied
-
-
-def _pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+def pairs(decoder: Decoder, original: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each parameter of a decoder with its values in a model of transformers."""
     config: Any = original.config
     gpt2 = config.model_type == "gpt2"
     at = original.get_parameter
