@@ -119,6 +119,11 @@ def shards_that_differ(folder: Path) -> None:
     change(second, **{name.replace(".", "__"): value + 1})
 
 
+def longer_head(folder: Path) -> None:
+    edit(folder, tie_word_embeddings=True)
+    change(folder / "model.safetensors", lm_head__weight=torch.ones(64, 24))
+
+
 def outside(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.rename(folder.parent / "other.safetensors")
@@ -137,6 +142,7 @@ def outside(folder: Path) -> None:
         (an_older_copy, r"pytorch_model.bin: model.norm.weight differs from the one that is read"),
         (shards_that_differ, r"model-0000\d-of-\d+.safetensors: \S+ differs from the one that is read"),
         (outside, r"other.safetensors is missing; model.safetensors.index.json names it"),
+        (longer_head, r"lm_head.weight has shape \(64, 24\), model.embed_tokens.weight \(61, 24\)"),
         (lambda x: edit(x, vocab_size=50), r"has shape \(61, 24\) in the weights, and \(50, 24\) by .* \(vocab_size\)"),
         (
             lambda x: save_file({"x": torch.ones(1)}, x / "adapter_model.safetensors"),

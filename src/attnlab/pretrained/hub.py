@@ -227,6 +227,7 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         ConfigError: an adapter, and peft is not installed.
     """
     files = weight_files(path, source)
+    untied = bool(getattr(config, "tie_word_embeddings", False)) and is_untied(kind, path, source)
     with _warnings(source):  # keys that are missing or not used are refused below
         try:
             model, about = kind.from_pretrained(
@@ -238,7 +239,8 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
             raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
         _check_keys(about, config, path, source)
         _check_files(model, path, files)
-        _untie(model)
+        if untied:
+            _untie(model)
         model = adapter.merged(model, path, source)
     for name, parameter in model.named_parameters():
         check_values(path, name, parameter, parameter.dtype)
@@ -311,14 +313,13 @@ def _check_files(model: Any, path: Path, files: list[Path]) -> None:
 
 
 def _untie(model: Any) -> None:
-    """Let the config say that weights are not tied, if a folder has two different ones; transformers leaves it."""
-    pairs = dict(type(model)._tied_weights_keys or {}) if model.config.tie_word_embeddings else {}
-    tied = [name for name, other in pairs.items() if model.get_parameter(name) is model.get_parameter(other)]
-    if len(tied) < len(pairs):
-        model.config.tie_word_embeddings = False
-        for name in tied:  # the bias of a head whose weight is not tied
+    """Let the config say that weights are not tied, as transformers does not; no two names share one then."""
+    model.config.tie_word_embeddings = False
+    for name, other in type(model)._tied_weights_keys.items():
+        parameter = model.get_parameter(name)
+        if parameter is model.get_parameter(other):  # the bias of a head whose weight is not tied
             place, _, key = name.rpartition(".")
-            setattr(model.get_submodule(place), key, nn.Parameter(model.get_parameter(name).detach().clone()))
+            setattr(model.get_submodule(place), key, nn.Parameter(parameter.detach().clone()))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -332,6 +333,8 @@ def is_untied(kind: type[Any], path: Path, source: str) -> bool:
     """Whether a folder has other weights under the two names of one that `kind` ties, such as head and embedding.
 
     transformers then uses both, whatever tie_word_embeddings says. False without weights.
+
+    DataError: a file is damaged, or the two have other shapes.
     """
     try:
         files = weight_files(path, source)
@@ -339,10 +342,16 @@ def is_untied(kind: type[Any], path: Path, source: str) -> bool:
         return False
     stored = {name: value for file in files for name, value in tensors(file).items()}
     prefix = f"{kind.base_model_prefix}."
-    for pair in kind._tied_weights_keys.items():
+    for pair in (kind._tied_weights_keys or {}).items():
         # GPT-NeoX's head has another name in files
         names = [(name, name.removeprefix(prefix), name.replace("lm_head", "embed_out")) for name in pair]
         first, second = (next((stored[name] for name in each if name in stored), None) for each in names)
-        if first is not None and second is not None and not _same(first, second):
+        if first is None or second is None:
+            continue
+        if first.shape != second.shape:
+            raise DataError(
+                f"model={source}: {pair[0]} has shape {tuple(first.shape)}, {pair[1]} {tuple(second.shape)}"
+            )
+        if not torch.equal(first.double(), second.double()):
             return True
     return False
