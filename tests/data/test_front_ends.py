@@ -51,7 +51,7 @@ def test_an_unknown_class_in_the_test_set(slurp: Path, tmp_path: Path) -> None:
         make(slurp, tmp_path, reader=SLURP(), features=BANK).setup()
     data = make(slurp, tmp_path, reader=SLURP(), features=BANK, unknown_labels=True)
     data.setup()
-    assert data.filtered["unknown class in test, kept"] == 1
+    assert [note.count for note in data.report.splits["test"].noted.values()] == [1]
     (batch,) = list(data.test_dataloader())
     assert batch.targets[0, 0] == data.tokenizer.unk and batch.utterances[0].label == "music_stop"
 

@@ -101,5 +101,7 @@ def test_first_fifth_is_validation_and_long_answers_are_left_out(place: Path, tm
     data.setup(len)
     short = [question for question in everything if len(question.answers[0]) <= 5]
     assert 33 <= len(short) < len(everything)
-    assert data.filtered == {"answers of too many tokens": len(everything) - len(short)}
+    notes = data.report.splits["questions"].left_out
+    assert notes["answer of too many tokens"].count == len(everything) - len(short)
+    assert notes["beyond task.data.limit"].count == len(short) - 33
     assert data.validation + data.test == short[:33] and len(data.validation) == 6

@@ -90,11 +90,14 @@ def test_length_filters_are_for_training_and_counted(make: Make) -> None:
     data = make(min_input_frames=20, max_input_frames=140, max_target_tokens=limit)
     data.setup()
     assert ids(data.train_dataloader()) == ["ted_1_0"]  # of 88 and 108 frames
-    assert data.filtered == {
+    train = data.report.splits["train"]
+    assert {reason: note.count for reason, note in train.left_out.items()} == {
         "fewer than 20 frames": 1,
         "more than 140 frames": 2,
-        f"more than {limit} target tokens": sum(n > limit for n in tokens.values()),
+        f"more than {limit} target pieces": 1,  # of the others: each counts once
     }
+    assert (train.used, train.missing) == (1, 4)
+    assert sum(n > limit for n in tokens.values()) > 1
     assert len(ids(data.val_dataloader())) == len(ids(data.test_dataloader())) == 5
 
 
@@ -157,7 +160,7 @@ def test_everything_is_checked_before_features_are_computed(make: Make, edit: Ed
     make().setup("test")  # only what is tested is computed
     assert [x.name.rpartition("-")[0] for x in (tmp_path / "cache/features").iterdir() if x.is_dir()] == ["tst-COMMON"]
     shutil.rmtree(tmp_path / "cache")
-    with pytest.raises(DataError, match="leave nothing of train"):
+    with pytest.raises(DataError, match="leave nothing of the training split"):
         make(max_input_frames=3).setup()
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(ConfigError, match=r"task\.data\.vocab_size=500: .* 16"):
@@ -175,4 +178,9 @@ def test_empty_text_is_left_out_if_asked(make: Make, edit: Edit) -> None:
     data = make(drop_empty=True, vocab_size=15)
     data.setup()
     assert sorted(ids(data.train_dataloader())) == ["ted_1_0", "ted_1_1", "ted_1_2", "ted_2_1"]
-    assert data.filtered["no text in train"] == 1
+    assert data.report.plain()["train"] == {
+        "read": 5,
+        "used": 4,
+        "unit": "segments",
+        "left_out": {"empty text": {"count": 1, "example": "ted_2_0"}},
+    }

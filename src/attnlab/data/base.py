@@ -18,6 +18,7 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from attnlab.config.batch import FrameShare, Share, counted
+from attnlab.data.report import Report
 from attnlab.errors import ConfigError, DataError
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Data(LightningDataModule):
     Attributes:
         corpus: a description with sizes; of a sample corpus its layout.
         location: the directory of the corpus, in the cache for an embedded one; None: the data is generated.
-        filtered: the number of training examples left out, by reason.
+        report: what was read, left out and changed, by split.
         resume_at: (epoch, batch) at which a resumed run continues.
         seed: of the order of training.
         num_workers: worker processes of a loader, 0: none; None: see :meth:`cuda_workers`.
@@ -51,7 +52,7 @@ class Data(LightningDataModule):
 
     corpus: str
     location: Path | None
-    filtered: dict[str, int]
+    report: Report
     seed: int
     resume_at: tuple[int, int] = (0, 0)
     num_workers: int | None = None

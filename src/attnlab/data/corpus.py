@@ -107,8 +107,8 @@ class Reader(ABC):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         """The utterances of a split, in the corpus's order; inputs of one of `kinds`.
 
-        Raises DataError: a file is missing or malformed, or a text is empty.  With `drop_empty` the caller leaves
-        utterances without text out.
+        Raises DataError: a file is missing or malformed, or a text is empty.  With `drop_empty` empty texts are given,
+        and the caller leaves these utterances out.
         """
 
     def check(self, root: Path, splits: Sequence[str], kind: Kind) -> None:
@@ -187,10 +187,11 @@ def recording(audio: Path, where: str) -> dict[str, Any]:
     return excerpt(audio, (rate, length), 0, length, where)
 
 
-def refuse_empty(text: str, where: str, drop_empty: bool) -> None:
-    """Raise DataError where a text, read from the file and line `where`, is empty and may not be left out."""
-    if not text and not drop_empty:
-        raise DataError(f"{where}: empty text; task.data.drop_empty=true leaves such utterances out")
+def refuse_empty(places: Iterable[str], drop_empty: bool) -> None:
+    """Raise DataError where texts are empty and may not be left out; `places`: the file and line of each of them."""
+    if not drop_empty and (empty := list(places)):
+        more = f" (and {len(empty) - 1} more)" * (len(empty) > 1)
+        raise DataError(f"{empty[0]}: empty text{more}; task.data.drop_empty=true leaves such utterances out")
 
 
 def held_out(items: Iterable[Item], split: str, missing: Sequence[str], every: int) -> Iterator[Item]:

@@ -14,6 +14,7 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from attnlab.data.corpus import Row, check_folder, rows
+from attnlab.data.report import Report, left_out
 from attnlab.data.samples.world import PROFESSIONS, write_world
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
@@ -296,7 +297,7 @@ class Questions:
 
     Attributes:
         corpus: a description with sizes; of the sample world its layout.
-        filtered: the number of questions left out, by reason.
+        report: what was read, and what was left out and why.
         validation, test: the first fifth of the questions, and the others.
     """
 
@@ -312,7 +313,7 @@ class Questions:
         self.kind = question_set(questions)
         self.root, self.cache_dir, self.seed = root, Path(cache_dir).expanduser(), seed
         self.limit, self.longest_answer = limit, longest_answer
-        self.filtered: dict[str, int] = {}
+        self.report = Report()
         self.validation: list[Question] = []
         self.test: list[Question] = []
 
@@ -323,7 +324,8 @@ class Questions:
             self.location = write_world(self.cache_dir / "samples", self.seed)
         else:
             self.location = Path(self.root).expanduser()
-        self._questions = self.kind.read(self.location)
+        with self.report.of("questions"):
+            self._questions = self.kind.read(self.location)
 
     def setup(self, tokens: Callable[[str], int]) -> None:
         """Filter and split the questions that :meth:`read` has read.  DataError: they are too few.
@@ -334,8 +336,11 @@ class Questions:
         questions = self._questions
         if not self.kind.choices:
             questions = [question for question in questions if tokens(question.answers[0]) <= self.longest_answer]
-            self.filtered["answers of too many tokens"] = len(self._questions) - len(questions)
-        questions = questions[: self.limit]
+        with self.report.of("questions") as size:
+            left_out("answer of too many tokens", count=len(self._questions) - len(questions))
+            left_out("beyond task.data.limit", count=len(questions) - len(questions[: self.limit]))
+            questions = questions[: self.limit]
+            size.used, size.unit = len(questions), "questions"
         count = int(VALIDATION * len(questions))
         if count < 1:
             raise DataError(f"{self.location}: {len(questions)} questions of {self.kind.title}; expected at least 5")
@@ -343,4 +348,4 @@ class Questions:
         sizes = f"{len(self.validation)} validation and {len(self.test)} test questions"
         title = self.kind.title
         self.corpus = embedded(title) if self.root is None else f"{title} in {self.location}: {sizes}"
-        log.info("%s: %s; left out: %s", title, sizes, self.filtered or "none")
+        log.info("%s: %s", title, sizes)

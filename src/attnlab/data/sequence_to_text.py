@@ -15,6 +15,7 @@ from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.data.base import Data, EpochBatches, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.corpus import Reader, Segment, Utterance, at_speed, repeated, statistics
+from attnlab.data.report import FILES, Report, left_out, noted
 from attnlab.data.speech.features import Array, FeatureStore, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures, StoredInputs
 from attnlab.data.text.tokenizer import Kind, SourceText, TextInputs, Tokenizer
@@ -90,7 +91,7 @@ class SequenceToTextData(Data):
             then those of a bucket, on any number of processes.
         max_frames: the largest number of frames in a batch of one process, padding included; None: `bucket_frames`.
         min_input_frames, max_input_frames, max_target_tokens: training leaves other utterances out and counts them in
-            `filtered`; </s> counts as a token.  Evaluation leaves out nothing.
+            `report`; </s> counts as a token.  Evaluation leaves out nothing.
         drop_empty: leave out utterances without text rather than refuse the corpus.
         unknown_labels: accept classes in validation and test that training lacks, as errors.
         speeds: training reads each recording once at each of these speeds.
@@ -137,7 +138,7 @@ class SequenceToTextData(Data):
         self.cache = Path(self.cache_dir).expanduser()
         self.bucket: int = self.bucket_frames or self.update_frames
         self.largest: int = self.max_frames or self.bucket
-        self.filtered, self.corpus, self.is_sample = {}, "", self.root is None
+        self.report, self.corpus, self.is_sample = Report(), "", self.root is None
         self.test_max_frames: int | None = None  # set by the task that decodes
         self.tokenizer: Tokenizer
         self.run_vocabularies: dict[str, Tokenizer] = {}  # set by the task: those of a run, not learned again
@@ -199,7 +200,9 @@ class SequenceToTextData(Data):
         if not self._utterances:
             self._read()
         if name not in self._splits:
-            self._splits[name] = self._prepare(name, self._utterances[name])
+            with self.report.of(name) as size:
+                self._splits[name] = self._prepare(name, self._utterances[name])
+                size.used, size.unit = len(self._splits[name]), self.reader.unit
         return self._splits[name]
 
     def _held_out(self, split: str, max_frames: int, shared: bool = True) -> Loader[Example]:
@@ -234,7 +237,8 @@ class SequenceToTextData(Data):
             self.location = reader.sample(self.cache)
         else:
             self.location = Path(self.root).expanduser()
-            reader.check(self.location, reader.splits, kind)
+            with self.report.of(FILES):
+                reader.check(self.location, reader.splits, kind)
         utterances = {name: self._read_split(name, self.location) for name in reader.splits}
         sizes = ", ".join(f"{name} {len(utterances[name])}" for name in reader.splits)
         text = f"{reader.name} at {self.location}: {sizes} {reader.unit}"
@@ -255,7 +259,8 @@ class SequenceToTextData(Data):
                     f"{self.location}: {first}; task.data.unknown_labels=true counts such classes as errors"
                 )
             if unknown:
-                self.filtered[f"unknown class in {name}, kept"] = len(unknown)
+                with self.report.of(name):
+                    noted("class that training lacks, an error", unknown[0].id, len(unknown))
 
     def _vocabulary(self, prefix: str, texts: list[str], size: int, kind: Kind, labels: Sequence[str]) -> Tokenizer:
         if prefix in self.run_vocabularies:
@@ -266,15 +271,22 @@ class SequenceToTextData(Data):
             raise ConfigError(f"task.data.{prefix}{error}") from error
 
     def _read_split(self, name: str, root: Path) -> list[Utterance]:
-        utterances = self.reader.read(root, name, self.features.kind, self.drop_empty)
-        usable = [x for x in utterances if x.target or x.label]
-        if count := len(utterances) - len(usable):
-            self.filtered[f"no text in {name}"] = count
+        with self.report.of(name) as size:
+            utterances = self.reader.read(root, name, self.features.kind, self.drop_empty)
+            usable = [x for x in utterances if self._has_text(x)]
+            if len(usable) < len(utterances):
+                first = next(x.id for x in utterances if not self._has_text(x))
+                left_out("empty text", first, len(utterances) - len(usable))
+            size.used, size.unit = len(usable), self.reader.unit
         if not usable:
             raise DataError(f"{root}: nothing in {name} has text")
         if (id := repeated(x.id for x in usable)) is not None:
             raise DataError(f"{root}: {name} has the id {id} twice")
         return usable
+
+    def _has_text(self, utterance: Utterance) -> bool:
+        """Whether an utterance has a target, and of text a source."""
+        return bool((utterance.target or utterance.label) and (utterance.source or self.features.kind != "text"))
 
     def _prepare(self, name: str, utterances: list[Utterance]) -> Examples:
         training = name == self.reader.splits[0]
@@ -282,7 +294,7 @@ class SequenceToTextData(Data):
             utterances = [at_speed(cast(Segment, x), speed) for speed in self.speeds for x in utterances]
         inputs: Inputs = self.features.open(utterances, self.cache / "features" / name, self.tokenizer)  # type: ignore[arg-type]
         if isinstance(inputs, TextInputs) and inputs.truncated:
-            self.filtered[f"cut to {inputs.max_tokens} source tokens in {name}, kept"] = inputs.truncated
+            noted(f"cut to {inputs.max_tokens} source pieces", count=inputs.truncated)
         targets = [
             np.asarray([*([self.tokenizer.label(x.label)] if x.label else []), *ids, Tokenizer.eos], dtype=np.int64)
             for x, ids in zip(utterances, self.tokenizer.encode_all([x.target for x in utterances]), strict=True)
@@ -293,23 +305,27 @@ class SequenceToTextData(Data):
             ctc = [np.asarray(x, dtype=np.int64) for x in labels]
         tokens = np.asarray([len(x) for x in targets])
         sizes = np.maximum(inputs.lengths, tokens) if self.features.kind == "text" else inputs.lengths
-        chosen = self._filter(name, inputs.lengths, tokens) if training else np.arange(len(utterances))
+        chosen = self._filter(utterances, inputs.lengths, tokens) if training else np.arange(len(utterances))
         return Examples(utterances, inputs, targets, ctc, sizes, chosen)
 
-    def _filter(self, name: str, frames: Ids, tokens: Ids) -> Ids:
+    def _filter(self, utterances: Sequence[Utterance], lengths: Ids, tokens: Ids) -> Ids:
+        """The numbers of the training utterances within the limits of length."""
+        unit = "source pieces" if self.features.kind == "text" else "frames"
         reasons = {
-            f"fewer than {self.min_input_frames} frames": frames < self.min_input_frames,
-            f"more than {self.max_input_frames} frames": frames > self.max_input_frames,
-            f"more than {self.max_target_tokens} target tokens": tokens > self.max_target_tokens,
+            f"fewer than {self.min_input_frames} {unit}": lengths < self.min_input_frames,
+            f"more than {self.max_input_frames} {unit}": lengths > self.max_input_frames,
+            f"more than {self.max_target_tokens} target pieces": tokens > self.max_target_tokens,
         }
-        self.filtered |= {reason: int(matches.sum()) for reason, matches in reasons.items()}
-        chosen: Ids = np.flatnonzero(~np.any([*reasons.values()], axis=0))
-        keys = "task.data.min_input_frames, max_input_frames, max_target_tokens"
-        left_out = len(frames) - len(chosen)
-        log.info("%s: %d of %d %s left out by %s", name, left_out, len(frames), self.reader.unit, keys)
-        if not len(chosen):
-            raise DataError(f"{self.location}: the length filters leave nothing of {name} ({self.filtered})")
-        return chosen
+        chosen = np.ones(len(lengths), dtype=bool)
+        for reason, matches in reasons.items():  # of several reasons the first counts
+            if len(places := np.flatnonzero(chosen & matches)):
+                left_out(reason, utterances[places[0]].id, len(places))
+            chosen &= ~matches
+        if not chosen.any():
+            counts = ", ".join(f"{reason}: {int(matches.sum())}" for reason, matches in reasons.items())
+            keys = "task.data.min_input_frames, max_input_frames and max_target_tokens"
+            raise DataError(f"{self.location}: {keys} leave nothing of the training split ({counts})")
+        return np.flatnonzero(chosen)
 
 
 # --- batches of sentences of similar length ---

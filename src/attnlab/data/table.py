@@ -123,8 +123,7 @@ class Table(Reader):
             examples = [(row.where, self._example(root, row, split)) for row in rows(place)]
         if not examples:
             raise DataError(f"{place}: no examples; {self.layout}")
-        for where, example in examples:
-            refuse_empty(example.target, where, drop_empty)
+        refuse_empty((where for where, example in examples if not (example.source and example.target)), drop_empty)
         if (id := repeated(example.id for _, example in examples)) is not None:
             raise DataError(f"{place}: the id {id!r} occurs twice")
         return [example if example.source else replace(example, target="") for _, example in examples]

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from attnlab.callbacks.scoring import Sections
     from attnlab.compression import Method
     from attnlab.data.inputs import InputKind
+    from attnlab.data.report import Report
     from attnlab.tasks.prediction import Predictor
     from attnlab.training.module import Module
 
@@ -104,6 +105,12 @@ class ReadsData(Task):
         """Fill `inference.speedup` from `baseline=`.  DataError: it was measured in another way."""
         if self.baseline:
             record["inference"]["speedup"] = speedup(record, self.baseline, self.cfg.baseline)
+
+
+def show_data(record: dict[str, Any], report: Report) -> None:
+    """Log what was read and what was left out, and write it to `record`."""
+    report.show()
+    record["data"] = report.plain()
 
 
 class Transforms(ReadsData):
@@ -294,6 +301,7 @@ class Trains(ReadsData, Restores):
                 data.check_held_out(processes, "validate" if alone else stage)
         record["corpus"] = data.corpus
         module = self.module(record, data)
+        show_data(record, data.report)
         record_compiled(self.cfg, module.compiled_part, record["environment"])
         if records.first_process():
             reads = data.location is not None  # otherwise the data is generated

@@ -114,7 +114,6 @@ def fit(
         "final_loss": NOT_RUN if idle else round(module.last_loss, 4),
         f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score is not None else NOT_RUN,
         **({"decoded_validation": module.decoded_validation} if module.decoded_validation else {}),
-        "left_out": dict(data.filtered),
         "averaged_checkpoints": len(paths),
         "tokens_per_second": NOT_RUN,  # of images: images_per_second
         **contributions(callbacks)["training"],

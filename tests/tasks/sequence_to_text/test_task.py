@@ -143,8 +143,9 @@ def test_learns_and_decodes(
 
 def test_truncated_documents_are_counted_not_dropped(roots: dict[str, Path], cache_dir: Path) -> None:
     cfg = configured("xsum", "mha", roots["xsum"], cache_dir)
-    data, _ = task_of(cfg, SequenceToTextTask).prepare(new(cfg, "test"), None)
-    assert data.filtered["cut to 3 source tokens in train, kept"] == 5
+    record = new(cfg, "test")
+    data, _ = task_of(cfg, SequenceToTextTask).prepare(record, None)
+    assert record["data"]["train"]["noted"] == {"cut to 3 source pieces": {"count": 5, "example": ""}}
     assert sum(len(batch.utterances) for batch in data.train_dataloader()) == 5
     assert max(int(batch.feature_lengths.max()) for batch in data.train_dataloader()) == 3
 

@@ -30,6 +30,7 @@ from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
 from attnlab.data.corpus import IMAGE_SPLITS, image_folder
+from attnlab.data.report import Report
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
@@ -108,13 +109,17 @@ class ImageData(Data):
             "re_prob": random_erase,
             "re_mode": erase_mode,
         }
-        self.filtered, self.corpus = {}, ""
+        self.report, self.corpus = Report(), ""
 
     def setup(self, stage: str | None = None) -> None:
         """List all images.  Raises DataError where the folder is not a folder of images for each class."""
         root = self.root or sample_images(self.cache_dir / "samples", self.seed, *self.sample_counts)
-        places = {split: image_folder(root, split) for split in IMAGE_SPLITS}
-        self.sets = {split: Images(place, self.seed) for split, place in places.items()}
+        places, self.sets = {}, {}
+        for split in IMAGE_SPLITS:
+            with self.report.of(split) as size:
+                places[split] = image_folder(root, split)
+                self.sets[split] = Images(places[split], self.seed)
+                size.used, size.unit = len(self.sets[split]), "images"
         for split, other in (("train", "val"), ("val", "train")):
             if missing := sorted(self.sets[other].classes.keys() - self.sets[split].classes):
                 raise DataError(f"{places[split]}: no class folder {missing[0]!r}, which {places[other]} has")

@@ -19,6 +19,7 @@ from attnlab.config.batch import Share, counted, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
 from attnlab.data.corpus import repeated
+from attnlab.data.report import Report
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.errors import ConfigError
 
@@ -342,7 +343,7 @@ class RecallData(Data):
         self.cells["validation"] = [Cell(cell.length, cell.level, validation) for cell in self.cells["test"]]
         self.vocab_size, self.update_sequences, self.batch_size = vocab_size, update_sequences, batch_size
         self.eval_batch_size, self.seed, self.num_workers = eval_batch_size, seed, num_workers
-        self.filtered: dict[str, int] = {}
+        self.report = Report()
         self.corpus, self.location = "", None
         self._sets: dict[Split, Sequences] = {}
 
@@ -373,6 +374,9 @@ class RecallData(Data):
         for split in missing:
             self._sets[split] = Sequences(self.cells[split], [self._drawn(split, cell) for cell in self.cells[split]])
         if missing:
+            for split in missing:
+                with self.report.of(split) as size:
+                    size.used, size.unit = sum(cell.count for cell in self.cells[split]), "sequences"
             sizes = ", ".join(f"{split} {sum(cell.count for cell in self.cells[split])}" for split in SPLITS)
             name = f"{NAMES[self.kind]}, generated, version {VERSION}"
             self.corpus = f"{name}: {sizes} sequences; vocabulary {self.vocab_size}"

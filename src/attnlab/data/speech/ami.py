@@ -164,8 +164,7 @@ class Kaldi(Reader):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         folder = self.folder(root, split)
         texts = table(folder / "text")
-        for id, (where, text) in texts.items():
-            refuse_empty(text, f"{where} ({id})", drop_empty)
+        refuse_empty((f"{where} ({id})" for id, (where, text) in texts.items() if not text), drop_empty)
         audio_path, cuts_path = folder / ("feats.scp" if kind == "stored" else "wav.scp"), folder / "segments"
         audio = table(audio_path)
         cuts = table(cuts_path) if kind == "audio" and cuts_path.is_file() else None

@@ -53,8 +53,9 @@ class AN4(Reader):
             if not match or match["id"] != Path(id).name:
                 raise DataError(f"{text_path} line {number}: expected 'WORDS ({Path(id).name})', not {line!r:.60}")
             text = " ".join(word for word in match["text"].split() if word not in ("<s>", "</s>"))
-            refuse_empty(text, f"{text_path} line {number}", drop_empty)
             utterances.append(self._utterance(root, id, text, kind, f"{ids_path} line {number}"))
+        empty = (f"{text_path} line {number}" for number, x in enumerate(utterances, 1) if not x.target)
+        refuse_empty(empty, drop_empty)
         if split == "test":
             return utterances
         speakers = sorted({Path(id).parent.name for id in ids})

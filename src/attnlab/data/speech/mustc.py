@@ -64,10 +64,10 @@ class MustC(Reader):
             raise DataError(f"{yaml_path}: {len(items)} segments, but {lines}; expected equal numbers")
         if self.target == "transcript":
             paths, targets = paths[:1], sources
+        refuse_empty((f"{paths[-1]} line {i}" for i, target in enumerate(targets, 1) if not target), drop_empty)
         headers: dict[Path, tuple[int, int]] = {}
         segments, offsets = [], []
         for number, (line, source, target) in enumerate(zip(items, sources, targets, strict=True), 1):
-            refuse_empty(target, f"{paths[-1]} line {number}", drop_empty)
             where, item = f"{yaml_path} line {number}", dict(re.findall(r"(\w+): ([^\s,}]+)", line))
             try:
                 audio = yaml_path.parents[1] / "wav" / item["wav"]

@@ -28,6 +28,7 @@ from attnlab.data.corpus import (
     rows,
     spoken_sample,
 )
+from attnlab.data.report import left_out
 from attnlab.errors import ConfigError, DataError
 
 
@@ -75,22 +76,28 @@ class SLURP(Reader):
         if self.dev_every and split != "test":
             every = self.dev_every
             prompts = [prompt for i, prompt in enumerate(prompts, 1) if (i % every == 0) == (split == "devel")]
+        if empty := [row.where for row in prompts if not _texts(row)["target"]]:
+            refuse_empty(empty, drop_empty)
+            left_out("empty text", empty[0], len(empty))
+            prompts = [row for row in prompts if _texts(row)["target"]]
         if kind == "text":
             return [
-                Utterance(id=f"slurp_{split}_{row.number}_{row.value('slurp_id', int)}", **_texts(row, drop_empty))
+                Utterance(id=f"slurp_{split}_{row.number}_{row.value('slurp_id', int)}", **_texts(row))
                 for row in prompts
             ]
-        return [segment for row in prompts for segment in self._recordings(row, root, drop_empty, speakers)]
+        return [segment for row in prompts for segment in self._recordings(row, root, speakers)]
 
-    def _recordings(self, row: Row, root: Path, drop_empty: bool, speakers: dict[str, str]) -> Iterator[Segment]:
-        texts = _texts(row, drop_empty)
+    def _recordings(self, row: Row, root: Path, speakers: dict[str, str]) -> Iterator[Segment]:
+        texts = _texts(row)
         folder = root / "audio" / ("slurp_synth" if _synthetic(row) else "slurp_real")
         with reading(row.path, f"recordings, each with its `file`: line {row.number}"):
             files = [str(entry["file"]) for entry in row.value("recordings", list)]
         if not files:
             raise DataError(f"{row.where}: no recordings; expected at least one")
         for file in files:
-            if self._taken.setdefault(file, row.where) == row.where:
+            if self._taken.setdefault(file, row.where) != row.where:
+                left_out("recording of an earlier line", row.where)
+            else:
                 key = file.removeprefix("audio-").removesuffix(".flac")
                 id = f"slurp_{speakers.get(file, 'unknown')}_{key}"
                 yield Segment(id=id, **texts, **recording(folder / file, row.where))
@@ -137,10 +144,9 @@ def _synthetic(row: Row) -> bool:
     return "synthetic" in row.path.stem
 
 
-def _texts(row: Row, drop_empty: bool) -> dict[str, Any]:
+def _texts(row: Row) -> dict[str, Any]:
     """Transcript and class of a prompt."""
     text = clean(row.value("sentence", str), _synthetic(row))
-    refuse_empty(text, row.where, drop_empty)
     scenario, action = row.value("scenario", str), row.value("action", str)
     if not scenario.strip() or not action.strip():
         raise DataError(f"{row.where}: empty {'action' if scenario.strip() else 'scenario'}; expected the class")

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
 from attnlab.data.corpus import check_folder, first_of, held_out, read_lines, read_parquet, rows
+from attnlab.data.report import noted
 from attnlab.data.samples import markov, write_lines
 from attnlab.data.samples.markov import Source
 from attnlab.data.table import SPELLINGS, SUFFIXES, TOGETHER, table_in
@@ -222,7 +223,10 @@ class FineWebEdu(TextCorpus):
 def parquet_texts(path: Path) -> Iterator[str]:
     """The texts of the column `text`; a null is an empty text."""
     for values in read_parquet(path, ["text"]):
-        text = values["text"] or ""
+        text = values["text"]
+        if text is None:
+            noted("null, read as an empty text", str(path))
+            text = ""
         if not isinstance(text, str):
             raise DataError(f"{path}: the column `text` holds {type(text).__name__}; expected str")
         yield text

@@ -13,6 +13,7 @@ from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, Loader, Workers, ordered_batches
 from attnlab.data.corpus import sample_corpus
+from attnlab.data.report import FILES, Report
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
 from attnlab.data.text.tokens import Ids, TokenFile, build
@@ -81,7 +82,7 @@ class LanguageModellingData(Data):
         self.eval_window = eval_window or window
         self.eval_batch_size, self.eval_windows = eval_batch_size or batch_size, eval_windows
         self.seed, self.num_workers = seed, num_workers
-        self.filtered: dict[str, int] = {}
+        self.report = Report()
         self.is_sample = root is None
         self.corpus = ""
         self.sliding_stride: int | None = None  # set by the task that scores
@@ -98,10 +99,12 @@ class LanguageModellingData(Data):
             log.warning("NO data_root IS SET: this is the %s", embedded(self.source.name))
             self.root = write_sample(self.cache_dir, self.source)
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
-        self.source.check(self.root)  # a missing file is named before the others are encoded
-        self.vocabulary = self.run_vocabulary or self.settings.build(
-            self.source, self.root, self.cache_dir, self.vocab_size
-        )
+        with self.report.of(FILES):
+            self.source.check(self.root)  # a missing file is named before the others are encoded
+        with Report().of("train"):  # texts that the vocabulary is learned from are read again, and counted then
+            self.vocabulary = self.run_vocabulary or self.settings.build(
+                self.source, self.root, self.cache_dir, self.vocab_size
+            )
         files = {split: self._read(split) for split in splits}
         unit = self.vocabulary.unit
         sizes = ", ".join(f"{split} {sum(map(len, parts))}" for split, parts in files.items())
@@ -116,6 +119,12 @@ class LanguageModellingData(Data):
 
     def _read(self, split: Split) -> list[TokenFile]:
         """The ids of a split: shards of the corpus, or ids encoded from its texts."""
+        with self.report.of(split) as size:
+            files = self._ids(split)
+            size.used, size.unit = sum(map(len, files)), f"{self.vocabulary.unit}s"
+        return files
+
+    def _ids(self, split: Split) -> list[TokenFile]:
         assert self.root is not None
         shards = self.source.shards(self.root, split, self.vocabulary.num_ids)
         if shards:

@@ -214,8 +214,8 @@ class XSum(Reader):
         utterances = []
         for i, row in enumerate(rows(source)):
             id = str(row.values.get("id", f"{split}_{i}"))
-            utterances.append(pair(id, row.text("document"), row.text("summary"), row.where, drop_empty))
-        return utterances
+            utterances.append((row.where, Utterance(id=id, source=row.text("document"), target=row.text("summary"))))
+        return whole(utterances, drop_empty)
 
     def _original(self, root: Path, splits: Path, split: str, drop_empty: bool) -> list[Utterance]:
         with reading(splits, "one JSON object with the ids of each split"):
@@ -227,8 +227,8 @@ class XSum(Reader):
             parts = "\n".join(lines).split("[SN]")
             if len(parts) < 9:
                 raise DataError(f"{path}: expected sections [SN]URL[SN], TITLE, FIRST-SENTENCE and RESTBODY")
-            utterances.append(pair(str(id), squeeze(parts[8]), squeeze(parts[6]), str(path), drop_empty))
-        return utterances
+            utterances.append((str(path), Utterance(id=str(id), source=squeeze(parts[8]), target=squeeze(parts[6]))))
+        return whole(utterances, drop_empty)
 
     def sample(self, cache_dir: Path) -> Path:
         return write_articles(cache_dir)
@@ -251,8 +251,8 @@ class SciTLDR(Reader):
             source = squeeze(" ".join(map(str, row.value("source", list))))
             target, *others = [squeeze(str(text)) for text in row.value("target", list)] or [""]
             id = f"{split}_{row.number}_{row.values.get('paper_id', '')}"
-            utterances.append(pair(id, source, target, row.where, drop_empty, tuple(others)))
-        return utterances
+            utterances.append((row.where, Utterance(id=id, source=source, target=target, others=tuple(others))))
+        return whole(utterances, drop_empty)
 
 
 # --- both ---
@@ -269,10 +269,13 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[
     sides = [[squeeze(text) for text in read(path)] for path in (source, target)]
     if len(sides[0]) != len(sides[1]):
         raise DataError(f"{source} has {len(sides[0])} {unit}s, {target.name} {len(sides[1])}; expected equal numbers")
-    return [
-        pair(f"{name}_{i}", left, right, f"{source if not left else target} {unit} {i}", drop_empty)
+    pairs = [
+        Utterance(id=f"{name}_{i}", source=left, target=right)
         for i, (left, right) in enumerate(zip(*sides, strict=True), 1)
     ]
+    empty = ((i, x) for i, x in enumerate(pairs, 1) if not (x.source and x.target))
+    refuse_empty((f"{target if x.source else source} {unit} {i}" for i, x in empty), drop_empty)
+    return pairs
 
 
 def sgml_segments(path: Path) -> list[str]:
@@ -280,10 +283,7 @@ def sgml_segments(path: Path) -> list[str]:
     return [html.unescape(text) for text in _SEGMENT.findall(read_text(path))]
 
 
-def pair(id: str, source: str, target: str, where: str, drop_empty: bool, others: tuple[str, ...] = ()) -> Utterance:
-    """An example of two texts; `where` they stand, for errors.
-
-    DataError: a text is empty; with `drop_empty` such an example has an empty target, to be left out.
-    """
-    refuse_empty(source and target, where, drop_empty)
-    return Utterance(id=id, source=source, target=target if source else "", others=others)
+def whole(pairs: Sequence[tuple[str, Utterance]], drop_empty: bool) -> list[Utterance]:
+    """The examples of two texts, each with its place.  DataError: see :func:`refuse_empty`."""
+    refuse_empty((where for where, pair in pairs if not (pair.source and pair.target)), drop_empty)
+    return [pair for _, pair in pairs]

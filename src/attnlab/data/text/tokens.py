@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnlab.data.corpus import reading
+from attnlab.data.report import Report, restore
 from attnlab.errors import DataError
 from attnlab.run.cache import Damaged, read_index, stored, write_index
 from attnlab.run.console import progress
@@ -98,6 +99,7 @@ def _open(folder: Path, vocab_size: int) -> TokenFile:
     ids = np.memmap(path, dtype=index["dtype"], mode="r")
     if len(ids) != index["count"] or (ids.nbytes <= EAGER and zlib.crc32(ids.tobytes()) != index["crc32"]):
         raise Damaged("its ids are not those that were written")
+    restore(index.get("notes", {}))
     return TokenFile(path, ids, vocab_size, index["words"])
 
 
@@ -105,7 +107,8 @@ def _write(
     partial: Path, folder: Path, batches: Iterable[tuple[Sequence[Sequence[int]], int]], dtype: np.dtype[Any]
 ) -> None:
     count = texts = words = check = 0
-    with (partial / "tokens.bin").open("wb") as out, progress(f"encoding {folder.name}, texts", None) as advance:
+    progressing = progress(f"encoding {folder.name}, texts", None)
+    with (partial / "tokens.bin").open("wb") as out, Report().of("texts") as notes, progressing as advance:
         for batch, more_words in batches:
             ids = np.fromiter((i for text in batch for i in text), dtype=dtype)
             count, texts, words = count + len(ids), texts + len(batch), words + more_words
@@ -114,5 +117,6 @@ def _write(
             advance(len(batch))
     if not count:
         raise DataError(f"{folder.name}: the texts give no tokens")
-    write_index(partial, {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": check})
+    index = {"count": count, "dtype": dtype.str, "texts": texts, "words": words, "crc32": check}
+    write_index(partial, index | {"notes": notes.plain()})
     log.info("%s: %d ids of %d texts", folder.name, count, texts)

@@ -29,7 +29,7 @@ from attnlab.run.device import device_of
 from attnlab.run.directory import DENSE
 from attnlab.run.files import write_text
 from attnlab.run.identity import corpus_content
-from attnlab.tasks.base import Compresses, Restores
+from attnlab.tasks.base import Compresses, Restores, show_data
 from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.score import Answer, Asked, ask, perplexity, quality
 
@@ -101,6 +101,7 @@ class ReasoningTask(Compresses, Restores):
         self.sizes(record, asked.model)
         data.setup(lambda text: len(asked.ids(text)))
         record["corpus"] = data.corpus
+        show_data(record, data.report)
         records.identify(record, corpus_content(data.location, Path(cfg.cache_dir)))
         return data, asked
 

@@ -22,7 +22,7 @@ from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import record as records
 from attnlab.run.device import compiles, scoring_dtype
 from attnlab.run.identity import corpus_content
-from attnlab.tasks.base import Predicts, TextTask, file_of_run
+from attnlab.tasks.base import Predicts, TextTask, file_of_run, show_data
 from attnlab.tasks.restored import RestoredTranslator
 from attnlab.training.compiled import Compiled
 
@@ -201,6 +201,7 @@ class SequenceToTextTask(TextTask, Predicts):
         data: SequenceToTextData = instantiate(self.cfg.task.data, path="task.data")
         record["statistics"] = data.statistics()
         record["corpus"] = data.corpus
+        show_data(record, data.report)
         assert data.location is not None
         records.identify(record, corpus_content(data.location, Path(self.cfg.cache_dir)))
 
