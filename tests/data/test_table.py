@@ -8,6 +8,7 @@ import pytest
 from attnlab.config.check import check_present, compose
 from attnlab.data import Table, TextFiles
 from attnlab.data.corpus import Segment
+from attnlab.data.report import Report, Split
 from attnlab.errors import ConfigError, DataError
 from tests.data.layouts import RATE, audio, write
 
@@ -16,8 +17,9 @@ def write_table(path: Path, examples: list[dict[str, str]]) -> None:
     if path.suffix == ".jsonl":
         write(path, *map(json.dumps, examples))
         return
-    sign = "\t" if path.suffix == ".tsv" else ","
-    write(path, sign.join(examples[0]), *(sign.join(f'"{x}"' for x in example.values()) for example in examples))
+    sign, mark = ("\t", "") if path.suffix == ".tsv" else (",", '"')
+    lines = (sign.join(f"{mark}{x}{mark}" for x in example.values()) for example in examples)
+    write(path, sign.join(examples[0]), *lines)
 
 
 def pairs(count: int, first: int = 0) -> list[dict[str, str]]:
@@ -113,3 +115,78 @@ def test_text_for_a_language_model(suffix: str, tmp_path: Path) -> None:
     assert corpus.files(tmp_path, "train") == [tmp_path / f"chapter.{suffix}"]
     with pytest.raises(DataError, match=r"wav: no text file; data_root must hold .txt files"):
         corpus.files(tmp_path / "wav", "train")
+
+
+TSV, CSV = "source\ttarget\n", "source,target\n"
+AWKWARD = {  # a test set and its examples
+    "marks": ("tsv", TSV + '5" pipe\tx\n"open\ty\nz\tend"\n', [('5" pipe', "x"), ('"open', "y"), ("z", 'end"')]),
+    "windows": ("tsv", "\ufeff" + TSV.replace("\n", "\r\n") + "a\tb\r\nc\td\r\n", [("a", "b"), ("c", "d")]),
+    "other line ends": ("tsv", TSV + "a\u2028b\tc\u0085d\n", [("a b", "c d")]),
+    "blank end": ("tsv", TSV + "a\tb\n\n\n", [("a", "b")]),
+    "no end": ("tsv", TSV + "a\tb", [("a", "b")]),
+    "quoted": ("csv", CSV + '5" pipe,x\n"a ""b"", c",y\n', [('5" pipe', "x"), ('a "b", c', "y")]),
+    "carriage returns": ("csv", "source,target\ra,b\r", [("a", "b")]),
+    "long": ("csv", f'{CSV}"{"x, " * 99999}",y\n', [(("x, " * 99999).strip(), "y")]),
+}  # fmt: skip
+NOTED = {  # a test set, its examples, and what the report says
+    "marks": ("tsv", TSV + '"a ""b"""\t"c"\n', [('"a ""b"""', '"c"')], "text in quotation marks, which are part of it"),
+    "mac": ("tsv", TSV + "a\rb\tc\n", [("a b", "c")], "carriage return inside a line, read as white space"),
+    "lines": ("csv", CSV + '"a\nb",c\n', [("a b", "c")], "row of several lines, whose texts are joined"),
+    "blank": ("tsv", TSV + "a\tb\n\nc\td\n", [("a", "b"), ("c", "d")], "blank line"),
+    "blank csv": ("csv", CSV + "\na,b\n\n", [("a", "b")], "blank line"),
+}
+REFUSED = {  # a test set, and its error
+    "line end": ("tsv", TSV + '"a\nb"\tc\n', "line 2: expected 2 columns as in the header, not 1.*csv or .jsonl"),
+    "tab": ("tsv", TSV + "a\tb\tc\n", "line 2: expected 2 columns as in the header, not 3"),
+    "zero": ("tsv", TSV + "a\tb\na\0b\tc\n", "line 3: a zero byte"),
+    "UTF-16": ("tsv", (TSV + "a\tb\n").encode("utf-16-le").decode(), "line 1: a zero byte.*UTF-16"),
+    "blank header": ("tsv", "\n" + TSV, "a blank first line; expected a header"),
+    "open": ("csv", CSV + '"open,x\nb,y\n', "line 2: unexpected end of data; .*quotation marks"),
+    "merged": ("csv", CSV + 'c,d\n"Hello, he said,x\nb,"y"\n', "line 3: ',' expected"),
+    "after": ("csv", CSV + '"Hello" he said,x\n', "line 2: ',' expected after"),
+    "escaped zero": ("jsonl", '{"source": "a\\u0000b", "target": "b"}', "line 1: 'source' has a zero character"),
+    "twice": ("jsonl", '{"source": "a", "source": "b", "target": "c"}', "line 1: .* 'source' occurs twice"),
+    "number": ("jsonl", '{"source": 3, "target": "b"}', "line 1: 'source' is 3; expected str"),
+    "NaN": ("jsonl", '{"source": NaN, "target": "b"}', "line 1: 'source' is nan"),
+}
+
+
+def examples_of(root: Path, suffix: str, text: str, drop_empty: bool = False) -> tuple[list[tuple[str, str]], Split]:
+    (root / f"test.{suffix}").write_bytes(text.encode())
+    write(root / "train.jsonl", '{"source": "a", "target": "b"}')
+    reader = Table()
+    with Report().of("test") as report:
+        reader.check(root, ("test",), "text")
+        examples = reader.read(root, "test", "text", drop_empty)
+    return [(example.source, example.target) for example in examples], report
+
+
+@pytest.mark.parametrize(("suffix", "text", "expected"), AWKWARD.values(), ids=AWKWARD)
+def test_an_awkward_table(suffix: str, text: str, expected: list[tuple[str, str]], tmp_path: Path) -> None:
+    assert examples_of(tmp_path, suffix, text) == (expected, Split())
+
+
+@pytest.mark.parametrize(("suffix", "text", "expected", "note"), NOTED.values(), ids=NOTED)
+def test_what_a_table_does_not_say_clearly(
+    suffix: str, text: str, expected: list[tuple[str, str]], note: str, tmp_path: Path
+) -> None:
+    examples, report = examples_of(tmp_path, suffix, text)
+    assert examples == expected and [*report.left_out, *report.noted] == [note]
+
+
+@pytest.mark.parametrize(("suffix", "text", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_broken_table(suffix: str, text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"test\.{suffix} {message}|test\.{suffix}: {message}"):
+        examples_of(tmp_path, suffix, text)
+
+
+EMPTY = [("", "b"), ("a", ""), (None, "b"), ("a", None), ("a", "b"), (" \t", "b"), ("a", "\u3000")]
+
+
+def test_sources_and_targets_without_text_are_refused_by_one_key(tmp_path: Path) -> None:
+    rows = [json.dumps({"source": source, "target": target}) for source, target in EMPTY]
+    text = "\n".join([*rows, '{"source": "a"}', '{"target": "b"}'])
+    with pytest.raises(DataError, match=r"test.jsonl line 1: empty text \(and 7 more\); task.data.drop_empty=true"):
+        examples_of(tmp_path, "jsonl", text)
+    examples, _ = examples_of(tmp_path, "jsonl", text, drop_empty=True)
+    assert len(examples) == 9 and [x for x in examples if all(x)] == [("a", "b")]

@@ -24,7 +24,9 @@ import soundfile
 import soxr
 from omegaconf import DictConfig
 
+from attnlab.config.batch import counted
 from attnlab.config.build import instantiate
+from attnlab.data.report import left_out, noted
 from attnlab.errors import DataError
 from attnlab.run.cache import digest, stored_files
 
@@ -360,7 +362,10 @@ def read_lines(path: Path) -> Iterator[str]:
     number = 0
     with reading(path, "a text file"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            yield _decoded(line, path, number).rstrip("\r\n")
+            text = _decoded(line, path, number).rstrip("\r\n")
+            if "\r" in text:
+                noted("carriage return inside a line, read as white space", f"{path} line {number}")
+            yield text
     if not number:
         raise DataError(f"{path}: an empty file; expected a text in every line")
 
@@ -368,10 +373,14 @@ def read_lines(path: Path) -> Iterator[str]:
 def _decoded(data: bytes, path: Path, line: int) -> str:
     """The text of bytes that begin at a line."""
     try:
-        return data.decode("utf-8-sig" if line == 1 else "utf-8")
+        text = data.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
         line += data.count(b"\n", 0, error.start)
         raise DataError(f"{path} line {line}: {error.reason}; expected UTF-8 text") from error
+    if (place := data.find(b"\0")) >= 0:
+        line += data.count(b"\n", 0, place)
+        raise DataError(f"{path} line {line}: a zero byte; expected UTF-8 text (UTF-16 has them: convert the file)")
+    return text
 
 
 def read_json(path: Path) -> Any:
@@ -382,16 +391,22 @@ def read_json(path: Path) -> Any:
     return values[0]
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if (key := repeated(key for key, _ in pairs)) is not None:
+        raise ValueError(f"the key {key!r} occurs twice in one object")
+    return dict(pairs)
+
+
 def _json(path: Path) -> Iterator[tuple[int, Any]]:
     """(line, value) of each JSON value of a file; a value may extend over several lines."""
     text = read_text(path)
-    decoder, at, line = json.JSONDecoder(), 0, 1
+    decoder, at, line = json.JSONDecoder(object_pairs_hook=_object), 0, 1
     while begin := re.compile(r"\S").search(text, at):
         line += text.count("\n", at, begin.start())
         at = begin.start()
         try:
             value, end = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             line += text.count("\n", at, min(getattr(error, "pos", at), len(text.rstrip())))
             raise DataError(f"{path} line {line}: malformed JSON ({error})") from error
         if "\\ud" in text[at:end].lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
@@ -399,6 +414,9 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
         yield line, value
         line += text.count("\n", at, end)
         at = end
+
+
+_QUOTED = re.compile(r'"([^"]|"")*"')  # a cell as programs write it that quote
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
@@ -421,24 +439,27 @@ class Row:
     def value(self, key: str, *types: type) -> Any:
         """The value of a column. DataError: it is missing or not of these types."""
         value = self.values.get(key)
+        if isinstance(value, str) and "\0" in value:
+            raise DataError(f"{self.where}: {key!r} has a zero character; expected text")
         if isinstance(value, types) and (not isinstance(value, bool) or bool in types):
             return value
         there = f"is {value!r:.40}" if key in self.values else f"is missing (found: {', '.join(map(str, self.values))})"
         raise DataError(f"{self.where}: {key!r} {there}; expected {' or '.join(t.__name__ for t in types)}")
 
-    def text(self, key: str) -> str:
-        """A text column, with each run of white space as one space."""
-        return squeeze(self.value(key, str))
+    def text(self, key: str, optional: bool = False) -> str:
+        """A text column, with each run of white space as one space; `optional`: empty where it is null or missing."""
+        return "" if optional and self.values.get(key) is None else squeeze(self.value(key, str))
 
 
 def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a table.
 
-    .csv and .tsv: a header and rows. .jsonl and .json: JSON objects; .json also a list of objects or an object whose
+    .csv: a header and rows, with quoted texts. .tsv: a header and rows; a quotation mark is text, and a text has
+    neither tabs nor line ends. .jsonl and .json: JSON objects; .json also a list of objects or an object whose
     `examples` is such a list (BIG-bench). .parquet: those of `columns` that it has.
     """
     if path.suffix in (".csv", ".tsv"):
-        yield from _separated(path)
+        yield from _separated(path, *(_cells(path) if path.suffix == ".csv" else _fields(path)))
     elif path.suffix == ".parquet":
         yield from (Row(values, path, number, "row") for number, values in enumerate(read_parquet(path, columns), 1))
     else:
@@ -453,19 +474,59 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
                 yield row
 
 
-def _separated(path: Path) -> Iterator[Row]:
+def _separated(path: Path, lines: Iterator[tuple[int, list[str]]], advice: str) -> Iterator[Row]:
+    """The rows of a table; `lines`: the last line of each row, from 1, and its cells."""
+    _, header = next(lines, (0, []))
+    if not any(header):
+        what = "a blank first line" if header else "an empty file"
+        raise DataError(f"{path}: {what}; expected a header with the names of the columns")
+    if (name := repeated(header)) is not None:
+        raise DataError(f"{path}: the header has the column {name!r} twice; rename one of them")
+    blank: list[str] = []
+    for number, cells in lines:
+        row = Row(dict(zip(header, cells, strict=False)), path, number)
+        if len(header) > 1 and not any(cells) and len(cells) < 2:
+            blank.append(row.where)  # at the end of a file it is no row
+            continue
+        left_out("blank line", blank[0] if blank else "", len(blank))
+        blank = []
+        if len(cells) != len(header):
+            expected = f"expected {counted(len(header), 'column')} as in the header"
+            raise DataError(f"{row.where}: {expected}, not {len(cells)}; {advice}")
+        yield row
+
+
+def _cells(path: Path) -> tuple[Iterator[tuple[int, list[str]]], str]:
+    """The rows of a .csv file, and what to do where one is broken."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a document may be long; the library's limit is 131,072
-    table = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
-    with reading(path, "a table"):
-        if not table.fieldnames:
-            raise DataError(f"{path}: an empty file; expected a header with the names of the columns")
-        if (name := repeated(table.fieldnames)) is not None:
-            raise DataError(f"{path}: the header has the column {name!r} twice; rename one of them")
-        for values in table:
-            row = Row(values, path, table.line_num)
-            if None in values or None in values.values():
-                raise DataError(f"{row.where}: expected {len(table.fieldnames)} columns as in the header")
-            yield row
+    advice = 'a text with a comma, a quotation mark or a line end stands in quotation marks, each of its own as ""'
+
+    def read() -> Iterator[tuple[int, list[str]]]:
+        table = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+        before = 0
+        try:
+            for cells in table:
+                if table.line_num > before + 1:
+                    noted("row of several lines, whose texts are joined", f"{path} line {before + 1}")
+                before = table.line_num
+                yield before, cells
+        except csv.Error as error:
+            raise DataError(f"{path} line {before + 1}: {error}; {advice}") from error
+
+    return read(), advice
+
+
+def _fields(path: Path) -> tuple[Iterator[tuple[int, list[str]]], str]:
+    """The rows of a .tsv file, and what to do where one is broken."""
+
+    def read() -> Iterator[tuple[int, list[str]]]:
+        for number, line in enumerate(read_lines(path), 1):
+            cells = line.split("\t")
+            if quoted := sum(_QUOTED.fullmatch(cell) is not None for cell in cells):
+                noted("text in quotation marks, which are part of it", f"{path} line {number}", quoted)
+            yield number, cells
+
+    return read(), "a text with tabs or line ends belongs into a .csv or .jsonl file"
 
 
 def read_parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:

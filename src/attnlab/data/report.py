@@ -115,9 +115,11 @@ def restore(plain: Mapping[str, Any]) -> None:
 
 
 def _note(kind: str, text: str, example: str, count: int) -> None:
+    if not count:
+        return
     if (split := _reached.get()) is None:
         log.warning("%s: %s", kind.replace("_", " "), _shown({text: Note(count, example)}))
-    elif count:
+    else:
         note = getattr(split, kind).setdefault(text, Note(0, example))
         note.count += count
 

@@ -14,7 +14,7 @@ from attnlab.config.batch import FrameShare, share_frames
 from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.data.base import Data, EpochBatches, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
-from attnlab.data.corpus import Reader, Segment, Utterance, at_speed, repeated, statistics
+from attnlab.data.corpus import Reader, Segment, Utterance, at_speed, refuse_empty, repeated, statistics
 from attnlab.data.report import FILES, Report, left_out, noted
 from attnlab.data.speech.features import Array, FeatureStore, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures, StoredInputs
@@ -276,6 +276,7 @@ class SequenceToTextData(Data):
             usable = [x for x in utterances if self._has_text(x)]
             if len(usable) < len(utterances):
                 first = next(x.id for x in utterances if not self._has_text(x))
+                refuse_empty([f"{root}: {first} of {name}"], self.drop_empty)  # where a reader's own rule is weaker
                 left_out("empty text", first, len(utterances) - len(usable))
             size.used, size.unit = len(usable), self.reader.unit
         if not usable:

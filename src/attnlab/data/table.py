@@ -80,9 +80,10 @@ class Table(Reader):
         for path in self._places(root).values():
             if path.is_dir() and not any(file.suffix.lower() in AUDIO for file in path.rglob("*")):
                 raise DataError(f"{path}: no examples; {self.layout}")
-            row = next(rows(path), None) if path.is_file() else None
+            every = rows(path) if path.is_file() else iter(())
+            row = next(every, None)
             for key, column in columns.items():
-                if row and column and column not in row.values:
+                if row and column and column not in row.values and not any(column in x.values for x in every):
                     missing = f"the column {column!r} is missing (found: {', '.join(row.values)})"
                     raise DataError(f"{path}: {missing}; task.data.reader.{key} names it")
 
@@ -129,7 +130,7 @@ class Table(Reader):
         return [example if example.source else replace(example, target="") for _, example in examples]
 
     def _example(self, root: Path, row: Row, split: str) -> Utterance:
-        source, target = map(row.text, self.columns)
+        source, target = (row.text(column, optional=True) for column in self.columns)
         id = str(row.value(self.id, str, int)) if self.id else f"{split}_{row.number}"
         if self.audio is None:
             return Utterance(id=id, source=source, target=target)

@@ -146,7 +146,7 @@ def _synthetic(row: Row) -> bool:
 
 def _texts(row: Row) -> dict[str, Any]:
     """Transcript and class of a prompt."""
-    text = clean(row.value("sentence", str), _synthetic(row))
+    text = clean(row.text("sentence", optional=True), _synthetic(row))
     scenario, action = row.value("scenario", str), row.value("action", str)
     if not scenario.strip() or not action.strip():
         raise DataError(f"{row.where}: empty {'action' if scenario.strip() else 'scenario'}; expected the class")

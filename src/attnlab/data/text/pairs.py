@@ -22,6 +22,7 @@ from annotated_types import Ge
 from attnlab.data.corpus import (
     Kind,
     Reader,
+    Row,
     Utterance,
     contents,
     held_out,
@@ -32,6 +33,7 @@ from attnlab.data.corpus import (
     rows,
     squeeze,
 )
+from attnlab.data.report import noted
 from attnlab.data.samples.written import write_articles, write_translations
 from attnlab.errors import DataError
 
@@ -206,15 +208,16 @@ class XSum(Reader):
         self.missing(root / f"{split}.source")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
-        source, target = self._files(root, split)
-        if target is not None:
-            return read_pairs(source, target, split, drop_empty)
-        if source.name == SPLIT_FILE:
-            return self._original(root, source, split, drop_empty)
+        file, targets = self._files(root, split)
+        if targets is not None:
+            return read_pairs(file, targets, split, drop_empty)
+        if file.name == SPLIT_FILE:
+            return self._original(root, file, split, drop_empty)
         utterances = []
-        for i, row in enumerate(rows(source)):
+        for i, row in enumerate(rows(file)):
             id = str(row.values.get("id", f"{split}_{i}"))
-            utterances.append((row.where, Utterance(id=id, source=row.text("document"), target=row.text("summary"))))
+            source, target = row.text("document", optional=True), row.text("summary", optional=True)
+            utterances.append((row.where, Utterance(id=id, source=source, target=target)))
         return whole(utterances, drop_empty)
 
     def _original(self, root: Path, splits: Path, split: str, drop_empty: bool) -> list[Utterance]:
@@ -248,11 +251,21 @@ class SciTLDR(Reader):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         utterances = []
         for row in rows(root / f"{split}.jsonl"):
-            source = squeeze(" ".join(map(str, row.value("source", list))))
-            target, *others = [squeeze(str(text)) for text in row.value("target", list)] or [""]
+            source = " ".join(_texts(row, "source"))
+            target, *others = _texts(row, "target") or [""]
+            if len(others) > len(others := [text for text in others if text]):
+                noted("further reference that is empty and does not count", row.where)
             id = f"{split}_{row.number}_{row.values.get('paper_id', '')}"
             utterances.append((row.where, Utterance(id=id, source=source, target=target, others=tuple(others))))
         return whole(utterances, drop_empty)
+
+
+def _texts(row: Row, key: str) -> list[str]:
+    """A list of texts."""
+    texts = [] if row.values.get(key) is None else row.value(key, list)
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise DataError(f"{row.where}: {key!r} has {wrong[0]!r:.40}; expected a list of texts")
+    return [squeeze(text) for text in texts]
 
 
 # --- both ---
