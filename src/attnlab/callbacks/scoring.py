@@ -30,6 +30,7 @@ class Scored:
         seconds: time of the model alone, the device synchronised before and after.
         units: what `seconds` produced: tokens of best hypotheses, or images.
         cache_bytes: of the caches of this batch, as measured and as predicted.
+        cut: the number of hypotheses that ended at the limit of length.
     """
 
     index: Tensor
@@ -38,6 +39,7 @@ class Scored:
     seconds: float = 0.0
     units: int = 0
     cache_bytes: tuple[int, int] = (0, 0)
+    cut: int = 0
 
 
 def update(metric: IndexedMetric, scored: Scored) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnlab.data.corpus import Row, is_unicode, read_lines, rows
+from attnlab.data.report import Report
 from attnlab.errors import DataError
 
 PATHS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".md", ".gz", ".wav", ".png", ".jpg")  # of a file
@@ -70,8 +71,13 @@ class Inputs:
             raise DataError(f"input= is empty; expected {self._expected}")
         if not is_unicode(self.source):
             raise DataError(f"input={self.source[:40]!r}: not UTF-8 text")
+        with Report().of("checks"):  # the inputs are read again, and reported then
+            self._check(isinstance(source, Path))
+
+    def _check(self, is_path: bool) -> None:
+        kind = self.kind
         try:
-            self.form = self._form(isinstance(source, Path))
+            self.form = self._form(is_path)
         except OSError as error:  # a text that is too long for a path
             if kind.suffixes:
                 raise DataError(f"input={self.source[:80]}: cannot be read ({error.strerror})") from error

@@ -18,7 +18,7 @@ from attnlab.data.corpus import Reader, Segment, Utterance, at_speed, refuse_emp
 from attnlab.data.report import FILES, Report, left_out, noted
 from attnlab.data.speech.features import Array, FeatureStore, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures, StoredInputs
-from attnlab.data.text.tokenizer import Kind, SourceText, TextInputs, Tokenizer
+from attnlab.data.text.tokenizer import Kind, Normalisation, SourceText, TextInputs, Tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
 
@@ -83,6 +83,7 @@ class SequenceToTextData(Data):
         vocab_size: pieces of the decoder, specials and classes included; of source and target together for text.
         ctc_vocab_size: pieces of the transcript as CTC labels; "shared": CTC's labels are the decoder's targets without
             </s>, as joint decoding needs; None: no labels.
+        normalisation: of texts before they are split into pieces, see :meth:`Tokenizer.train`.
         hard_vocab_limit: refuse a text that allows fewer pieces; False: take as many as the text allows.
         update_frames: input frames or pieces of an update, padding included, on all processes together; a multiple of
             `bucket_frames`.
@@ -111,6 +112,7 @@ class SequenceToTextData(Data):
     vocab_type: Kind = "unigram"
     ctc_vocab_size: Annotated[int, Ge(5), Le(1_048_576)] | Literal["shared"] | None = None
     ctc_vocab_type: Kind = "unigram"
+    normalisation: Normalisation = "nmt_nfkc"
     hard_vocab_limit: bool = True
     update_frames: Annotated[int, Ge(1)] = 40000
     bucket_frames: Annotated[int, Ge(1)] | None = None
@@ -140,6 +142,7 @@ class SequenceToTextData(Data):
         self.largest: int = self.max_frames or self.bucket
         self.report, self.corpus, self.is_sample = Report(), "", self.root is None
         self.test_max_frames: int | None = None  # set by the task that decodes
+        self.longest_target: int | None = None  # pieces of a training text; set by the task: that of a run
         self.tokenizer: Tokenizer
         self.run_vocabularies: dict[str, Tokenizer] = {}  # set by the task: those of a run, not learned again
         self.ctc_tokenizer: Tokenizer | None = None
@@ -205,6 +208,11 @@ class SequenceToTextData(Data):
                 size.used, size.unit = len(self._splits[name]), self.reader.unit
         return self._splits[name]
 
+    @property
+    def held_out(self) -> dict[str, Examples]:
+        """The held-out splits that are prepared."""
+        return {name: self._splits[name] for name in self.reader.splits[1:] if name in self._splits}
+
     def _held_out(self, split: str, max_frames: int, shared: bool = True) -> Loader[Example]:
         data = self.split(split)
         batches = frame_batches(data.lengths, max_frames, self.max_sentences, **self.ranks(shared))
@@ -266,7 +274,8 @@ class SequenceToTextData(Data):
         if prefix in self.run_vocabularies:
             return self.run_vocabularies[prefix]
         try:
-            return Tokenizer.cached(texts, self.cache / "tokenizers", size, kind, labels, self.hard_vocab_limit)
+            folder, more = self.cache / "tokenizers", (self.hard_vocab_limit, self.normalisation)
+            return Tokenizer.cached(texts, folder, size, kind, labels, *more)
         except ConfigError as error:
             raise ConfigError(f"task.data.{prefix}{error}") from error
 
@@ -307,6 +316,10 @@ class SequenceToTextData(Data):
         tokens = np.asarray([len(x) for x in targets])
         sizes = np.maximum(inputs.lengths, tokens) if self.features.kind == "text" else inputs.lengths
         chosen = self._filter(utterances, inputs.lengths, tokens) if training else np.arange(len(utterances))
+        if training:
+            self.longest_target = int(tokens[chosen].max()) - 1
+        elif self.features.kind == "text" and (blank := np.flatnonzero(inputs.lengths < 2)).size:
+            noted("source without a piece", utterances[blank[0]].id, len(blank))
         return Examples(utterances, inputs, targets, ctc, sizes, chosen)
 
     def _filter(self, utterances: Sequence[Utterance], lengths: Ids, tokens: Ids) -> Ids:

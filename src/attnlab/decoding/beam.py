@@ -176,12 +176,14 @@ class Hypothesis:
     """A finished text.
 
     Args:
-        tokens: token ids without <s>, ending with </s> unless the length limit was reached.
+        tokens: token ids without <s>, ending with </s>.
         score: log-probability divided by the length penalty; higher is better.
+        at_limit: whether it has as many tokens as the limit of length allows, and may be cut.
     """
 
     tokens: list[int]
     score: float
+    at_limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,8 @@ class BeamSearch:
         length_penalty: exponent a of the length in the score.
         length_penalty_form: power: length^a, as in fairseq; gnmt: ((5 + length) / 6)^a (Wu et al., 2016, equation 14),
             to which the Transformer's a = 0.6 refers.
-        max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, with S the length of the prefix.
+        max_len_a, max_len_b: at most max_len_a * S + max_len_b tokens before </s>, with S the length of the prefix. A
+            task puts twice the longest training target in the place of max_len_b = None.
         min_len: minimum number of tokens before </s>, if the limit allows.
         temperature: divisor of the decoder's logits.
         unknown: whether <unk> may be generated; published scores allow it.
@@ -210,7 +213,7 @@ class BeamSearch:
     length_penalty: float = 1.0
     length_penalty_form: Literal["power", "gnmt"] = "power"
     max_len_a: Annotated[float, Ge(0)] = 0.0
-    max_len_b: SizeOrZero = 200
+    max_len_b: SizeOrZero | None = 200
     min_len: SizeOrZero = 1
     temperature: Annotated[float, Gt(0)] = 1.0
     unknown: bool = True
@@ -220,6 +223,12 @@ class BeamSearch:
         """Divisor of the log-probability of a hypothesis of `length` tokens, including </s>."""
         base = length if self.length_penalty_form == "power" else (5 + length) / 6
         return float(base**self.length_penalty)
+
+    def limits(self, prefix_lengths: Tensor) -> Tensor:
+        """The largest numbers of tokens before </s>, (N,) int64, for prefixes of these lengths, (N,)."""
+        if self.max_len_b is None:
+            raise ValueError("max_len_b=None: expected a number of tokens")
+        return (self.max_len_a * prefix_lengths + self.max_len_b).long()
 
     def _scorers(self, ctc: Tensor | None, lengths: Tensor, eos: int) -> list[CTCPrefixes]:
         if not self.ctc_weight:
@@ -258,7 +267,7 @@ class BeamSearch:
             compiled: returns the compiled form of the model's step on a CPU, see `Steps`; None: steps are not compiled.
         """
         beam, device, total = self.beam, prefix.device, prefix.shape[0]
-        limits = (self.max_len_a * prefix_lengths + self.max_len_b).long()
+        limits = self.limits(prefix_lengths)
         shortest, longest = torch.stack(limits.aminmax()).tolist()
         caches = model.start(prefix, prefix_lengths, beam, longest + 1, dtype=dtype)
         active = torch.arange(total, device=device)  # sentence of each block of `beam` rows
@@ -333,11 +342,13 @@ class BeamSearch:
         texts = history.texts(done_at[0], done_at[1])
         return [
             [
-                Hypothesis([*text[:size], eos], score)
+                Hypothesis([*text[:size], eos], score, size == limit)
                 for text, size, score in zip(rows, sizes, values, strict=True)
                 if score > float("-inf")
             ]
-            for rows, sizes, values in zip(texts.tolist(), done_at[0].tolist(), done.tolist(), strict=True)
+            for rows, sizes, values, limit in zip(
+                texts.tolist(), done_at[0].tolist(), done.tolist(), limits.tolist(), strict=True
+            )
         ]
 
 

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from omegaconf import DictConfig
 
 from attnlab.data.inputs import OBJECTS, Inputs
+from attnlab.data.report import Report
 from attnlab.errors import ConfigError, printable
 from attnlab.run.console import progress
 from attnlab.run.device import record_compiled
@@ -33,7 +34,17 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
         DataError: an input cannot be read, or a file of the run.
         WriteError: `output=` cannot be written.
     """
-    inputs = Inputs(cfg.input, task_of(cfg, Predicts).input_kind)  # before the model is read, and so is output=
+    report = Report()
+    with report.of("input") as split:
+        inputs = Inputs(cfg.input, task_of(cfg, Predicts).input_kind)  # before the model is read, and so is output=
+        split.used, split.unit = len(inputs), "inputs"
+        _predict(cfg, record, inputs)
+    if split.left_out or split.noted:
+        report.show()
+    record["data"] = report.plain()
+
+
+def _predict(cfg: DictConfig, record: dict[str, Any], inputs: Inputs) -> None:
     objects = inputs.form == "objects" or Path(cfg.output or "").suffix.lower() in OBJECTS
     with destination(cfg.output) as file:
         trained = Trained(cfg)

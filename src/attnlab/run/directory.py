@@ -37,6 +37,7 @@ WRITTEN = (
     "windows.tsv",
     "tokenizer.model",
     "ctc_tokenizer.model",
+    "limits.json",
     "vocabulary.json",
     "classes.json",
     "conversion.json",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,12 @@ from attnlab.run.console import progress, waited
 from attnlab.run.files import write_bytes
 
 Kind = Literal["unigram", "bpe", "char"]
+Normalisation = Literal["nmt_nfkc", "nfkc", "identity"]
 
 BLOCK = 10_000  # texts that are encoded together
+LONG = 4192  # bytes; SentencePiece learns nothing from longer texts unless it is told to
+RESERVED = str.maketrans("\0\u2585", "  ")  # nor from texts with one of these characters, which become <unk>
+Ids = npt.NDArray[np.int64]
 VOCABULARY = "vocabulary"  # the file in a stored folder
 
 
@@ -67,9 +71,14 @@ class Tokenizer:
                 advance(len(some))
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | Ids) -> str:
         """The text of `ids`, without <s>, <pad> and </s>."""
-        return self._processor.decode([int(i) for i in ids if int(i) > self.eos])
+        return self.decode_all([ids])[0]
+
+    def decode_all(self, texts: Sequence[Sequence[int] | Ids]) -> list[str]:
+        """The text of each of several, without <s>, <pad> and </s>."""
+        decoded: list[str] = self._processor.decode([[int(i) for i in ids if int(i) > self.eos] for ids in texts])
+        return decoded
 
     def piece(self, id: int) -> str:
         """The text of one piece."""
@@ -94,22 +103,28 @@ class Tokenizer:
         *,
         labels: Sequence[str] = (),
         hard_limit: bool = True,
+        normalisation: Normalisation = "nmt_nfkc",
     ) -> "Tokenizer":
-        """Train a model.  The same lines give the same pieces.
+        """Train a model.  The same lines give the same pieces.  A line may have any length.
 
         Args:
             vocab_size: the number of pieces, specials and `labels` included.
             labels: the names of classes, which become pieces that do not occur in texts.
             hard_limit: refuse a text that allows fewer pieces; False: take as many as it allows.
+            normalisation: of texts before they are split. nfkc: that of Unicode; nmt_nfkc: that of SentencePiece, which
+                also changes joiners and control characters; identity: none, and texts come back as they are.
 
         Raises:
             ConfigError: the text does not allow this size.
         """
         model = io.BytesIO()
+        texts = [line.translate(RESERVED) for line in lines]
 
         def learn() -> None:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
+                sentence_iterator=iter(texts),
+                max_sentence_length=max([LONG, *(len(text.encode()) for text in texts)]),
+                normalization_rule_name=normalisation,
                 model_writer=model,
                 vocab_size=vocab_size,
                 model_type=type,
@@ -128,6 +143,8 @@ class Tokenizer:
             waited("learning the pieces of the vocabulary", learn)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].rpartition("] ")[2]  # after the place in SentencePiece's code
+            if "sentences_" in reason:
+                reason = f"the texts have no letters that task.data.normalisation={normalisation} leaves"
             raise ConfigError(f"vocab_size={vocab_size}: {reason}") from error
         tokenizer = cls(model.getvalue())
         if hard_limit and tokenizer.size != vocab_size:  # with type="char" SentencePiece raises no error
@@ -136,15 +153,27 @@ class Tokenizer:
 
     @classmethod
     def cached(
-        cls, lines: Sequence[str], folder: Path, vocab_size: int, type: Kind, labels: Sequence[str], hard_limit: bool
+        cls,
+        lines: Sequence[str],
+        folder: Path,
+        vocab_size: int,
+        type: Kind,
+        labels: Sequence[str],
+        hard_limit: bool,
+        normalisation: Normalisation = "nmt_nfkc",
     ) -> "Tokenizer":
         """As :meth:`train`, once for the same `lines` and settings; the model is stored in `folder`."""
-        more = [list(labels)] if labels else []
+        more: list[Any] = [list(labels)] if labels else []
+        more += [normalisation] if normalisation != "nmt_nfkc" else []
+        # Of these texts earlier versions learned another vocabulary.
+        more += ["all"] * any(len(x.encode()) > LONG or x != x.translate(RESERVED) for x in lines)
         settings = json.dumps([sentencepiece.__version__, vocab_size, type, hard_limit, *more])
         key = hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
 
         def learn(path: Path) -> None:
-            cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit).save(path)
+            cls.train(lines, vocab_size, type, labels=labels, hard_limit=hard_limit, normalisation=normalisation).save(
+                path
+            )
 
         return cls(learned(folder / f"{type}{vocab_size}-{key[:24]}", learn).read_bytes())
 

@@ -34,6 +34,9 @@ class SequenceToText(Decodes, Module):
         label_smoothing: probability that the other tokens share.
         ctc_weight: of the CTC loss; 0: none.
         first_token_weight: of the first token's cross-entropy; the token may be a class.
+
+    Attributes:
+        cut: the number of test sentences whose best hypothesis ended at the limit of length.
     """
 
     called = ("token_losses",)
@@ -63,7 +66,7 @@ class SequenceToText(Decodes, Module):
         # Published smoothing spreads eps over the V - 1 other tokens, torch's over all V.
         self.smoothing = label_smoothing * tokenizer.size / (tokenizer.size - 1)
         self._compiled, self.steps = Compiled(compile, dynamic=True), Compiled(compile)
-        self._decoded_tokens = 0
+        self._decoded_tokens = self._cut = self.cut = 0
 
     @property
     def compiled_part(self) -> str:  # type: ignore[override]
@@ -113,12 +116,15 @@ class SequenceToText(Decodes, Module):
     def test_step(self, batch: Batch, batch_idx: int) -> Scored:  # type: ignore[override]  # Lightning hands on any type
         scored = self._scored(batch, self.indices(batch_idx), self.search)
         self._decoded_tokens += scored.units
+        self._cut += scored.cut
         return scored
 
     def on_test_epoch_start(self) -> None:
-        self._decoded_tokens = 0
+        self._decoded_tokens = self._cut = 0
 
     def on_test_epoch_end(self) -> None:
+        cut = torch.tensor(float(self._cut), device=self.device)
+        self.cut = int(self.trainer.strategy.reduce(cut, reduce_op="sum"))
         tokens = torch.tensor(float(self._decoded_tokens), device=self.device)
         if not self.trainer.strategy.reduce(tokens, reduce_op="sum"):
             raise DataError(
@@ -156,6 +162,7 @@ class SequenceToText(Decodes, Module):
             rows=rows,
             seconds=seconds,
             units=sum(len(h[0].tokens) for h in best if h),
+            cut=sum(h[0].at_limit for h in best if h),
             cache_bytes=watch.bytes,
         )
 

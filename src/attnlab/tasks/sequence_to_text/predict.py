@@ -14,6 +14,7 @@ from attnlab.config.rules import check_ctc
 from attnlab.data.batch import Example, Ids, collate
 from attnlab.data.corpus import Reader, Utterance, inspect_audio
 from attnlab.data.inputs import InputKind
+from attnlab.data.report import noted
 from attnlab.data.speech.features import Array, FilterBank, read_waveform
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import SourceText, Tokenizer
@@ -64,8 +65,7 @@ class TextPredictor(Predictor):
         if not isinstance(value, str):
             raise DataError(f"expected a text, not {type(value).__name__}")
         inputs = self.front.texts([self.reader.plain(value)], self.module.tokenizer)
-        if inputs.truncated:
-            log.warning("%r ...: cut to its first %d pieces", value[:30], self.front.max_tokens)
+        noted(f"cut to {self.front.max_tokens} source pieces", f"{value[:30]} ...", inputs.truncated)
         return inputs[0]
 
     def size(self, prepared: Array | Ids) -> int:
@@ -82,6 +82,7 @@ class TextPredictor(Predictor):
                 "decoding produced no finished hypothesis: the model's logits are NaN or infinite, or "
                 "task.decode.min_len asks for more tokens than CTC can write in so few frames"
             )
+        noted("text that ended at the limit of length, task.decode.max_len_b", count=sum(h[0].at_limit for h in best))
         written = map(self.module.written, best)
         return [({"intent": label} if self.classes else {}) | {"prediction": text} for label, text in written]
 

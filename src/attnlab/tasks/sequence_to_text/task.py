@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
+from attnlab.data.corpus import Utterance, read_json, reading
+from attnlab.data.report import noted
 from attnlab.data.text.tokenizer import Tokenizer
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import CrossDecoder, PrefixDecoder
@@ -21,6 +24,7 @@ from attnlab.models.sequence import SequenceModel
 from attnlab.models.token_loss import at_least_float32, chunk_of
 from attnlab.run import record as records
 from attnlab.run.device import compiles, scoring_dtype
+from attnlab.run.files import write_text
 from attnlab.run.identity import corpus_content
 from attnlab.tasks.base import Predicts, TextTask, file_of_run, show_data
 from attnlab.tasks.restored import RestoredTranslator
@@ -40,14 +44,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONFIGURE = "attnlab.tasks.match_parameters"  # see attnlab.config.check
-TOKENIZER, CTC_TOKENIZER = "tokenizer.model", "ctc_tokenizer.model"  # in the run directory
+TOKENIZER, CTC_TOKENIZER, LIMITS = "tokenizer.model", "ctc_tokenizer.model", "limits.json"  # in the run directory
+TIMES = 2  # the longest training target: tokens that may be written where task.decode.max_len_b is null
 
 
 class SequenceToTextTask(TextTask, Predicts):
     """Encoder, decoder, beam search; scored by `task.score` (BLEU, WER, ROUGE, intents)."""
 
     encoder: tuple[Path, dict[str, Tensor]] | None = None  # what the encoder starts from
-    file_names = (TOKENIZER, CTC_TOKENIZER)
+    file_names = (TOKENIZER, CTC_TOKENIZER, LIMITS)
     batch_key = "max_frames"
 
     def __init__(self, cfg: DictConfig) -> None:
@@ -80,8 +85,16 @@ class SequenceToTextTask(TextTask, Predicts):
             scorer.choose(references)
         return scorer
 
-    def _validation_search(self) -> BeamSearch:
+    def _search(self, longest: int | None) -> BeamSearch:
+        """The search; `longest`: the pieces of the longest training target."""
         search: BeamSearch = instantiate(self.cfg.task.decode, path="task.decode")
+        if search.max_len_b is not None:
+            return search
+        if longest is None:
+            raise ConfigError(f"task.decode.max_len_b=null: the run has no {LIMITS}; give the largest number of tokens")
+        return replace(search, max_len_b=TIMES * longest)
+
+    def _validation_search(self, search: BeamSearch) -> BeamSearch:
         others = {name: value for name, value in self.cfg.task.train.validate_search.items() if value is not None}
         return replace(search, **others)
 
@@ -137,9 +150,9 @@ class SequenceToTextTask(TextTask, Predicts):
         """Of the longest sentences that training accepts, with the most text that the search may write."""
         decode = self.cfg.task.decode
         rows, length = self._rows(self.cfg.task.decode_max_frames)
-        convolutions = getattr(getattr(model.encoder, "subsample", None), "convs", ())  # each halves the length
-        prefix = -(-length // 2 ** len(convolutions))
-        text = int(decode.max_len_a * prefix) + decode.max_len_b
+        prefix = _prefix(model, length)
+        most = TIMES * self.cfg.task.data.max_target_tokens if decode.max_len_b is None else decode.max_len_b
+        text = int(decode.max_len_a * prefix) + most
         return self.decoder(model).cache_bytes(rows * decode.beam, text, prefix, rows, dtype=dtype)
 
     def decoder(self, model: Any) -> Any:
@@ -151,7 +164,7 @@ class SequenceToTextTask(TextTask, Predicts):
             raise ConfigError(
                 "task.train.validate_score=intent: only with task.score=intent do texts begin with a class"
             )
-        self._validation_search()
+        self._validation_search(instantiate(task.decode, path="task.decode"))
         self._check_features()
         with without_memory():
             decoder = self.build().decoder
@@ -218,8 +231,10 @@ class SequenceToTextTask(TextTask, Predicts):
             log.info("texts are split by the tokenizer %s, chosen by %s", scorer.tokenize, scorer.about["tokenize_by"])
         for warning in scorer.about.get("warnings", ()):
             log.warning(warning)
-        module = self._module(data.tokenizer, data.ctc_tokenizer)
+        module = self._module(data.tokenizer, data.ctc_tokenizer, self._search(data.longest_target))
         self.sizes(record, module.model)
+        record["inference"]["max_len_b"] = module.search.max_len_b
+        self._note_unreachable(module, data)
         data.test_max_frames = self.cfg.task.decode_max_frames
         if self.cfg.task.train.validate_decode:
             self._decode_validation(module, data)
@@ -231,9 +246,24 @@ class SequenceToTextTask(TextTask, Predicts):
         number = min(self.cfg.task.train.validate_decode, total)
         chosen = [i * total // number for i in range(number)]
         scorer = self._scorer(self._validation_metric(), number, self.references)
-        module.decode_validation(scorer, chosen, self._validation_search())
+        module.decode_validation(scorer, chosen, self._validation_search(module.search))
 
-    def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None) -> SequenceToText:
+    def _note_unreachable(self, module: SequenceToText, data: SequenceToTextData) -> None:
+        """Note the references that the decoder cannot write, whatever it has learned."""
+        scorer = self._scorer(self._metric(self.cfg.task.score.name), 1, self.references)
+        for name, examples in data.held_out.items():
+            limits = module.search.limits(_prefix(module.model, torch.as_tensor(examples.inputs.lengths))).tolist()
+            targets = [ids[:-1] for ids in examples.targets]
+            texts = zip(examples.utterances, targets, limits, strict=True)
+            long = [x.id for x, ids, limit in texts if len(ids) > limit]
+            decoded = zip(examples.utterances, module.tokenizer.decode_all(targets), strict=True)
+            other = [x.id for x, text in decoded if text != x.target and not _same(scorer, x, text)]
+            with data.report.of(name):
+                noted("reference longer than task.decode.max_len_b allows", "".join(long[:1]), len(long))
+                changed = "reference that pieces do not give back (task.data.normalisation, vocab_size)"
+                noted(changed, "".join(other[:1]), len(other))
+
+    def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None, search: BeamSearch) -> SequenceToText:
         from attnlab.tasks.sequence_to_text.module import DecodesValidation, SequenceToText
 
         cfg = self.cfg
@@ -242,7 +272,7 @@ class SequenceToTextTask(TextTask, Predicts):
         return kind(
             self._model(tokenizer.size, None if ctc is None else ctc.size),
             tokenizer,
-            instantiate(cfg.task.decode, path="task.decode"),
+            search,
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             classify=cfg.task.score.name == "intent",
             identity=self._identity(tokenizer, ctc),
@@ -256,10 +286,12 @@ class SequenceToTextTask(TextTask, Predicts):
         data.tokenizer.save(directory / TOKENIZER)
         if data.ctc_tokenizer and self.cfg.task.train.ctc_weight:
             data.ctc_tokenizer.save(directory / CTC_TOKENIZER)
+        write_text(directory / LIMITS, json.dumps({"longest_target": data.longest_target}) + "\n")
 
     def reuse_files(self, data: SequenceToTextData, files: Mapping[str, Path]) -> None:
         names = {"": TOKENIZER, "ctc_": CTC_TOKENIZER}
         data.run_vocabularies = {k: Tokenizer.load(files[name]) for k, name in names.items() if name in files}
+        data.longest_target = _longest_target(files.get(LIMITS))
 
     def rebuilt(self, weights: Path) -> RestoredTranslator:
         cfg, ctc = self.cfg, None
@@ -270,7 +302,7 @@ class SequenceToTextTask(TextTask, Predicts):
             self._model(tokenizer.size, None if ctc is None else ctc.size),
             self._identity(tokenizer, ctc),
             tokenizer=tokenizer,
-            search=instantiate(cfg.task.decode, path="task.decode"),
+            search=self._search(_longest_target(self.saved_files().get(LIMITS))),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             steps=Compiled(compiles(cfg)),
         )
@@ -321,13 +353,51 @@ class SequenceToTextTask(TextTask, Predicts):
             f"encoder and search of {size} sentences{alone}; tokens of best hypotheses", **self.protocol(module)
         )
         scorer = self._scorer(self._metric(self.cfg.task.score.name), size, self.references)
-        quality = Quality({"": scorer}, {"sentences": size})
+        missing = data.report.splits[data.reader.splits[2]].missing
+        about = {"sentences": size, **({"sentences_left_out": missing} if missing else {})}
+        quality = Quality({"": scorer}, about)
         return [Memory(), speed, CacheBytes(), PredictionsFile(size, directory / "predictions.tsv"), quality]
 
     def after_scoring(self, record: dict[str, Any], directory: Path, data: Any, module: SequenceToText) -> None:
-        """Record the encoder's share of each layer of the stored features."""
+        """Record the encoder's share of each layer of the stored features, and the number of texts that may be cut."""
+        if module.cut:
+            record["quality"]["ended_at_limit"] = module.cut
+            most = f"task.decode.max_len_b={module.search.max_len_b}"
+            log.warning(
+                "%d of %d texts ended at the limit of length, %s", module.cut, record["quality"]["sentences"], most
+            )
         if (mix := getattr(module.model.encoder, "mix", None)) is not None:
             record["front_end"] = {"layer_shares": [round(share, 4) for share in mix.shares().tolist()]}
+
+
+def _prefix(model: Any, length: Any) -> Any:
+    """The length of the encoder's output for an input of `length`; also of several."""
+    convolutions = getattr(getattr(model.encoder, "subsample", None), "convs", ())  # each halves the length
+    return -(-length // 2 ** len(convolutions))
+
+
+def _longest_target(path: Path | None) -> int | None:
+    """The pieces of the longest training target of a run, from its LIMITS; None: an older run has no such file."""
+    if path is None:
+        return None
+    with reading(path, "the longest_target of a run"):
+        return int(read_json(path)["longest_target"])
+
+
+def _same(scorer: TextMetric, reference: Utterance, text: str) -> bool:
+    """Whether a metric of one text gives a text the score of the reference itself."""
+    scores = []
+    for hypothesis in (reference.target, text):
+        fields = {
+            "hypotheses": hypothesis,
+            "references": reference.target,
+            "others": reference.others,
+            **dict.fromkeys(("labels", "free", "constrained"), reference.label),
+        }
+        scorer.reset()
+        scorer.update([0], **{name: [fields[name]] for name in scorer.fields})
+        scores.append(scorer.compute())
+    return bool(scores[0] == scores[1])
 
 
 class SpokenIntentTask(SequenceToTextTask):
