@@ -68,3 +68,37 @@ def test_cached_by_content(tmp_path: Path) -> None:
     Tokenizer.cached(LINES[1:], tmp_path, 32, "unigram", [], True)
     Tokenizer.cached(LINES, tmp_path, 31, "unigram", [], True)
     assert len(list(tmp_path.glob("unigram*/vocabulary"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_a_long_text_counts_as_any_other(kind: Kind) -> None:
+    words = [str(i) for i in range(100, 2100)]
+    tokenizer = Tokenizer.train([" ".join(words), "\u2585 a, b. c\0d"], 60, kind, hard_limit=False)
+    for text in ("1204. 777", "a, b. c d"):
+        assert tokenizer.decode(tokenizer.encode_all([text])[0]) == text
+
+
+WRITTEN = {  # texts of a language, by whether NFKC changes them
+    "Korean": ("\u1112\u1161\u11ab\u1100\u1173\u11af", True),
+    "Vietnamese": ("Tie\u0302\u0301ng Vie\u0323\u0302t", True),
+    "fractions": ("1½ ﬁ x²", True),
+    "joiners": ("نمی\u200cخواهم क\u094d\u200dष", True),
+    "wide": ("ＡＢＣ　", True),
+    "ellipsis": ("a… №", True),
+    "Hindi": ("हिन्दी में", False),
+    "emoji": ("ok \U0001f469\U0001f3fd", False),
+    "Thai": ("ภาษาไทย", False),
+}
+
+
+@pytest.mark.parametrize(("text", "changes"), WRITTEN.values(), ids=WRITTEN)
+def test_texts_come_back_as_they_are_without_normalisation(text: str, changes: bool) -> None:
+    text = " ".join(text.split())
+    for normalisation, same in (("identity", True), ("nmt_nfkc", not changes)):
+        tokenizer = Tokenizer.train([text], 60, "bpe", hard_limit=False, normalisation=normalisation)  # type: ignore[arg-type]
+        assert (tokenizer.decode(tokenizer.encode_all([text])[0]) == text) == same
+
+
+def test_texts_that_normalisation_deletes_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="no letters that task.data.normalisation=nmt_nfkc leaves"):
+        Tokenizer.train(["\u200b", "\u200b\u200b"], 10, hard_limit=False)

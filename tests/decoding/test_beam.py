@@ -63,7 +63,7 @@ def exhaustive(
     return max(scored)
 
 
-def search(model: PrefixDecoder, prefixes: Tensor, lengths: Tensor, **settings: float | str) -> list:
+def search(model: PrefixDecoder, prefixes: Tensor, lengths: Tensor, **settings: float | str | None) -> list:
     return BeamSearch(**settings)(model, prefixes, lengths, bos=EOS, eos=EOS, pad=PAD)  # type: ignore[arg-type]
 
 
@@ -143,6 +143,11 @@ def test_length_limit_follows_the_source() -> None:
     prefixes = torch.randn(2, 6, 16, dtype=torch.float64)
     results = search(decoder("mha"), prefixes, torch.tensor([6, 2]), beam=2, max_len_a=0.5, max_len_b=1, min_len=99)
     assert [[len(h.tokens) for h in hypotheses] for hypotheses in results] == [[5, 5], [3, 3]]
+    assert all(h.at_limit for hypotheses in results for h in hypotheses)
+    free = search(decoder("mha"), prefixes, torch.tensor([6, 2]), beam=2, max_len_b=40)
+    assert not any(h.at_limit for hypotheses in free for h in hypotheses if len(h.tokens) <= 40)
+    with pytest.raises(ValueError, match="max_len_b=None"):
+        search(decoder("mha"), prefixes, torch.tensor([6, 2]), max_len_b=None)
 
 
 def test_only_some_tokens_may_begin() -> None:

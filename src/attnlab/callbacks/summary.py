@@ -27,7 +27,10 @@ LABELS = {  # of metrics; others are named as in the record, with spaces
     "top5": "top-5",
     "floor": "floor (best possible on this corpus)",
     "perplexity_per_word": "perplexity per word (split at spaces)",
+    "sentences_left_out": "sentences left out of the test set",
+    "ended_at_limit": "texts that ended at the limit of length",
 }
+COUNTS = ("sentences_left_out", "ended_at_limit")  # of what is not as it should be
 
 
 def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
@@ -79,6 +82,7 @@ def _quality_lines(quality: dict[str, Any], compression: dict[str, Any]) -> Iter
             name = "CER" if key == "wer" and characters else label(key)
             yield name, f"{quality[key]}{f'   ({signature})' if signature else ''}"
         yield from (("warning", text) for text in quality.get("warnings", ()))
+        yield from ((label(key), str(quality[key])) for key in COUNTS if quality.get(key))
 
 
 def _needle(needle: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from attnlab.data.corpus import Row, check_folder, rows
-from attnlab.data.report import Report, left_out
+from attnlab.data.report import Report, left_out, noted
 from attnlab.data.samples.world import PROFESSIONS, write_world
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
@@ -146,7 +146,9 @@ class HotpotQA(QuestionSet):
 
     def questions(self, root: Path) -> list[Question]:
         validation = list(self.rows(root, 0))
-        chosen = [*islice(self.rows(root, 1), len(validation)), *validation]
+        train = list(islice(self.rows(root, 1), len(validation)))
+        noted("training question, of which as many are read as of validation", count=len(train))
+        chosen = [*train, *validation]
         return [self.question(row, row.value("question", str), [row.value("answer", str)]) for row in chosen]
 
     def prompt(self, text: str) -> str:
@@ -179,11 +181,16 @@ class Fever(QuestionSet):
             for row in self.rows(root, split):
                 label = row.value("label", str, int)
                 if label in LABELS:
-                    claims.setdefault(row.value("claim", str).strip(), (row, set()))[1].add(LABELS[label])
-                elif label not in NO_LABEL:
+                    claim = row.value("claim", str).strip()
+                    left_out("claim that occurs again", row.where, claim in claims)
+                    claims.setdefault(claim, (row, set()))[1].add(LABELS[label])
+                elif label in NO_LABEL:
+                    left_out("claim without enough information", row.where)
+                else:
                     known = ", ".join(map(str, (*LABELS, *NO_LABEL)))
                     raise DataError(f"{row.where}: 'label' is {label!r:.40}; expected one of {known}")
             for claim, (row, labels) in claims.items():
+                left_out("claim with both labels", row.where, len(labels) > 1)
                 if len(labels) == 1:
                     yield self.question(row, claim, [*labels])
 
@@ -217,6 +224,7 @@ class BiosProfession(QuestionSet):
                 name = PROFESSIONS[value]
             if name not in PROFESSIONS:
                 raise DataError(f"{row.where}: 'profession' is {value!r:.40}; expected 0 to 27, or a name")
+            left_out("another profession", row.where, name not in self.choices)
             if name in self.choices:
                 yield self.question(row, row.value("hard_text", str), [name])
 
@@ -263,6 +271,7 @@ class WikidataQA(QuestionSet):
             text, value = (next((key for key in keys if key in row.values), keys[0]) for keys in COLUMNS)
             targets = row.value(value, list, str)
             targets = [targets] if isinstance(targets, str) else targets
+            left_out("not one target", row.where, len(targets) != 1)
             if len(targets) == 1:
                 yield self.question(row, row.value(text, str), [str(targets[0])])
 

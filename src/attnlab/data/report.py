@@ -115,7 +115,7 @@ def restore(plain: Mapping[str, Any]) -> None:
 
 
 def _note(kind: str, text: str, example: str, count: int) -> None:
-    if not count:
+    if count < 1:
         return
     if (split := _reached.get()) is None:
         log.warning("%s: %s", kind.replace("_", " "), _shown({text: Note(count, example)}))

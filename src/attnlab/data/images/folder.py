@@ -30,7 +30,7 @@ from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
 from attnlab.data.corpus import IMAGE_SPLITS, image_folder
-from attnlab.data.report import Report
+from attnlab.data.report import Report, noted
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
@@ -120,6 +120,9 @@ class ImageData(Data):
                 places[split] = image_folder(root, split)
                 self.sets[split] = Images(places[split], self.seed)
                 size.used, size.unit = len(self.sets[split]), "images"
+                if split == "train":
+                    rest = size.used % self.update_images
+                    noted("image of an epoch that fills no update, others in each epoch", count=rest)
         for split, other in (("train", "val"), ("val", "train")):
             if missing := sorted(self.sets[other].classes.keys() - self.sets[split].classes):
                 raise DataError(f"{places[split]}: no class folder {missing[0]!r}, which {places[other]} has")

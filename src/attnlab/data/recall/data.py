@@ -19,7 +19,7 @@ from attnlab.config.batch import Share, counted, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
 from attnlab.data.corpus import repeated
-from attnlab.data.report import Report
+from attnlab.data.report import Report, noted
 from attnlab.data.text.windows import IGNORE, Window
 from attnlab.errors import ConfigError
 
@@ -377,6 +377,9 @@ class RecallData(Data):
             for split in missing:
                 with self.report.of(split) as size:
                     size.used, size.unit = sum(cell.count for cell in self.cells[split]), "sequences"
+                    if split == "train":
+                        rest = sum(cell.count % self.update_sequences for cell in self.cells[split])
+                        noted("sequence of an epoch that fills no update, others in each epoch", count=rest)
             sizes = ", ".join(f"{split} {sum(cell.count for cell in self.cells[split])}" for split in SPLITS)
             name = f"{NAMES[self.kind]}, generated, version {VERSION}"
             self.corpus = f"{name}: {sizes} sequences; vocabulary {self.vocab_size}"

@@ -33,6 +33,7 @@ from attnlab.data.corpus import (
     refuse_empty,
     spoken_sample,
 )
+from attnlab.data.report import left_out, noted
 from attnlab.errors import DataError
 
 # The full-corpus-ASR partition, as the published recipes have it: all other meetings are for training.
@@ -113,12 +114,13 @@ class AMI(Reader):
             return  # a speaker without words
         self.need(path, words_path)
         words = _words(words_path)
-        texts = [
-            (start, end, text)
+        parts = [
+            (start, end, clean(part))
             for first, last in _segments(path)
             for start, end, part in split_long([w for w in words if w.start >= first and w.end <= last], first, last)
-            if (text := clean(part))
         ]
+        texts = [part for part in parts if part[2]]
+        left_out("segment without words", str(path), len(parts) - len(texts))
         if not texts:
             return
         audio = self._audio(root, meeting, channel)
@@ -248,7 +250,9 @@ def _words(path: Path) -> list[_Word]:
         for element in ElementTree.parse(path).iter("w"):
             times = [float(time) for key in ("starttime", "endtime") if (time := element.get(key))]
             text = (element.text or "").strip()
-            if text and len(times) == 2:  # some words have no times
+            if text and len(times) < 2:
+                noted("word without times, which no segment has", str(path))
+            elif text:
                 words.append(_Word(text, times[0], times[1], element.get("punc") == "true"))
     return words
 

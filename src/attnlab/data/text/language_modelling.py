@@ -13,11 +13,11 @@ from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, Loader, Workers, ordered_batches
 from attnlab.data.corpus import sample_corpus
-from attnlab.data.report import FILES, Report
+from attnlab.data.report import FILES, Report, noted
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
 from attnlab.data.text.tokens import Ids, TokenFile, build
-from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, count_words
+from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, WordVocabulary, count_words
 from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window, WindowsWithFacts
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest, file_digests
@@ -116,6 +116,20 @@ class LanguageModellingData(Data):
             if sum(map(len, parts)) < 2:
                 raise DataError(f"{self.root}: {split} has fewer than 2 {unit}s")
         self._files = files
+        self._note_windows()
+
+    def _note_windows(self) -> None:
+        """Note the windows that an epoch, or a score, leaves out."""
+        for split in self._files:
+            with self.report.of(split):
+                if split == "train":
+                    windows = sum((len(file) - 1) // self.window for file in self._files[split])
+                    fills = windows % max(1, self.update_tokens // self.window)
+                    noted("window of an epoch that fills no update, others in each epoch", count=fills)
+                else:
+                    every = EvaluationWindows(self.tokens(split), self.eval_window, self.eval_window)
+                    less = len(every) - len(self._evaluation(split, None))
+                    noted(f"window that is not scored, by task.data.eval_windows={self.eval_windows}", count=less)
 
     def _read(self, split: Split) -> list[TokenFile]:
         """The ids of a split: shards of the corpus, or ids encoded from its texts."""
@@ -140,8 +154,14 @@ class LanguageModellingData(Data):
     def _encoded(self, split: Split) -> Iterator[tuple[list[list[int]], int]]:
         assert self.root is not None
         texts = self.source.texts(self.root, split)
+        unknown = self.vocabulary.unknown_id
         while batch := list(islice(texts, BATCH)):
-            yield self.vocabulary.marked(batch), sum(map(count_words, batch))
+            ids = self.vocabulary.marked(batch)
+            if isinstance(self.vocabulary, WordVocabulary) and unknown is not None:
+                mark = self.vocabulary.unknown
+                others = sum(x.count(unknown) for x in ids) - sum(x.split().count(mark) for x in batch)
+                noted(f"word outside the vocabulary, read as {mark}", count=others)
+            yield ids, sum(map(count_words, batch))
 
     def tokens(self, split: Split) -> TokenFile:
         """The ids of a split as one file; of one that `setup` has not read they are read now."""

@@ -143,7 +143,7 @@ class Tokenizer:
             waited("learning the pieces of the vocabulary", learn)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1].rpartition("] ")[2]  # after the place in SentencePiece's code
-            if "sentences_" in reason:
+            if "sentences_" in reason or "all_chars_count" in reason:
                 reason = f"the texts have no letters that task.data.normalisation={normalisation} leaves"
             raise ConfigError(f"vocab_size={vocab_size}: {reason}") from error
         tokenizer = cls(model.getvalue())

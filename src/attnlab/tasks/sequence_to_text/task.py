@@ -259,7 +259,8 @@ class SequenceToTextTask(TextTask, Predicts):
             decoded = zip(examples.utterances, module.tokenizer.decode_all(targets), strict=True)
             other = [x.id for x, text in decoded if text != x.target and not _same(scorer, x, text)]
             with data.report.of(name):
-                noted("reference longer than task.decode.max_len_b allows", "".join(long[:1]), len(long))
+                most = f"task.decode.max_len_b={module.search.max_len_b}"
+                noted(f"reference longer than {most} allows", "".join(long[:1]), len(long))
                 changed = "reference that pieces do not give back (task.data.normalisation, vocab_size)"
                 noted(changed, "".join(other[:1]), len(other))
 
@@ -387,11 +388,12 @@ def _longest_target(path: Path | None) -> int | None:
 def _same(scorer: TextMetric, reference: Utterance, text: str) -> bool:
     """Whether a metric of one text gives a text the score of the reference itself."""
     scores = []
+    several = "0 0 0 0"  # words before both, because BLEU has no value for fewer than four
     for hypothesis in (reference.target, text):
         fields = {
-            "hypotheses": hypothesis,
-            "references": reference.target,
-            "others": reference.others,
+            "hypotheses": f"{several} {hypothesis}",
+            "references": f"{several} {reference.target}",
+            "others": (),
             **dict.fromkeys(("labels", "free", "constrained"), reference.label),
         }
         scorer.reset()
