@@ -8,6 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from attnlab.data.questions import Questions, question_set
+from attnlab.data.report import Report
 from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
 from tests.data.layouts import write
@@ -48,7 +49,13 @@ def test_claims_with_both_labels_are_left_out_and_repeated_ones_count_once(tmp_p
         ("A.", 1), ("A.", "SUPPORTS"), ("B.", "SUPPORTS"), ("B.", "REFUTES"), ("C", 0), ("D.", "NOT ENOUGH INFO"),
     ]  # fmt: skip
     write(tmp_path / "paper_dev.jsonl", *(json.dumps({"claim": text, "label": label}) for text, label in claims))
-    questions = question_set("fever").read(tmp_path)
+    with Report().of("questions") as report:
+        questions = question_set("fever").read(tmp_path)
+    assert {reason: note.count for reason, note in report.left_out.items()} == {
+        "claim that occurs again": 2,
+        "claim without enough information": 1,
+        "claim with both labels": 1,
+    }
     assert [(question.text, question.answers) for question in questions] == [("A.", ("true",)), ("C", ("false",))]
     assert "claim: C. Is this" in questions[1].prompt
     write(tmp_path / "paper_dev.json", '{"claim": "A.", "label": 1}')
@@ -59,8 +66,10 @@ def test_claims_with_both_labels_are_left_out_and_repeated_ones_count_once(tmp_p
 def test_biographies_of_eight_professions_by_number_or_name(tmp_path: Path) -> None:
     rows = [("One", 20), ("Two.", "poet"), ("Three.", 0), ("Four.", "software_engineer")]
     write(tmp_path / "dev.jsonl", *(json.dumps({"hard_text": text, "profession": number}) for text, number in rows))
-    questions = question_set("bios").read(tmp_path)
+    with Report().of("questions") as report:
+        questions = question_set("bios").read(tmp_path)
     assert [question.answers[0] for question in questions] == ["poet", "poet"]
+    assert report.left_out["another profession"].count == 2
     assert questions[0].prompt.startswith("Consider the following text: One. What is the profession")
     masked = question_set("bios").masked_prompt("a b c", "<mask>", lambda text, count: text[-count:])
     assert masked == "Consider the following text: a b c. The profession of the person in the text is called <mask>."
@@ -69,7 +78,9 @@ def test_biographies_of_eight_professions_by_number_or_name(tmp_path: Path) -> N
 def test_bigbench_rows_with_one_target(tmp_path: Path) -> None:
     examples = [{"input": "A lies in ", "target": "B"}, {"input": "C", "target": ["D", "E"]}]
     write(tmp_path / "qa_wikidata" / "task.json", json.dumps({"examples": examples}))
-    questions = question_set("wikidata").read(tmp_path)
+    with Report().of("questions") as report:
+        questions = question_set("wikidata").read(tmp_path)
+    assert report.left_out["not one target"].count == 1
     assert [(question.prompt, question.answers) for question in questions] == [("A lies in", ("B",))]
 
 

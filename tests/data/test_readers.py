@@ -7,6 +7,7 @@ import pytest
 
 from attnlab.data import AMI, AN4, SLURP, Kaldi, MustC, Parallel, Picovoice, SciTLDR, XSum
 from attnlab.data.corpus import Kind, Reader, Segment, Stored
+from attnlab.data.report import Report
 from attnlab.data.speech.ami import DEV, EVAL, MAX_WORDS
 from attnlab.errors import DataError
 from tests.data.conftest import SEGMENTS, Edit, write_corpus
@@ -39,8 +40,14 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_ami_as_the_recipes_prepare_it(root: Path) -> None:
     with pytest.raises(DataError, match="stored features need Kaldi directories"):
         read(AMI(), root, "train", "stored")
-    segments = read(AMI(), root, "train", "audio")
+    with Report().of("train") as report:
+        segments = read(AMI(), root, "train", "audio")
     assert texts(segments) == ["MM-HMM THE L. C. D ON OFF", "IT'S"]
+    assert {text: note.count for text, note in (report.left_out | report.noted).items()} == {
+        "segment without words": 1,
+        "word that no segment has in full": 1,
+        "word without times, which no segment has": 1,
+    }
     assert segments[0].id == "AMI_ES2002a_H01_MEE042_0000050_0000200"
     assert (segments[0].start, segments[0].num_samples, segments[0].rate) == (4000, 12000, RATE)
     assert segments[0].audio.name == "ES2002a.Headset-1.wav"

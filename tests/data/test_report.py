@@ -1,10 +1,16 @@
 """The report of what a run reads."""
 
 import logging
+from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from attnlab.data.report import Report, left_out, noted, restore
+from attnlab.data.text.corpora import TextFiles, WikiTextRaw
+from attnlab.data.text.language_modelling import LanguageModellingData
+from attnlab.data.text.vocabulary import BytePairs, Words
 
 
 def test_notes_go_to_the_split_that_is_being_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,3 +52,36 @@ def test_a_split_of_which_all_is_used_is_one_line(caplog: pytest.LogCaptureFixtu
         report.show()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("INFO", "train: 7 examples")]
     assert list(report.plain()) == ["train"]
+
+
+def notes(root: Path, **settings: object) -> list[dict[str, int]]:
+    """The notes of each split of a language model's data."""
+    sizes = {"vocab_size": 300, "window": 4, "update_tokens": 8, "batch_size": 2}
+    data = LanguageModellingData(root=str(root), cache_dir=str(root / "cache"), **(sizes | settings))  # type: ignore[arg-type]
+    data.setup()
+    return [
+        {text: note.count for text, note in data.report.splits[split].noted.items()}
+        for split in ("train", "validation", "test")
+    ]
+
+
+def test_a_language_model_s_data_notes_what_it_changes_also_from_the_cache(tmp_path: Path) -> None:
+    for split, text in {"train": "a b c d a b c d e", "valid": "a b c d a b", "test": "a b\rc x y d"}.items():
+        (tmp_path / f"{split}.txt").write_bytes(f"{text}\n".encode())
+    unknown = "word outside the vocabulary, read as <unk>"
+    for _ in range(2):
+        train, validation, test = notes(tmp_path, corpus=TextFiles(), vocabulary=Words(min_count=2), eval_windows=1)
+        assert train == {unknown: 1} and unknown not in validation
+        assert test == {
+            "carriage return inside a line, read as white space": 1,
+            unknown: 2,
+            "window that is not scored, by task.data.eval_windows=1": 1,
+        }
+    train, *_ = notes(tmp_path, corpus=TextFiles(), vocabulary=Words(min_count=2), update_tokens=12)
+    assert train["window of an epoch that fills no update, others in each epoch"] == 2
+
+
+def test_a_null_of_a_parquet_file_is_noted(tmp_path: Path) -> None:
+    for split in ("train", "validation", "test"):
+        parquet.write_table(pyarrow.table({"text": [None, "a b c d e f g"]}), tmp_path / f"{split}-0.parquet")
+    assert notes(tmp_path, corpus=WikiTextRaw(), vocabulary=BytePairs())[2] == {"null, read as an empty text": 1}

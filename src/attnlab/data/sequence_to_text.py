@@ -247,6 +247,7 @@ class SequenceToTextData(Data):
             self.location = Path(self.root).expanduser()
             with self.report.of(FILES):
                 reader.check(self.location, reader.splits, kind)
+            self.report.splits[FILES].noted.clear()  # of rows, which are read again
         utterances = {name: self._read_split(name, self.location) for name in reader.splits}
         sizes = ", ".join(f"{name} {len(utterances[name])}" for name in reader.splits)
         text = f"{reader.name} at {self.location}: {sizes} {reader.unit}"
@@ -318,8 +319,9 @@ class SequenceToTextData(Data):
         chosen = self._filter(utterances, inputs.lengths, tokens) if training else np.arange(len(utterances))
         if training:
             self.longest_target = int(tokens[chosen].max()) - 1
-        elif self.features.kind == "text" and (blank := np.flatnonzero(inputs.lengths < 2)).size:
-            noted("source without a piece", utterances[blank[0]].id, len(blank))
+        for side, lengths in (("source", inputs.lengths), ("target", tokens)):
+            if self.features.kind == "text" and (blank := np.flatnonzero(lengths < 2)).size:
+                noted(f"{side} without a piece", utterances[blank[0]].id, len(blank))
         return Examples(utterances, inputs, targets, ctc, sizes, chosen)
 
     def _filter(self, utterances: Sequence[Utterance], lengths: Ids, tokens: Ids) -> Ids:

@@ -114,10 +114,15 @@ class AMI(Reader):
             return  # a speaker without words
         self.need(path, words_path)
         words = _words(words_path)
+        whole = [
+            (first, last, [w for w in words if w.start >= first and w.end <= last]) for first, last in _segments(path)
+        ]
+        outside = {w for w in words if not w.punctuation} - {w for _, _, inside in whole for w in inside}
+        noted("word that no segment has in full", str(words_path), len(outside))
         parts = [
             (start, end, clean(part))
-            for first, last in _segments(path)
-            for start, end, part in split_long([w for w in words if w.start >= first and w.end <= last], first, last)
+            for first, last, inside in whole
+            for start, end, part in split_long(inside, first, last)
         ]
         texts = [part for part in parts if part[2]]
         left_out("segment without words", str(path), len(parts) - len(texts))

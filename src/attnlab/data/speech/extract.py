@@ -29,6 +29,7 @@ import torch
 
 import attnlab.data as readers
 from attnlab.data.corpus import Reader, Segment, at_speed, read_json
+from attnlab.data.report import FILES, Report
 from attnlab.data.speech.features import Array, change_speed, read_waveform
 from attnlab.errors import AttnlabError, DataError
 from attnlab.pretrained.weights import first_line
@@ -52,7 +53,9 @@ def extract(
         DataError: the corpus cannot be read, an id cannot be the name of a file, `output` is the corpus itself or holds
             features of another model or layer, or values are beyond float16.
     """
-    reader.check(root, reader.splits, "audio")
+    report = Report()
+    with report.of(FILES):
+        reader.check(root, reader.splits, "audio")
     if root.resolve() == output.resolve():
         raise DataError(f"--output={output}: the corpus itself, whose text files would be replaced; use another one")
     mark = output / "extraction.json"
@@ -60,7 +63,9 @@ def extract(
         raise DataError(f"{mark}: the features here are of {stored}, not of {about}; use another --output")
     paths: dict[Path, Segment] = {}
     for split in reader.splits:
-        segments = cast(list[Segment], list(reader.read(root, split, "audio", False)))
+        with report.of(split) as size:
+            segments = cast(list[Segment], list(reader.read(root, split, "audio", False)))
+            size.used, size.unit = len(segments), reader.unit
         if split == reader.splits[0]:
             segments = [at_speed(x, speed) for speed in speeds for x in segments]
         if odd := [x.id for x in segments if Path(x.id).name != x.id or " " in x.id]:
@@ -68,6 +73,7 @@ def extract(
         write_text(output / split / "text", "".join(f"{x.id} {x.target}\n" for x in segments))
         write_text(output / split / "feats.scp", "".join(f"{x.id} {split}/feats/{x.id}.npy\n" for x in segments))
         paths |= {output / split / "feats" / f"{x.id}.npy": x for x in segments}
+    report.show()
     write_text(mark, json.dumps(about, indent=1))
     for path, x in each("computing features", [(path, x) for path, x in paths.items() if not path.is_file()]):
         write_bytes(path, _features(x, model))

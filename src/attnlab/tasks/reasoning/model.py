@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from attnlab.compression import folder
 from attnlab.data.questions import SETS, Question, QuestionSet
+from attnlab.data.report import Report
 from attnlab.data.samples import world
 from attnlab.data.text.vocabulary import byte_pairs
 from attnlab.errors import ConfigError, DataError
@@ -156,7 +157,8 @@ class Row:
 
 def questions_of(place: Path) -> list[tuple[QuestionSet, Question]]:
     """Every question of the sample world in this folder, in all sets."""
-    return [(kind, question) for kind in (kind() for kind in SETS) for question in kind.read(place)]
+    with Report().of("questions"):  # of the sample, which are no data of the run
+        return [(kind, question) for kind in (kind() for kind in SETS) for question in kind.read(place)]
 
 
 def sample_tokenizer(place: Path) -> Any:
