@@ -1,16 +1,20 @@
 """Scores against those of the official scorers."""
 
 import gzip
+import itertools
 import json
 import logging
 import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from rapidfuzz.distance import Levenshtein
 
+from attnlab.metrics.alternations import closest_reading
 from attnlab.metrics.text import BLEU, ROUGE, WER, IntentAccuracy, TextMetric, WERAsWritten, normalise, text_metrics
 
 
@@ -91,6 +95,30 @@ def test_alternations(hypothesis: str, errors: int) -> None:
     assert counts(score) == (3 - errors, errors, 0, 0)
     assert wer(["for an investor"], ["for { @ / an } investor"])["words"] == 3
     assert wer(["for investor"], ["for { @ / an } investor"])["words"] == 2
+
+
+def test_the_reading_with_the_fewest_errors_is_that_of_an_enumeration() -> None:
+    """The first of equals too."""
+    random = Random(1)
+
+    def words(most: int) -> str:
+        return " ".join(random.choice("abc") for _ in range(random.randint(0, most)))
+
+    for _ in range(200):
+        choices = [[words(2)] if random.random() < 0.5 else [words(3), words(2), "@"] for _ in range(4)]
+        hypothesis = words(7)
+        readings = [" ".join(" ".join(texts).replace("@", "").split()) for texts in itertools.product(*choices)]
+        best = min(readings, key=lambda text: Levenshtein.distance(text.split(), hypothesis.split()))
+        reference = " ".join(f"{{ {' / '.join(texts)} }}" if len(texts) > 1 else texts[0] for texts in choices)
+        assert closest_reading(reference, hypothesis, normalise) == best
+
+
+def test_many_and_nested_alternations() -> None:
+    reference = " ".join(["{ a / b / c d }"] * 60)
+    assert counts(wer([" ".join("abcd" * 20)], [reference])) == (80, 0, 0, 0)
+    assert counts(wer(["i were home"], ["I { am / { was / were } } home"])) == (3, 0, 0, 0)
+    unusual = wer_as_written(["and/or { x }"], ["and/or { x }"])  # braces that hold no alternatives are text
+    assert counts(unusual) == (4, 0, 0, 0)
 
 
 def test_word_errors_of_sclite(corpora: Path) -> None:

@@ -7,11 +7,11 @@ import inspect
 import itertools
 import operator
 import os
-import re
 import socket
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pkgutil import iter_modules
@@ -26,9 +26,9 @@ from torchmetrics import Metric
 from attnlab import metrics
 from attnlab.errors import ConfigError, DataError
 from attnlab.metrics import words as scripts
+from attnlab.metrics.alternations import closest_reading
 
 Row = tuple[str, str, str, str]  # of predictions.tsv
-ALTERNATION = re.compile(r"\{([^{}]*)\}")
 ROUGE_NAMES = ("rouge1", "rouge2", "rougeL")
 DOWNLOAD_SECONDS = 20.0  # without an answer
 BEYOND_ASCII = 0.005  # share of the letters; English has a tenth of it, Italian twice as many, German thrice
@@ -300,7 +300,7 @@ def word_errors(hypotheses: Sequence[str], references: Sequence[str], punctuatio
 
     spoken = [normalise(h, punctuation) for h in hypotheses]
     meant = [
-        _closest(h, [normalise(text, punctuation) for text in _readings(r)])
+        closest_reading(r, h, partial(normalise, punctuation=punctuation))
         for h, r in zip(spoken, references, strict=True)
     ]
     result = jiwer.process_words(meant, spoken)
@@ -321,29 +321,6 @@ def word_errors(hypotheses: Sequence[str], references: Sequence[str], punctuatio
 def normalise(text: str, punctuation: bool = False) -> str:
     """The words of a text in lower case with single spaces between them; see :func:`word_errors`."""
     return " ".join(scripts.lower(text).split() if punctuation else scripts.words(text, "'_"))
-
-
-def _readings(reference: str) -> list[str]:
-    """Every text that a reference with alternations stands for."""
-    parts = ALTERNATION.split(reference)  # text, alternatives, text, ...
-    if len(parts) == 1 or not all("/" in part for part in parts[1::2]):
-        return [reference]
-    choices = [text.replace("@", " ").split("/") if i % 2 else [text] for i, text in enumerate(parts)]
-    return [" ".join(reading) for reading in itertools.product(*choices)]
-
-
-def _closest(hypothesis: str, texts: list[str]) -> str:
-    """The text with the fewest errors; the first of equals."""
-    import jiwer
-
-    if len(texts) == 1:
-        return texts[0]
-
-    def errors(text: str) -> int:
-        result = jiwer.process_words(text, hypothesis)
-        return int(result.insertions + result.deletions + result.substitutions)
-
-    return min(texts, key=errors)
 
 
 class ROUGE(TextMetric):
