@@ -1,9 +1,14 @@
 """Readers of speech, summaries and parallel text in their published layouts, and errors."""
 
+import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from attnlab.data import AMI, AN4, SLURP, Kaldi, MustC, Parallel, Picovoice, SciTLDR, XSum
 from attnlab.data.corpus import Kind, Reader, Segment, Stored
@@ -96,7 +101,12 @@ def test_kaldi_directories(root: Path) -> None:
     assert [(x.id, x.target, x.num_samples) for x in segments] == [("b", "ONE TWO", 16000), ("a", "THREE", 8000)]
     write(root / "train" / "segments", "a a 0 0.5", "b b 0.20 2.02")  # times are rounded
     assert [(x.start, x.num_samples) for x in read(Kaldi(), root, "train", "audio")][0] == (1600, 14400)
+    write(root / "train" / "segments", "a a 0 0.5", "b b 0.20 -1", "", " ")  # -1: the end of the recording
+    assert [(x.start, x.num_samples) for x in read(Kaldi(), root, "train", "audio")][0] == (1600, 14400)
     (root / "train" / "segments").unlink()
+    (root / "a.wav").rename(root / "a  1.wav")
+    write(root / "train" / "wav.scp", "a a  1.wav", "b b.wav")
+    assert len(read(Kaldi(), root, "train", "audio")) == 2
     (root / "train").rename(root / "ihm_train_sp")
     assert len(read(AMI(), root, "train", "audio")) == 2
     write(root / "ihm_train_sp" / "feats.scp", "a feats/a.npy", "b feats/b.npy")
@@ -227,7 +237,7 @@ def test_parallel_text_in_each_layout(tmp_path: Path) -> None:
     assert [x.source for x in read(reader, opennmt, "test", "text")] == ['src " 0', 'src " 4', 'src " 8']
     assert len(read(reader, opennmt, "train", "text")) == 7
     for lang in ("en", "de"):
-        write(tmp_path / "named" / f"letters.{lang}", *map(str, range(9)))
+        write(tmp_path / "named" / f"letters.{lang}", *map(str, range(9)), *([" "] if lang == "de" else []))
     reader = Parallel(hold_out=3)
     assert [x.source for x in read(reader, tmp_path / "named", "dev", "text")] == list("036")
     assert reader.name == "named"
@@ -263,6 +273,34 @@ def test_reads_both_published_forms(tmp_path: Path, version: int) -> None:
     assert [s.audio.name for s in segments] == [s[0] for s in SEGMENTS]
     assert [(s.start, s.num_samples) for s in segments] == [(int(s[1] * RATE), int(s[2] * RATE)) for s in SEGMENTS]
     assert {s.rate for s in segments} == {RATE}
+
+
+@pytest.mark.parametrize(
+    "write_yaml",
+    [
+        yaml.safe_dump,
+        partial(yaml.safe_dump, default_flow_style=True),
+        partial(json.dumps, indent=1),
+        lambda items: "---\n" + "".join(f"- {json.dumps(x)}\n" for x in items) + "\n\n",
+    ],
+    ids=["block style", "flow style", "JSON", "quoted names"],
+)
+def test_other_forms_of_the_list_of_segments(corpus: Path, write_yaml: Callable[[Any], str]) -> None:
+    folder = corpus / "en-de" / "data" / "train"
+    expected = read(MustC(), corpus, "train", "audio")
+    (folder / "wav" / "ted_1.wav").rename(folder / "wav" / "ted  'one'.wav")
+    path = folder / "txt" / "train.yaml"
+    names = {"ted_1.wav": "ted  'one'.wav", "ted_2.wav": "ted_2.wav"}
+    items = [{"wav": names[x[0]], "offset": x[1], "duration": x[2], "speaker": {"a": [1]}} for x in SEGMENTS]
+    path.write_text(write_yaml(items))
+    for language in ("en", "de"):
+        text = path.with_suffix(f".{language}")
+        text.write_text(text.read_text() + "\n")  # a blank line at the end
+    segments = read(MustC(), corpus, "train", "audio")
+    assert [(x.start, x.num_samples, x.target) for x in segments] == [
+        (x.start, x.num_samples, x.target) for x in expected
+    ]
+    assert segments[0].audio.name == "ted  'one'.wav"
 
 
 def test_rounded_offsets_and_unusual_line_ends(corpus: Path, edit: Edit) -> None:

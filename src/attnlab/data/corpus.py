@@ -325,6 +325,13 @@ def only(paths: Sequence[Path]) -> Path | None:
     return paths[0] if paths else None
 
 
+def trimmed(lines: list[str], count: int) -> list[str]:
+    """The lines without blank ones at their end, of which at least `count` remain."""
+    while len(lines) > count and not lines[-1].strip():
+        lines.pop()
+    return lines
+
+
 def repeated(values: Iterable[Value]) -> Value | None:
     """The first value that occurs again; None: all differ."""
     return next((value for value, count in Counter(values).items() if count > 1), None)

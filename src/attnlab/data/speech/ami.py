@@ -7,7 +7,7 @@
 <root>/splits/split_{train,dev,eval}.orig        meetings, one per line; without them the full-corpus-ASR partition
 
 <root>/<split>/text             <id> WORDS
-<root>/<split>/wav.scp          <recording> <path>      with segments: <id> <recording> <start> <end>
+<root>/<split>/wav.scp          <recording> <path>      with segments: <id> <recording> <start> <end>; end -1: its end
 <root>/<split>/feats.scp        <id> <path of .npy or .mfc>
 """
 
@@ -32,6 +32,7 @@ from attnlab.data.corpus import (
     recording,
     refuse_empty,
     spoken_sample,
+    trimmed,
 )
 from attnlab.data.report import left_out, noted
 from attnlab.errors import DataError
@@ -181,14 +182,14 @@ class Kaldi(Reader):
                 lacking = "text" if id in places else (audio_path if cuts is None else cuts_path).name
                 raise DataError(f"{where}: {id} has no line in {lacking}; expected one for each id")
         if kind == "stored":
-            paths = {id: root / path for id, (_, path) in audio.items()}
+            paths = {id: root / _file(*line) for id, line in audio.items()}
             return [Stored(id=id, source=text, target=text, path=paths[id]) for id, (_, text) in texts.items()]
         headers: dict[str, tuple[int, int]] = {}
         segments = []
         for id, (_, text) in texts.items():
             where, rest = places[id]
             if cuts is None:
-                part = recording(root / rest, where)
+                part = recording(root / _file(where, rest), where)
             else:
                 try:
                     name, first, last = rest.split()
@@ -196,12 +197,13 @@ class Kaldi(Reader):
                     named_in, wav = audio[name]
                 except (LookupError, ValueError):
                     start = math.nan
-                if not 0 <= start < end < math.inf:
+                if not (0 <= start < math.inf and (start < end < math.inf or end == -1)):
                     raise DataError(f"{where}: expected '<id> <recording of wav.scp> <start> <end>' in seconds")
                 if name not in headers:
-                    headers[name] = inspect_audio(root / wav, named_in)
-                rate, _ = headers[name]
-                part = excerpt(root / wav, headers[name], round(start * rate), round(end * rate), where, ROUNDED)
+                    headers[name] = inspect_audio(root / _file(named_in, wav), named_in)
+                rate, length = headers[name]
+                last_sample = length if end == -1 else round(end * rate)
+                part = excerpt(root / wav, headers[name], round(start * rate), last_sample, where, ROUNDED)
             segments.append(Segment(id=id, source=text, target=text, **part))
         return segments
 
@@ -209,12 +211,23 @@ class Kaldi(Reader):
 def table(path: Path) -> dict[str, tuple[str, str]]:
     """The lines of a Kaldi table by their first word: file and line, and the rest.  DataError: it occurs twice."""
     lines: dict[str, tuple[str, str]] = {}
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(trimmed([*read_lines(path)], 0), 1):
         id, rest = (*line.split(None, 1), "", "")[:2]  # blanks or tabs
         if not id or id in lines:
             raise DataError(f"{path} line {number}: expected one line for each id, not {line!r:.60}")
         lines[id] = f"{path} line {number}", rest.strip()
     return lines
+
+
+def _file(where: str, entry: str) -> str:
+    """The path in a line of an .scp file.  DataError: the line names a command, or a place in an archive."""
+    if entry.startswith("|") or entry.endswith("|"):
+        raise DataError(f"{where}: commands are not run ({entry:.60}); write the output to a file, and name that file")
+    if re.search(r"\.ark(:\d+)?(\[.*\])?$", entry):
+        raise DataError(
+            f"{where}: archives are not read ({entry:.60}); name a file for each id (.wav or .npy)"
+        )
+    return entry
 
 
 def clean(words: Sequence[_Word]) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_lines, recording, refuse_empty
+from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_lines, recording, refuse_empty, trimmed
 from attnlab.errors import DataError
 
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()]+)\)")
@@ -44,7 +44,7 @@ class AN4(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         ids_path, text_path = self.files(root, split)
-        ids, lines = ([line.strip() for line in read_lines(path)] for path in (ids_path, text_path))
+        ids, lines = (trimmed([line.strip() for line in read_lines(path)], 0) for path in (ids_path, text_path))
         if len(ids) != len(lines):
             raise DataError(f"{text_path} has {len(lines)} lines; expected {len(ids)} as in {ids_path.name}")
         utterances: list[Utterance] = []

@@ -1,7 +1,7 @@
 """Reader of MuST-C in its published layout (v1.0 and v2).
 
 <root>/en-de/data/<split>/wav/ted_<n>.wav      one recording per talk, any sample rate
-<root>/en-de/data/<split>/txt/<split>.yaml     one line per segment, `- {duration: 3.5, offset: 16.08, ..., wav: ...}`
+<root>/en-de/data/<split>/txt/<split>.yaml     the list of segments, `- {duration: 3.5, offset: 16.08, ..., wav: ...}`
 <root>/en-de/data/<split>/txt/<split>.en, .de  one line per segment, in the order of the YAML list
 """
 
@@ -10,13 +10,28 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from attnlab.data.corpus import Kind, Reader, Segment, excerpt, inspect_audio, read_lines, refuse_empty, spoken_sample
+import yaml
+
+from attnlab.data.corpus import (
+    Kind,
+    Reader,
+    Segment,
+    excerpt,
+    inspect_audio,
+    read_lines,
+    read_text,
+    reading,
+    refuse_empty,
+    spoken_sample,
+    trimmed,
+)
 from attnlab.errors import DataError
 
 # A segment may end this much after its recording (rounding of published offsets); it is cut at the end.
 END_TOLERANCE_SECONDS = 0.010
+PUBLISHED = re.compile(r"- \{(\w+: [\w.+-]+(?:, \w+: [\w.+-]+)*)\}\s*")  # a line of the lists of segments
 
 
 @dataclass(eq=False)
@@ -58,7 +73,8 @@ class MustC(Reader):
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> list[Segment]:
         yaml_path, *paths = self.files(root, split)
-        items, sources, targets = ([line.strip() for line in read_lines(path)] for path in (yaml_path, *paths))
+        items = _listed(yaml_path)
+        sources, targets = (trimmed([line.strip() for line in read_lines(path)], len(items)) for path in paths)
         if not len(items) == len(sources) == len(targets):
             lines = f"{len(sources)} lines of {paths[0].name}, {len(targets)} lines of {paths[1].name}"
             raise DataError(f"{yaml_path}: {len(items)} segments, but {lines}; expected equal numbers")
@@ -67,15 +83,15 @@ class MustC(Reader):
         refuse_empty((f"{paths[-1]} line {i}" for i, target in enumerate(targets, 1) if not target), drop_empty)
         headers: dict[Path, tuple[int, int]] = {}
         segments, offsets = [], []
-        for number, (line, source, target) in enumerate(zip(items, sources, targets, strict=True), 1):
-            where, item = f"{yaml_path} line {number}", dict(re.findall(r"(\w+): ([^\s,}]+)", line))
+        for (line, item), source, target in zip(items, sources, targets, strict=True):
+            where = f"{yaml_path} line {line}"
             try:
                 audio = yaml_path.parents[1] / "wav" / item["wav"]
                 offset, duration = float(item["offset"]), float(item["duration"])
-            except (LookupError, ValueError):
+            except (LookupError, ValueError, TypeError):
                 offset = math.nan
             if not (0 <= offset < math.inf and 0 < duration < math.inf):
-                raise DataError(f"{where}: expected wav, offset and duration in seconds, not {line!r:.160}")
+                raise DataError(f"{where}: expected wav, offset and duration in seconds, not {item!r:.160}")
             if audio not in headers:
                 headers[audio] = inspect_audio(audio, where)
             rate, _ = headers[audio]
@@ -92,3 +108,28 @@ class MustC(Reader):
 
     def sample(self, cache_dir: Path) -> Path:
         return spoken_sample(cache_dir, "speech-translation")
+
+
+def _listed(path: Path) -> list[tuple[int, Any]]:
+    """Line and fields of each segment.  A list that is not written as the published ones takes a YAML parser."""
+    lines = trimmed([*read_lines(path)], 0)
+    if all(matches := [PUBLISHED.fullmatch(line) for line in lines]):
+        fields = [match[1].split(", ") for match in matches if match]
+        return [(i, dict(field.split(": ") for field in item)) for i, item in enumerate(fields, 1)]
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    segments: list[tuple[int, list[Any]]] = []
+    depth = 0
+    with reading(path, "a YAML list of segments, each with wav, offset and duration"):
+        for event in yaml.parse(read_text(path), loader):  # events alone: composing them is recursive
+            if isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            elif isinstance(event, yaml.NodeEvent):
+                line = event.start_mark.line + 1  # type: ignore[union-attr]
+                if depth == 1 and isinstance(event, yaml.MappingStartEvent):
+                    segments.append((line, []))
+                elif depth == 2:
+                    segments[-1][1].append(getattr(event, "value", None))  # None: a list or a reference
+                elif depth == 1 or (depth == 0 and not isinstance(event, yaml.SequenceStartEvent)):
+                    raise ValueError(f"line {line}")
+                depth += isinstance(event, yaml.CollectionStartEvent)
+    return [(line, dict(zip(values[::2], values[1::2], strict=True))) for line, values in segments]

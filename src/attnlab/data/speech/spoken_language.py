@@ -128,7 +128,7 @@ class Picovoice(Reader):
         labels = read_json(path)
         segments: list[Utterance] = []
         for row in rows(root / "selection.tsv"):
-            file = row.text("file")
+            file = row.value("file", str)
             if (row.text("suggested_split") == "test") != (split == "test"):
                 continue
             with reading(path, f"an object with the slot {self.slot} of {file}"):

@@ -32,6 +32,7 @@ from attnlab.data.corpus import (
     refuse_empty,
     rows,
     squeeze,
+    trimmed,
 )
 from attnlab.data.report import noted
 from attnlab.data.samples.written import write_articles, write_translations
@@ -280,6 +281,7 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[
     read = sgml_segments if segments else read_lines
     unit = "segment" if segments else "line"
     sides = [[squeeze(text) for text in read(path)] for path in (source, target)]
+    sides = [trimmed(sides[0], len(sides[1])), trimmed(sides[1], len(sides[0]))]
     if len(sides[0]) != len(sides[1]):
         raise DataError(f"{source} has {len(sides[0])} {unit}s, {target.name} {len(sides[1])}; expected equal numbers")
     pairs = [
