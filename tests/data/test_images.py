@@ -1,5 +1,6 @@
 """Image folders: what is read, what is refused, and that an epoch can be resumed in its middle."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from PIL import Image
 
 from attnlab.config.batch import Share, share_equally
 from attnlab.data.images.folder import ImageData, ImageUpdates
+from attnlab.data.images.reading import read_rgb
 from attnlab.data.samples.images import CLASSES, LAYOUTS, SHAPES, TEXTURES, sample_images
 from attnlab.errors import ConfigError, DataError
 from tests.data.conftest import attach
@@ -55,7 +57,7 @@ def test_an_image_that_does_not_decode_is_named(workers: int, root: Path, tmp_pa
     file.write_bytes(file.read_bytes()[:150])
     with pytest.raises(DataError) as caught:
         list(data(root, tmp_path, num_workers=workers).train_dataloader())
-    assert str(caught.value).startswith(f"{file}: cannot be decoded (") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{file}: cannot be decoded as an image (") and "\n" not in str(caught.value)
 
 
 def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> None:
@@ -75,6 +77,72 @@ def test_what_is_wrong_with_a_folder_is_one_line(root: Path, tmp_path: Path) -> 
         place.unlink() if place.is_file() else place.rmdir()
     Image.new("RGB", (9, 9)).save(root / "val" / "ILSVRC2012_val_00000001.JPEG")
     assert "no class folders" in error(root)
+
+
+def test_what_is_no_image_or_has_another_suffix(root: Path, tmp_path: Path) -> None:
+    (root / "train").rename(root / "Training")
+    (root / "val").rename(root / "EVAL")
+    picture = Image.new("RGB", (9, 9))
+    for i, suffix in enumerate(("webp", "bmp", "tif", "TIFF", "gif", "ppm", "jfif")):
+        picture.save(root / "Training" / "sky" / f"more{i}.{suffix}")
+    (root / "Training" / "sky" / "deep").mkdir()
+    picture.save(root / "Training" / "sky" / "deep" / "0.png")  # of its class, not of one called deep
+    for name in (".Trash-1000/x", "sky/.ipynb_checkpoints", "__MACOSX/sky", ".hidden"):
+        (root / "Training" / name).mkdir(parents=True)
+        picture.save(root / "Training" / name / "0.png")
+    picture.save(root / "Training" / "sky" / "._0.png")
+    picture.save(root / "Training" / "flat.png")
+    (root / "Training" / "sky" / "notes.txt").write_text("x")
+    (root / "Training" / "sky" / "photo.heic").write_text("x")
+    dataset = data(root, tmp_path)
+    dataset.setup()  # the second time nothing is counted again
+    assert dataset.classes == ["red apple", "sky"] and len(dataset.sets["train"]) == 6 + 8
+    assert dataset.sets["train"].labels == [0] * 3 + [1] * 11
+    left_out = {reason: note.count for reason, note in dataset.report.splits["files"].left_out.items()}
+    no_image = {f"file that is no image ({suffix})": 1 for suffix in (".txt", ".heic")}
+    assert left_out == {"hidden file or folder": 5, "image outside the folders of classes": 1} | no_image
+    shutil.copytree(root / "EVAL", root / "val")
+    with pytest.raises(DataError, match="both EVAL and val; keep one of them"):
+        data(root, tmp_path)
+
+
+def grey(bits: int) -> Any:
+    """A row with every 17th part of the range from black to white."""
+    values = np.arange(16) * ((2**bits - 1) / 15)
+    return np.rint(np.tile(values, (16, 1)))
+
+
+@pytest.mark.parametrize("name", ["grey.png", "grey.tif", "grey.pgm", "big.tif"])
+def test_grey_of_16_bits_keeps_its_brightness(name: str, tmp_path: Path) -> None:
+    """In training and for predictions, which both read with `read_rgb`."""
+    path = tmp_path / "set" / "train" / "a" / name
+    path.parent.mkdir(parents=True)
+    values = grey(16).astype(np.uint16)
+    if name == "big.tif":
+        Image.frombytes("I;16B", (16, 16), values.byteswap().tobytes()).save(path)
+    else:
+        Image.fromarray(values.astype(np.int32) if name.endswith("pgm") else values).save(path)
+    shutil.copytree(tmp_path / "set" / "train", tmp_path / "set" / "val")
+    expected = np.repeat(grey(8)[..., None], 3, axis=2)
+    assert np.array_equal(np.asarray(read_rgb(path)), expected)
+    dataset = data(tmp_path / "set", tmp_path, no_aug=True, interpolation="nearest", mean=[0.0] * 3, std=[1.0] * 3)
+    for images, *_ in (*dataset.val_dataloader(), *dataset.calibration_dataloader()):
+        assert torch.allclose(images[0].permute(1, 2, 0), torch.from_numpy(expected).float() / 255)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr"])
+def test_other_modes_are_as_pillow_converts_them(mode: str, tmp_path: Path) -> None:
+    picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(mode)
+    path = tmp_path / f"a.{'tif' if mode in ('CMYK', 'YCbCr') else 'png'}"
+    picture.save(path)
+    assert np.array_equal(np.asarray(read_rgb(path)), np.asarray(Image.open(path).convert("RGB")))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_grey_of_32_bits_is_refused(dtype: Any, tmp_path: Path) -> None:
+    Image.fromarray(grey(16).astype(dtype)).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=r"a.tif: grey of 32 bits, whose white is not known; save it with 8 or 16 bits"):
+        read_rgb(tmp_path / "a.tif")
 
 
 def test_a_resumed_epoch_is_the_epoch_that_was_left(root: Path, tmp_path: Path) -> None:

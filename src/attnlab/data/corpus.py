@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -26,12 +27,26 @@ from omegaconf import DictConfig
 
 from attnlab.config.batch import counted
 from attnlab.config.build import instantiate
-from attnlab.data.report import left_out, noted
+from attnlab.data.report import FILES, Report, left_out, noted
 from attnlab.errors import DataError
 from attnlab.run.cache import digest, stored_files
 
 Item = TypeVar("Item")
 Value = TypeVar("Value", bound=Hashable)
+# What the names of files and folders mean, in any case; suffixes of recordings (of libsndfile) and images (of Pillow).
+SPLITS = {
+    "train": ("train", "training"),
+    "dev": ("dev", "devel", "development", "val", "valid", "validation", "eval", "evaluation"),
+    "test": ("test", "testing"),
+}
+AUDIO = (
+    ".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".aifc", ".au", ".snd", ".caf", ".w64", ".rf64",
+    ".sph", ".nist", ".voc",
+)  # fmt: skip
+IMAGES = (
+    ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm",
+    ".pgm", ".pbm", ".pnm", ".jp2",
+)  # fmt: skip
 SAMPLES = 1  # increase it when the same settings of a sample corpus give other bytes
 Kind = Literal["audio", "stored", "text"]  # what a front end reads
 
@@ -151,7 +166,8 @@ def check_layout(root: Path, data: DictConfig) -> None:
     reader: Reader = instantiate(data.reader, path="task.data.reader")
     kind = instantiate(data.features, path="task.data.features").kind
     if kind in reader.kinds:
-        reader.check(root, reader.splits, kind)
+        with Report().of(FILES):  # the run reports them when it reads them
+            reader.check(root, reader.splits, kind)
 
 
 def inspect_audio(path: Path, where: str) -> tuple[int, int]:
@@ -253,30 +269,33 @@ def spoken_sample(cache_dir: Path, name: str) -> Path:
 
 # --- folders of images ---
 
-IMAGE_SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "eval", "evaluation")}
-IMAGES = (".png", ".jpg", ".jpeg")  # those that timm reads
+IMAGE_SPLITS = {"train": "train", "val": "dev"}  # names in messages, and those of SPLITS
 
 
 def check_images(root: Path, data: DictConfig) -> None:
     """Raise DataError unless both splits have a folder of images for each class."""
-    for split in IMAGE_SPLITS:
-        image_folder(root, split)
+    with Report().of(FILES):  # the run reports them when it reads them
+        for split in IMAGE_SPLITS:
+            image_folder(root, split)
 
 
-def image_folder(root: Path, split: str) -> Path:
-    """The folder of a split.  DataError: it is missing, or has not one folder of images for each class."""
+def image_folder(root: Path, split: str) -> tuple[Path, list[Path]]:
+    """The folder of a split and its images.  DataError: it is missing, or a class has no folder with images."""
     expected = f"expected {split}/<class>/*.jpg"
     check_folder(root, f"{expected} below it")
-    place = next((root / name for name in IMAGE_SPLITS[split] if (root / name).is_dir()), None)
+    place = by_split(path for path in entries(root) if path.is_dir()).get(IMAGE_SPLITS[split])
     if place is None:
         raise DataError(f"{root}: there is no folder {split}; {expected} below it")
-    folders = sorted(path for path in place.iterdir() if path.is_dir())
+    images = [path for path in files_below(place, IMAGES, "image") if path.parent != place]
+    folders = [path for path in entries(place) if path.is_dir()]
     if not folders:
         raise DataError(f"{place}: no class folders; {expected} (ImageNet's val is shipped flat)")
-    for folder in folders:
-        if not any(path.suffix.lower() in IMAGES for path in folder.rglob("*")):
-            raise DataError(f"{folder}: a class folder without images; add images, or remove it from train and val")
-    return place
+    classes = {path.relative_to(place).parts[0] for path in images}
+    if empty := [folder for folder in folders if folder.name not in classes]:
+        raise DataError(f"{empty[0]}: a class folder without images; add images, or remove it from train and val")
+    if flat := [path for path in entries(place) if path.suffix.lower() in IMAGES and path.is_file()]:
+        left_out("image outside the folders of classes", str(flat[0]), len(flat))
+    return place, images
 
 
 # --- files ---
@@ -300,6 +319,63 @@ def check_folder(root: Path, layout: str) -> None:
     """Raise DataError where `data_root` is not a folder; `layout` says what belongs there."""
     if not root.is_dir():
         raise DataError(f"data_root={root}: {'is a file' if root.exists() else 'no such directory'}; {layout}")
+
+
+def is_data(name: str) -> bool:
+    """Whether a file or folder of this name may be data: no hidden one, no trash and no resource fork."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def entries(folder: Path) -> list[Path]:
+    """The files and folders in a folder that may be data, sorted."""
+    with reading(folder, "a readable folder"):
+        return sorted(path for path in folder.iterdir() if is_data(path.name))
+
+
+def files_below(folder: Path, suffixes: Sequence[str], what: str | None = None, beside: str = "") -> list[Path]:
+    """The files with one of these suffixes in a folder and all folders below it, links too, sorted.
+
+    Args:
+        what: such a file is called; the other files are then reported as left out.
+        beside: suffix of other files that are read.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> NoReturn:
+        raise error
+
+    paths: list[Path] = []
+    places: set[Path] = set()
+    with reading(folder, "a readable folder"):
+        for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+            if (real := Path(place).resolve()) in places:
+                left_out("link to a folder that is read already", place)
+                folders.clear()
+                continue
+            places.add(real)
+            hidden = [name for name in folders + names if not is_data(name)]
+            for name in filter(is_data, names):
+                suffix = Path(name).suffix.lower()
+                if suffix in suffixes:
+                    paths.append(Path(place, name))
+                elif what and suffix != beside:
+                    left_out(f"file that is no {what} ({suffix or 'no suffix'})", str(Path(place, name)))
+            if what and hidden:
+                left_out("hidden file or folder", str(Path(place, hidden[0])), len(hidden))
+            folders[:] = sorted(filter(is_data, folders))
+    return sorted(paths)
+
+
+def by_split(paths: Iterable[Path]) -> dict[str, Path]:
+    """The file or folder of each split of SPLITS that has one.  DataError: two are of one split."""
+    places: dict[str, list[Path]] = {}
+    for path in sorted(paths):
+        name = (path.name if path.is_dir() else path.stem).lower()
+        if split := next((split for split, names in SPLITS.items() if name in names), None):
+            places.setdefault(split, []).append(path)
+    return {split: same[0] for split, same in places.items() if only(same)}
 
 
 def contents(folder: Path) -> str:

@@ -1,16 +1,15 @@
 """Image folders, through timm's dataset, transforms and loader.
 
-    <root>/train/<class>/*.jpg     <root>/val/<class>/*.jpg       as ImageNet is laid out; grey and CMYK become RGB
+    <root>/train/<class>/*.jpg     <root>/val/<class>/*.jpg       as ImageNet is laid out; also in folders below a class
 
 Added to timm: a folder is checked before training, a file that cannot be decoded is an error with its path, and an
 update has the same images on any number of processes, also when a run is resumed in the middle of an epoch.
 """
 
 import copy
-import logging
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -20,22 +19,20 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 from lightning.pytorch.utilities.seed import isolate_rng
-from PIL.Image import DecompressionBombError
-from timm.data import ImageDataset, create_loader, create_transform
-from timm.data.readers import create_reader
+from timm.data import create_loader, create_transform
+from timm.utils.misc import natural_key
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
 from attnlab.data.corpus import IMAGE_SPLITS, image_folder
-from attnlab.data.report import Report, noted
+from attnlab.data.images.reading import read_rgb
+from attnlab.data.report import FILES, Report, noted
 from attnlab.data.samples.images import sample_images
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
-
-log = logging.getLogger(__name__)
 
 LAYOUT = "attnlab.data.corpus.check_images"  # checks the files of data_root without torch
 Batch = tuple[Tensor, ...]  # images and labels; of a test set, indices too
@@ -110,16 +107,20 @@ class ImageData(Data):
             "re_mode": erase_mode,
         }
         self.report, self.corpus = Report(), ""
+        self.sets: dict[str, Images] = {}
 
     def setup(self, stage: str | None = None) -> None:
         """List all images.  Raises DataError where the folder is not a folder of images for each class."""
+        if self.sets:
+            return
         root = self.root or sample_images(self.cache_dir / "samples", self.seed, *self.sample_counts)
-        places, self.sets = {}, {}
+        places = {}
         for split in IMAGE_SPLITS:
+            with self.report.of(FILES):
+                places[split], paths = image_folder(root, split)
             with self.report.of(split) as size:
-                places[split] = image_folder(root, split)
-                self.sets[split] = Images(places[split], self.seed)
-                size.used, size.unit = len(self.sets[split]), "images"
+                self.sets[split] = Images(places[split], paths, self.seed)
+                size.used, size.unit = len(paths), "images"
                 if split == "train":
                     rest = size.used % self.update_images
                     noted("image of an epoch that fills no update, others in each epoch", count=rest)
@@ -178,38 +179,47 @@ class ImageData(Data):
         self, images: "Images", batches: Sampler[list[int]] | list[list[int]], **settings: Any
     ) -> Loader[Batch]:
         """A loader with timm's transforms, which `create_loader` gives to `images`, and collation."""
-        made = create_loader(images, batch_size=1, num_workers=0, **self.common, **settings)
+        made = create_loader(cast(Any, images), batch_size=1, num_workers=0, **self.common, **settings)
         return self.loader(images, batches, made.collate_fn)
 
 
-class Images(ImageDataset):
-    """timm's dataset of an image folder, `root`.  Augmentation is a function of (seed, epoch, copy, image).
+class Images(Dataset[tuple[Any, ...]]):
+    """The images `paths` below `root`, where the first folder is the class.  Both are in timm's natural order.
 
-    Where an image occurs several times in an epoch, the index of copy c of image i is c * (number of images) + i.
+    Augmentation is a function of (seed, epoch, copy, image).  Where an image occurs several times in an epoch, copy
+    c of image i has the index c * (number of images) + i.
+
+    Attributes:
+        transform: from a PIL image in RGB to (3, H, W); timm's `create_loader` sets it.
+        indexed: whether an item has its index, after the class.
     """
 
-    def __init__(self, root: Path, seed: int) -> None:
-        logging.getLogger("timm.data.dataset").setLevel(logging.ERROR)  # it reports skipped images
-        super().__init__(str(root), reader=create_reader("", root=str(root), split=""))
-        self.root, self.seed, self.epoch = root, seed, 0
-        self._max_retries = 1
-        self.indexed = False
-        self.classes: dict[str, int] = self.reader.class_to_idx
+    def __init__(self, root: Path, paths: Sequence[Path], seed: int) -> None:
+        self.root, self.seed, self.epoch, self.indexed = root, seed, 0, False
+        self.transform: Callable[[Any], Tensor] | None = None
+        self.paths = sorted(paths, key=lambda path: natural_key(str(path)))
+        names = [path.relative_to(root).parts[0] for path in self.paths]
+        self.classes = {name: label for label, name in enumerate(sorted(sorted(set(names)), key=natural_key))}
+        self.labels = [self.classes[name] for name in names]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def filename(self, index: int) -> str:
+        """The path of an image below `root`."""
+        return str(self.paths[index].relative_to(self.root))
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         """Image and class; with `indexed`, also the index."""
         copy, index = divmod(index, len(self))
         key = zlib.crc32(repr((self.seed, self.epoch, copy, index)).encode())
+        image: Any = read_rgb(self.paths[index])
         with isolate_rng(include_cuda=False):
             torch.manual_seed(key)
             random.seed(key)
             np.random.seed(key)
-            try:
-                image, label = super().__getitem__(index)
-            except (OSError, RuntimeError, ValueError, SyntaxError, DecompressionBombError) as error:
-                file = self.filename(index, absolute=True)
-                raise DataError(f"{file}: cannot be decoded ({error}); replace or remove it") from error
-        return (image, label, index) if self.indexed else (image, label)
+            image = self.transform(image) if self.transform else image
+        return (image, self.labels[index], index) if self.indexed else (image, self.labels[index])
 
 
 class ImageUpdates(EpochBatches):

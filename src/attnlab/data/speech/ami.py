@@ -224,9 +224,7 @@ def _file(where: str, entry: str) -> str:
     if entry.startswith("|") or entry.endswith("|"):
         raise DataError(f"{where}: commands are not run ({entry:.60}); write the output to a file, and name that file")
     if re.search(r"\.ark(:\d+)?(\[.*\])?$", entry):
-        raise DataError(
-            f"{where}: archives are not read ({entry:.60}); name a file for each id (.wav or .npy)"
-        )
+        raise DataError(f"{where}: archives are not read ({entry:.60}); name a file for each id (.wav or .npy)")
     return entry
 
 

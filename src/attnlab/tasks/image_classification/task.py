@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,9 @@ from attnlab.compression.counting import multiply_adds, parameters, ratios
 from attnlab.compression.folder import COMPRESSED
 from attnlab.config.bounds import Size
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import read_json
+from attnlab.data.corpus import IMAGES, read_json
 from attnlab.data.images.folder import ImageData
+from attnlab.data.images.reading import check_image, read_rgb, rgb
 from attnlab.data.inputs import InputKind
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError, DataError
@@ -54,23 +54,6 @@ log = logging.getLogger(__name__)
 
 SHARDED = False  # hardware=fsdp is refused
 CLASSES_FILE = "classes.json"  # in the run directory: the names of the classes, in the order of the logits
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
-
-
-@contextmanager
-def image(path: Path | str) -> Iterator[Image.Image]:
-    """An image, of which the header is read. DataError: it cannot be decoded, then or in the block."""
-    try:
-        with Image.open(path) as opened:
-            yield opened
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path}: cannot be decoded as an image") from error
-
-
-def check_image(path: Path) -> None:
-    """Raise DataError where the header of a file is not that of an image."""
-    with image(path):
-        pass
 
 
 INPUT = InputKind("image", IMAGES, ("image", "path", "input"), check_image)
@@ -341,13 +324,12 @@ class Classification(Predictor):
     def read(self, value: Any) -> Tensor:
         value = value[0] if isinstance(value, tuple) else value  # an item of a dataset: (image, label)
         if isinstance(value, str | Path):
-            with image(value) as opened:
-                return self.transform(opened.convert("RGB"))
+            return self.transform(read_rgb(value))
         try:
             picture = value if isinstance(value, Image.Image) else to_pil_image(value)
         except (TypeError, ValueError) as error:
             raise DataError(f"not an image: {error}; expected a PIL image or a tensor (3, H, W)") from error
-        return self.transform(picture.convert("RGB"))
+        return self.transform(rgb(picture))
 
     def size(self, prepared: Tensor) -> int:
         return 1
