@@ -105,7 +105,7 @@ def test_a_parquet_file_that_is_none_or_has_no_text(tmp_path: Path) -> None:
     refused(lambda: list(FineWebEdu().texts(tmp_path, "train")), r"a.parquet: expected a Parquet file")
     parquet.write_table(pyarrow.table({"content": ["a"]}), path)
     refused(lambda: list(FineWebEdu().texts(tmp_path, "train")), r"a.parquet: no column text \(found: content\)")
-    refused(lambda: FineWebEdu().files(tmp_path / "nowhere", "train"), r"no files for train")
+    refused(lambda: FineWebEdu().files(tmp_path / "nowhere", "train"), "nowhere: cannot be read")
     parquet.write_table(pyarrow.table({"text": [1, 2]}), path)
     refused(lambda: list(parquet_texts(path)), r"a\.parquet: the column `text` holds int; expected str")
     parquet.write_table(pyarrow.table({"text": ["one", None]}), path)

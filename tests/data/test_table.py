@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 
 from attnlab.config.check import check_present, compose
-from attnlab.data import Table, TextFiles
-from attnlab.data.corpus import Segment
+from attnlab.data import Parallel, Table, TextFiles
+from attnlab.data.corpus import Reader, Segment
 from attnlab.data.report import Report, Split
 from attnlab.errors import ConfigError, DataError
 from tests.data.layouts import RATE, audio, write
@@ -27,7 +30,7 @@ def pairs(count: int, first: int = 0) -> list[dict[str, str]]:
     return [{"article": f"text  {i}, long", "headline": f"title {i}", "key": f"k{i}"} for i in numbers]
 
 
-def split(reader: Table, root: Path, name: str) -> list[str]:
+def split(reader: Reader, root: Path, name: str) -> list[str]:
     reader.check(root, [name], reader.kinds[0])
     return [example.target for example in reader.read(root, name, reader.kinds[0], False)]
 
@@ -86,9 +89,133 @@ def test_a_manifest_and_a_long_document(tmp_path: Path) -> None:
     assert (len(example.source), example.target) == (179999, "hallo")
 
 
+@pytest.mark.parametrize("kind", ["tables", "text", "pairs", "recordings"])
+def test_names_of_splits_in_any_case_and_what_no_split_reads(kind: str, tmp_path: Path) -> None:
+    for name in ("Training", "EVAL", "Test", "._mine", ".Trash-1000/mine", "notes"):
+        if kind == "recordings":
+            speak(tmp_path / name / "a.wav", name)
+        elif kind == "pairs":
+            for language in ("en", "de"):
+                write(tmp_path / f"{name}.{language}", name)
+        else:
+            write(tmp_path / f"{name}.JSONL", json.dumps({"article": "text", "headline": name}))
+    reader = {
+        "tables": Table("article", "headline"), "recordings": Table("text", "text", "audio"), "pairs": Parallel()
+    }.get(kind)  # fmt: skip
+    corpus, report = TextFiles("headline"), Report()
+    for name, expected in (("train", "Training"), ("dev", "EVAL"), ("test", "Test")):
+        if reader:
+            assert split(reader, tmp_path, name) == [expected]
+        else:
+            assert [*corpus.texts(tmp_path, "validation" if name == "dev" else name)] == [expected]  # type: ignore[arg-type]
+    with report.of("files") as files:
+        reader.check(tmp_path, reader.splits, reader.kinds[0]) if reader else corpus.check(tmp_path)
+    other = "pair of files that no split reads" if kind == "pairs" else "table that no split reads"
+    other = "file or folder outside the splits" if kind == "recordings" else other
+    assert files.left_out[other].count == 1 and "notes" in files.left_out[other].example
+    assert kind == "pairs" or files.left_out["hidden file or folder"].count == 2
+    if kind == "recordings":
+        speak(tmp_path / "val" / "a.wav", "x")
+    else:
+        for path in list(tmp_path.glob("EVAL.*")):
+            path.with_name(f"val{path.suffix}").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="both EVAL.* and val.*; keep one of them"):
+        split(reader, tmp_path, "dev") if reader else corpus.check(tmp_path)
+
+
+def test_recordings_of_all_suffixes_and_what_is_none(tmp_path: Path) -> None:
+    for i, suffix in enumerate(("wav", "FLAC", "mp3", "aiff", "ogg", "opus", "au", "w64", "caf", "sph")):
+        path = tmp_path / f"{i}.{suffix}"
+        form = {"sph": "NIST", "opus": "OGG"}.get(suffix)
+        soundfile.write(path, np.zeros(RATE), RATE, "OPUS" if suffix == "opus" else None, format=form)
+        write(path.with_suffix(".txt"), f"word {i}")
+    for name in ("x.m4a", "y.m4a", "alone.txt", ".DS_Store", "._0.wav", "__MACOSX/0.wav", "Thumbs.db"):
+        write(tmp_path / name, "x")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    reader = Table("text", "text", "audio", hold_out=5)
+    with Report().of("files") as files:
+        reader.check(tmp_path, reader.splits, "audio")
+    assert {reason: note.count for reason, note in files.left_out.items()} == {
+        "file that is no recording (.m4a)": 2,
+        "file that is no recording (.db)": 1,
+        "text without a recording": 1,
+        "hidden file or folder": 3,
+        "link to a folder that is read already": 1,
+    }
+    targets = [target for part in reader.splits for target in split(reader, tmp_path, part)]
+    assert sorted(targets) == [f"word {i}" for i in range(10)]
+
+
+ROW = {"audio": "two  blanks.wav", "text": "word"}
+
+
+def manifest(root: Path, **times: Any) -> tuple[int, int]:
+    """First sample and number of samples of a row's part of 3 seconds."""
+    audio(root / ROW["audio"], 3)
+    write(root / "data.jsonl", *[json.dumps(ROW | times)] * 3)
+    with Report().of("dev"):
+        (example,) = Table("text", "text", "audio", hold_out=3).read(root, "dev", "audio", False)
+    assert isinstance(example, Segment)
+    return example.start, example.num_samples
+
+
+@pytest.mark.parametrize(
+    ("times", "start", "end"),
+    [
+        ({}, 0, 3),
+        ({"offset": 1, "duration": 0.5}, 1, 1.5),
+        ({"offset": "1.0", "duration": "0.50"}, 1, 1.5),
+        ({"Start": 0.5, "end": 2.5}, 0.5, 2.5),
+        ({"begin_time": 0.5, "end_time": 2.5, "duration": 2}, 0.5, 2.5),
+        ({"startTime": 0.5, "duration (s)": 1}, 0.5, 1.5),
+        ({"onset": 2.5}, 2.5, 3),
+        ({"end": 2}, 0, 2),
+        ({"duration": 2.98}, 0, 3),  # it describes the recording
+        ({"duration": 2}, 0, 2),
+        ({"start": 1, "end": 3.02}, 1, 3),  # rounded
+        ({"speaker": 7, "sentences": 3, "is_end": True, "bartender": "4", "stop": "word"}, 0, 3),
+    ],
+)
+def test_times_in_a_manifest(times: dict[str, Any], start: float, end: float, tmp_path: Path) -> None:
+    first, count = manifest(tmp_path, **times)
+    assert (first, first + count) == (start * RATE, end * RATE)
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ({"offset": 1, "duration": 2.5}, "a segment from 1.000 to 3.500 s; expected a part of the 3.000 s"),
+        ({"start": 1500, "end": 2500}, "a segment from 1500.000"),
+        ({"start": 2, "end": 1}, "a segment from 2.000 to 1.000 s"),
+        ({"offset": -1, "duration": 1}, "'offset': -1, expected a number of seconds"),
+        ({"offset": "00:00:01", "duration": 1}, "'offset': '00:00:01', expected a number"),
+        ({"offset": None, "duration": 1}, "'offset': None, expected a number"),
+        ({"offset": "", "duration": 1}, "'offset': '', expected a number"),
+        ({"offset": "nan"}, "'offset': 'nan', expected a number"),
+        ({"start": 0, "duration": 0}, "a segment from 0.000 to 0.000 s"),
+        ({"offset": 1, "start": 1}, "'start': a second column of this meaning"),
+        ({"start": 1, "end": 2, "duration": 2}, "1 s and duration 2 s do not end at 2 s"),
+        ({"offset_ms": 1000}, "the column 'offset_ms' looks like a time, which is read from offset, start"),
+        ({"duration[ms]": "900"}, r"the column 'duration\[ms\]' looks like a time"),
+        ({"stop": 2}, "the column 'stop' looks like a time"),
+        ({"endMs": 2}, "the column 'endMs' looks like a time"),
+        ({"timestamp": [0.0, 1.5]}, "the column 'timestamp' looks like a time"),
+        ({"time": {"start": 1}}, "the column 'time' looks like a time"),
+        ({"frame_offset": 16000}, "the column 'frame_offset' looks like a time"),
+        ({"start_ts": "1:02"}, "the column 'start_ts' looks like a time"),
+        ({"t_begin": "3 s"}, "the column 't_begin' looks like a time"),
+        ({"tmin": 1}, "the column 'tmin' looks like a time"),
+    ],
+)
+def test_times_that_are_refused(times: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"data.jsonl line 2: {told}") as caught:
+        manifest(tmp_path, **times)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     write_table(tmp_path / "train.jsonl", pairs(3))
-    with pytest.raises(DataError, match="train.jsonl line 1: 'nope' is missing"):
+    with pytest.raises(DataError, match="train.jsonl line 3: 'nope' is missing"):
         split(Table("article", "headline", id="nope"), tmp_path, "train")
     audio(tmp_path / "spoken" / "a.wav")
     with pytest.raises(DataError, match=r"a.txt is missing: the text of a.wav"):
@@ -113,6 +240,7 @@ def test_text_for_a_language_model(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"train.{suffix}").rename(tmp_path / f"chapter.{suffix}")
     assert [*corpus.texts(tmp_path, "validation")] == ["line 0", "line 4"]
     assert corpus.files(tmp_path, "train") == [tmp_path / f"chapter.{suffix}"]
+    (tmp_path / "wav").mkdir()
     with pytest.raises(DataError, match=r"wav: no text file; data_root must hold .txt files"):
         corpus.files(tmp_path / "wav", "train")
 

@@ -264,7 +264,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "AbsoluteMultiLinear": {"core": "free"},
     "RelativeMultiLinear": {"core": "free"},
     "TiedMultiLinear": {"core": "free"},
-    "SequenceToTextData": {"unknown_labels": False, "speeds": None, "normalisation": "nmt_nfkc"},
+    "SequenceToTextData": {"unknown_labels": False, "speeds": None, "normalisation": "nmt_nfkc", "strict": False},
     "SpecAugment": {"time_warp": 0},
     "BeamSearch": {"length_penalty_form": "power", "temperature": 1.0, "unknown": True, "ctc_weight": 0.0},
     "LanguageScore": {

@@ -8,12 +8,13 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
-import soundfile
 import soxr
 from omegaconf import DictConfig
 
 from attnlab.config.batch import counted
 from attnlab.config.build import instantiate
+from attnlab.data.lengths import lengths
 from attnlab.data.report import FILES, Report, left_out, noted
 from attnlab.errors import DataError
 from attnlab.run.cache import digest, stored_files
@@ -47,6 +48,7 @@ IMAGES = (
     ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm",
     ".pgm", ".pbm", ".pnm", ".jp2",
 )  # fmt: skip
+OTHER_LENGTH = "recording of another length than its file says"
 SAMPLES = 1  # increase it when the same settings of a sample corpus give other bytes
 Kind = Literal["audio", "stored", "text"]  # what a front end reads
 
@@ -175,8 +177,10 @@ def inspect_audio(path: Path, where: str) -> tuple[int, int]:
     if not path.is_file():
         raise DataError(f"{path}: missing recording, named in {where}")
     with reading(path, f"a recording, named in {where}"):
-        info = soundfile.info(path)
-    return info.samplerate, info.frames
+        rate, length, contradiction = lengths(path)
+    if contradiction:
+        noted(OTHER_LENGTH, f"{path}: {contradiction}")
+    return rate, length
 
 
 def excerpt(
@@ -203,6 +207,63 @@ def recording(audio: Path, where: str) -> dict[str, Any]:
     """The fields of a Segment of a complete recording; `where` names the recording, for the error."""
     rate, length = inspect_audio(audio, where)
     return excerpt(audio, (rate, length), 0, length, where)
+
+
+START, END, DURATION = "offset, start, begin or onset", "end", "duration"
+TIMES = {  # names of columns, also with such an ending -> what they are
+    f"{name}{ending}": role
+    for role in (START, END, DURATION)
+    for name in role.replace(" or ", ", ").split(", ")
+    for ending in ("", "_time", "_s", "_sec", "_secs", "_seconds")
+}
+_LIKE_TIMES = re.compile(
+    r"(^|_)(offsets?|starts?|begins?|onsets?|ends?|stops?|durations?|dur|times?|timestamps?|ts|secs?|seconds|ms|msecs?|"
+    r"milliseconds|tmin|tmax|xmin|xmax)(_|$)"
+)
+_LIKE_NUMBERS = re.compile(r"[\s\[(]*-?\d[\d.,:;e\s+-]*([hms]|secs?|seconds|ms)?[\s\])]*")
+ROUNDED = 0.05  # seconds that a segment may end after its recording, where times have two digits
+
+
+def part_of_recording(row: "Row", audio: Path, others: Collection[str | None]) -> dict[str, Any]:
+    """The fields of a Segment of the part that a row's times name, or of the complete recording if it has no times.
+
+    Args:
+        others: columns that are no times.
+
+    Raises:
+        DataError: times are not understood, contradict each other, or lie outside the recording.
+    """
+    times: dict[str, float] = {}
+    for column, value in row.values.items():
+        name = re.sub(r"\W+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()).strip("_")
+        if column in others or not _LIKE_TIMES.search(name):
+            continue
+        if (role := TIMES.get(name)) is None:
+            if isinstance(value, dict) or _LIKE_NUMBERS.fullmatch(str(value)):
+                columns = f"{START}, {DURATION} and {END}, in seconds"
+                wrong = f"the column {column!r} looks like a time, which is read from {columns}"
+                raise DataError(f"{row.where}: {wrong}; rename it, or remove it")
+            continue
+        try:
+            seconds = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            seconds = math.nan
+        if role in times or not 0 <= seconds < math.inf:
+            why = "a second column of this meaning" if role in times else f"{value!r:.40}, expected a number of seconds"
+            raise DataError(f"{row.where}: {column!r}: {why}")
+        times[role] = seconds
+    rate, length = header = inspect_audio(audio, row.where)
+    start, whole = times.get(START, 0.0), length / rate
+    end = times.get(END, start + times[DURATION] if DURATION in times else whole)
+    if DURATION in times and abs(start + times[DURATION] - end) > ROUNDED:
+        raise DataError(f"{row.where}: {start:g} s and duration {times[DURATION]:g} s do not end at {end:g} s")
+    if [*times] == [DURATION] and abs(end - whole) <= ROUNDED:
+        end = whole  # it describes the recording
+    elif [*times] == [DURATION]:
+        noted("cut to the column `duration`, without a start", row.where)
+    return excerpt(
+        audio, header, round(start * rate), length if end == whole else round(end * rate), row.where, ROUNDED
+    )
 
 
 def refuse_empty(places: Iterable[str], drop_empty: bool) -> None:
@@ -351,7 +412,8 @@ def files_below(folder: Path, suffixes: Sequence[str], what: str | None = None, 
     with reading(folder, "a readable folder"):
         for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
             if (real := Path(place).resolve()) in places:
-                left_out("link to a folder that is read already", place)
+                if what:
+                    left_out("link to a folder that is read already", place)
                 folders.clear()
                 continue
             places.add(real)
@@ -541,15 +603,16 @@ def rows(path: Path, columns: Sequence[str] = ()) -> Iterator[Row]:
     neither tabs nor line ends. .jsonl and .json: JSON objects; .json also a list of objects or an object whose
     `examples` is such a list (BIG-bench). .parquet: those of `columns` that it has.
     """
-    if path.suffix in (".csv", ".tsv"):
-        yield from _separated(path, *(_cells(path) if path.suffix == ".csv" else _fields(path)))
-    elif path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        yield from _separated(path, *(_cells(path) if suffix == ".csv" else _fields(path)))
+    elif suffix == ".parquet":
         yield from (Row(values, path, number, "row") for number, values in enumerate(read_parquet(path, columns), 1))
     else:
         for line, value in _json(path):
-            if path.suffix == ".json" and isinstance(value, dict):
+            if suffix == ".json" and isinstance(value, dict):
                 value = value.get("examples", value)
-            listed = path.suffix == ".json" and isinstance(value, list)
+            listed = suffix == ".json" and isinstance(value, list)
             for number, item in enumerate(value, 1) if listed else ((line, value),):
                 row = Row(item, path, number, "item" if listed else "line")
                 if not isinstance(item, dict):

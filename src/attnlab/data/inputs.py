@@ -1,6 +1,7 @@
 """The inputs of `input=`: a text, a file, a folder, or a file with one input in each line."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,9 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.data.corpus import Row, is_unicode, read_lines, rows
+from attnlab.data.corpus import Row, files_below, is_unicode, read_lines, rows
 from attnlab.data.report import Report
 from attnlab.errors import DataError
+
+log = logging.getLogger(__name__)
 
 PATHS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".md", ".gz", ".wav", ".png", ".jpg")  # of a file
 LINES, OBJECTS = (".txt",), (".jsonl", ".ndjson")  # files with one input a line: as it is, or in a JSON object
@@ -25,12 +28,14 @@ class InputKind:
         suffixes: of such files; empty: the input is a text.
         keys: of a JSON object, in order of preference.
         check: raises DataError where a file is not of this kind; reads its header alone.
+        of_row: the value of a file that a row names, which may be a part of it; also raises DataError.
     """
 
     name: str
     suffixes: tuple[str, ...]
     keys: tuple[str, ...]
     check: Callable[[Path], object] = lambda path: None
+    of_row: Callable[[Path, Row], Any] = lambda path, row: str(path)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Inputs:
         self.count = 0
         for item in self:
             self.count += 1
-            if kind.suffixes:
+            if kind.suffixes and isinstance(item.value, str):
                 kind.check(Path(item.value))
         if not self.count:
             raise DataError(f"input={self.source}: empty; expected {self._expected}")
@@ -95,7 +100,11 @@ class Inputs:
         if path.is_dir():
             if not kind.suffixes:
                 raise DataError(f"input={path}: a folder; expected a text, a {LINES[0]} file or a {OBJECTS[0]} file")
-            if not self._files():
+            with Report().of(str(path)) as unread:
+                self._files = files_below(path, kind.suffixes, kind.name)
+            if unread.left_out:
+                log.warning("input=%s: %s", path, unread)
+            if not self._files:
                 raise DataError(f"input={path}: no {kind.name} in this folder; expected {', '.join(kind.suffixes)}")
             return "folder"
         if path.is_file():
@@ -107,16 +116,13 @@ class Inputs:
             raise DataError(f"input={self.source}: no such file; if it is a text, give {text} in a {OBJECTS[0]} file")
         return "one"
 
-    def _files(self) -> list[Path]:
-        return sorted(file for file in self._path.rglob("*") if file.suffix.lower() in self.kind.suffixes)
-
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[Item]:
         match self.form:
             case "folder":
-                yield from (Item(str(path)) for path in self._files())
+                yield from (Item(str(path)) for path in self._files)
             case "one":
                 yield Item(str(self._path) if self.kind.suffixes else self.source)
             case "objects":
@@ -130,9 +136,10 @@ class Inputs:
         if not value.strip():
             raise DataError(f"{row.where}: {key} is empty; expected {self._expected}")
         if self.kind.suffixes:
-            value = str(self._path.parent / Path(value).expanduser())
-            if not Path(value).is_file():
-                raise DataError(f"{row.where}: {value}: no such file")
+            file = self._path.parent / Path(value).expanduser()
+            if not file.is_file():
+                raise DataError(f"{row.where}: {file}: no such file")
+            return Item(self.kind.of_row(file, row), row.values)
         return Item(value, row.values)
 
 
@@ -146,7 +153,9 @@ def items_of(value: Any, kind: InputKind) -> "Inputs | list[Item]":
     if not isinstance(value, Mapping) or "array" in value:  # a recording as `datasets` decodes it
         return [Item(value)]
     if key := next((key for key in kind.keys if key in value), None):
-        return [Item(value[key], dict(value))]
+        named, row = value[key], Row(dict(value), Path("input"), 1, "row")
+        is_file = bool(kind.suffixes) and isinstance(named, str | Path)
+        return [Item(kind.of_row(Path(named), row) if is_file else named, row.values)]
     raise DataError(f"a row has the keys {', '.join(map(str, value))}; expected one of {', '.join(kind.keys)}")
 
 

@@ -14,7 +14,16 @@ from attnlab.config.batch import FrameShare, share_frames
 from attnlab.config.bounds import Size, SizeOrZero
 from attnlab.data.base import Data, EpochBatches, Loader, Workers
 from attnlab.data.batch import Example, Ids, collate
-from attnlab.data.corpus import Reader, Segment, Utterance, at_speed, refuse_empty, repeated, statistics
+from attnlab.data.corpus import (
+    OTHER_LENGTH,
+    Reader,
+    Segment,
+    Utterance,
+    at_speed,
+    refuse_empty,
+    repeated,
+    statistics,
+)
 from attnlab.data.report import FILES, Report, left_out, noted
 from attnlab.data.speech.features import Array, FeatureStore, FilterBank, SpecAugment
 from attnlab.data.speech.stored import StoredFeatures, StoredInputs
@@ -94,6 +103,7 @@ class SequenceToTextData(Data):
         min_input_frames, max_input_frames, max_target_tokens: training leaves other utterances out and counts them in
             `report`; </s> counts as a token.  Evaluation leaves out nothing.
         drop_empty: leave out utterances without text rather than refuse the corpus.
+        strict: refuse recordings of another length than their file says, which are otherwise reported and read.
         unknown_labels: accept classes in validation and test that training lacks, as errors.
         speeds: training reads each recording once at each of these speeds.
 
@@ -123,6 +133,7 @@ class SequenceToTextData(Data):
     max_input_frames: Size = 3000
     max_target_tokens: Size = 1024
     drop_empty: bool = False
+    strict: bool = False
     unknown_labels: bool = False
     speeds: list[Annotated[float, Ge(0.1), Le(10)]] | None = None
     num_workers: Workers = None
@@ -283,6 +294,8 @@ class SequenceToTextData(Data):
     def _read_split(self, name: str, root: Path) -> list[Utterance]:
         with self.report.of(name) as size:
             utterances = self.reader.read(root, name, self.features.kind, self.drop_empty)
+            if self.strict and (note := size.noted.get(OTHER_LENGTH)):
+                raise DataError(f"{note.example} ({note.count} of {name}); task.data.strict=false reads what there is")
             usable = [x for x in utterances if self._has_text(x)]
             if len(usable) < len(utterances):
                 first = next(x.id for x in utterances if not self._has_text(x))

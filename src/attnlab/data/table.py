@@ -1,12 +1,14 @@
 """User data: a table of examples as JSON lines, CSV or TSV, whose columns can be named, and a folder of recordings.
 
-<root>/{train,dev,test}.{jsonl,json,csv,tsv}     one example each; `valid`, `val` and `validation` mean dev
+<root>/{train,dev,test}.{jsonl,json,csv,tsv}     one example each; SPLITS has other names of dev
 <root>/NAME.{jsonl,json,csv,tsv}                 one table: every `hold_out`-th example is tested, the next ones are dev
-<root>/{train,dev,test}/**/NAME.{wav,flac,ogg}   recordings with their texts beside them, NAME.txt
-<root>/**/NAME.{wav,flac,ogg}                    the same, without splits
+<root>/{train,dev,test}/**/NAME.{wav,flac,mp3}   recordings with their texts beside them, NAME.txt; see AUDIO
+<root>/**/NAME.{wav,flac,mp3}                    the same, without splits
+
+A row of a recording may name a part of it, in seconds: offset and duration, or start and end.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +16,19 @@ from typing import Annotated
 from annotated_types import Ge, MinLen
 
 from attnlab.data.corpus import (
+    AUDIO,
     Kind,
     Reader,
     Row,
     Segment,
     Utterance,
+    by_split,
+    entries,
+    files_below,
     held_out,
+    is_data,
     only,
+    part_of_recording,
     read_text,
     recording,
     refuse_empty,
@@ -28,18 +36,32 @@ from attnlab.data.corpus import (
     rows,
     squeeze,
 )
+from attnlab.data.report import left_out
 from attnlab.errors import DataError
 
-SPELLINGS = {"train": ("train", "training"), "dev": ("dev", "valid", "val", "validation"), "test": ("test",)}
 TOGETHER = ("data", "manifest", "metadata")  # names of a table that is preferred to others
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
-AUDIO = (".wav", ".flac", ".ogg")
 Name = Annotated[str, MinLen(1)]
 
 
-def table_in(root: Path, spellings: Iterable[str], suffixes: Sequence[str] = SUFFIXES) -> Path | None:
-    """The file of `root` with one of these names, if it exists.  DataError: two exist."""
-    return only([path for name in spellings for suffix in suffixes if (path := root / f"{name}{suffix}").is_file()])
+def tables_of(root: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[dict[str, Path], list[Path]]:
+    """The table of each split, "all" for one of TOGETHER, and the other tables.  DataError: two are of one split."""
+    tables = [path for path in entries(root) if path.suffix.lower() in suffixes and path.is_file()]
+    places = by_split(tables)
+    if "train" not in places and (together := only([path for path in tables if path.stem.lower() in TOGETHER])):
+        places["all"] = together
+    return places, [path for path in tables if path not in places.values()]
+
+
+def report_unread(root: Path, read: Collection[Path], tables: Collection[Path]) -> None:
+    """Report what `root` holds and no split reads: tables, hidden files, and all others where folders are read."""
+    for path in root.iterdir():
+        if not is_data(path.name):
+            left_out("hidden file or folder", str(path))
+        elif path in tables and path not in read:
+            left_out("table that no split reads", str(path))
+        elif path not in read and any(place.is_dir() for place in read):
+            left_out("file or folder outside the splits", str(path))
 
 
 class Table(Reader):
@@ -72,76 +94,83 @@ class Table(Reader):
         self.layout = "data_root must hold train, dev and test, or one table, as .jsonl, .csv or .tsv with the columns "
         self.layout += ", ".join(dict.fromkeys(names))
         if audio:
-            self.layout += "; or folders of .wav or .flac files, each with a .txt file of the same name"
+            self.layout += "; or folders of recordings (.wav, .flac, .mp3 ...), each with a .txt file of the same name"
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
         self.name = self.named or root.name
         columns = dict(zip(("source", "target", "audio"), (*self.columns, self.audio), strict=True))
-        for path in self._places(root).values():
-            if path.is_dir() and not any(file.suffix.lower() in AUDIO for file in path.rglob("*")):
-                raise DataError(f"{path}: no examples; {self.layout}")
+        places, others = self._places(root)
+        for path in places.values():
             every = rows(path) if path.is_file() else iter(())
             row = next(every, None)
             for key, column in columns.items():
                 if row and column and column not in row.values and not any(column in x.values for x in every):
                     missing = f"the column {column!r} is missing (found: {', '.join(row.values)})"
                     raise DataError(f"{path}: {missing}; task.data.reader.{key} names it")
+        if split == self.splits[0]:
+            folders = [path for path in places.values() if path.is_dir()]
+            if root not in folders:
+                report_unread(root, places.values(), others)
+            for folder in folders:
+                self._check_recordings(folder)
 
-    def _places(self, root: Path) -> dict[str, Path]:
-        """The table or folder of each split, or of "all".  DataError: none exists, or two of one name."""
-        spellings = SPELLINGS | {"all": TOGETHER}
-        places = {split: path for split, names in spellings.items() if (path := table_in(root, names))}
+    def _places(self, root: Path) -> tuple[dict[str, Path], list[Path]]:
+        """The table or folder of each split, or of "all", and other tables.  DataError: none, or two of a split."""
+        places, others = tables_of(root)
         if not places and self.audio:
-            folders = {split: [root / name for name in names] for split, names in SPELLINGS.items()}
-            chosen = {split: only([path for path in paths if path.is_dir()]) for split, paths in folders.items()}
-            places = {split: path for split, path in chosen.items() if path} or {"all": root}
-        if "train" in places:
-            places.pop("all", None)
-        elif "all" not in places:
-            tables = [path for path in {*root.glob("*")} - {*places.values()} if path.suffix in SUFFIXES]
-            if len(tables) != 1:
+            places = by_split(path for path in entries(root) if path.is_dir())
+            if not places and not (len(others) == 1 and self.audio in next(rows(others[0])).values):
+                places["all"] = root
+        if not places.keys() & {"train", "all"}:
+            if len(others) != 1:
                 self.missing(root / "train.jsonl")
-            places["all"] = tables[0]
-        return places
+            places["all"] = others.pop()
+        return places, others
+
+    def _check_recordings(self, folder: Path) -> None:
+        """Report what a folder of recordings holds beside them.  DataError: there are none, or one has no text."""
+        recordings = files_below(folder, AUDIO, "recording", beside=".txt")
+        if not recordings:
+            raise DataError(f"{folder}: no examples; {self.layout}")
+        texts = {path.with_suffix(""): path for path in files_below(folder, [".txt"])}
+        if silent := [path for path in recordings if path.with_suffix("") not in texts]:
+            raise DataError(f"{silent[0].with_suffix('.txt')} is missing: the text of {silent[0].name}")
+        if alone := sorted(texts.keys() - {path.with_suffix("") for path in recordings}):
+            left_out("text without a recording", str(texts[alone[0]]), len(alone))
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         self.name = self.named or root.name
-        places = self._places(root)
-        if split in places and split != "train":
-            return self._examples(root, places[split], split, drop_empty)
-        first = "train" if "train" in places else "all"
-        missing = [name for name in ("test", "dev") if name not in places]
-        every = self._examples(root, places[first], first, drop_empty)
-        examples = list(held_out(every, split, missing, self.hold_out))
-        if not examples:
-            raise DataError(f"{places[first]}: {len(every)} examples are too few to hold some out for {split}")
-        return examples
-
-    def _examples(self, root: Path, place: Path, split: str, drop_empty: bool) -> list[Utterance]:
-        if place.is_dir():
-            examples = [*self._recordings(place)]
-        else:
-            examples = [(row.where, self._example(root, row, split)) for row in rows(place)]
-        if not examples:
+        places, _ = self._places(root)
+        place = places.get(split) or places.get("train") or places["all"]
+        missing = [] if split in places and split != "train" else [x for x in ("test", "dev") if x not in places]
+        every: list[Path | Row] = [*(files_below(place, AUDIO) if place.is_dir() else rows(place))]
+        if not every:
             raise DataError(f"{place}: no examples; {self.layout}")
+        chosen = list(held_out(every, split, missing, self.hold_out))
+        if not chosen:
+            raise DataError(f"{place}: {len(every)} examples are too few to hold some out for {split}")
+        first = split if split in places else "train" if "train" in places else "all"
+        examples = [
+            self._example(root, item, first) if isinstance(item, Row) else self._recording(place, item)
+            for item in chosen
+        ]
         refuse_empty((where for where, example in examples if not (example.source and example.target)), drop_empty)
         if (id := repeated(example.id for _, example in examples)) is not None:
             raise DataError(f"{place}: the id {id!r} occurs twice")
         return [example if example.source else replace(example, target="") for _, example in examples]
 
-    def _example(self, root: Path, row: Row, split: str) -> Utterance:
+    def _example(self, root: Path, row: Row, split: str) -> tuple[str, Utterance]:
         source, target = (row.text(column, optional=True) for column in self.columns)
         id = str(row.value(self.id, str, int)) if self.id else f"{split}_{row.number}"
         if self.audio is None:
-            return Utterance(id=id, source=source, target=target)
-        return Segment(id=id, source=source, target=target, **recording(root / row.text(self.audio), row.where))
+            return row.where, Utterance(id=id, source=source, target=target)
+        audio = root / row.value(self.audio, str).strip()
+        part = part_of_recording(row, audio, (*self.columns, self.audio, self.id))
+        return row.where, Segment(id=id, source=source, target=target, **part)
 
     @staticmethod
-    def _recordings(folder: Path) -> Iterator[tuple[str, Utterance]]:
-        for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in AUDIO):
-            transcript = path.with_suffix(".txt")
-            if not transcript.is_file():
-                raise DataError(f"{transcript} is missing: the text of {path.name}")
-            text = squeeze(read_text(transcript))
-            id = path.relative_to(folder).with_suffix("").as_posix()
-            yield str(transcript), Segment(id=id, source=text, target=text, **recording(path, str(transcript)))
+    def _recording(folder: Path, path: Path) -> tuple[str, Utterance]:
+        transcript = path.with_suffix(".txt")
+        text = squeeze(read_text(transcript))
+        id = path.relative_to(folder).with_suffix("").as_posix()
+        return str(transcript), Segment(id=id, source=text, target=text, **recording(path, str(transcript)))

@@ -98,7 +98,7 @@ class AMI(Reader):
         path = root / "splits" / f"split_{split}.orig"
         if path.is_file():
             return list(dict.fromkeys(name for line in read_lines(path) if (name := line.strip())))
-        meetings = sorted({path.name.partition(".")[0] for path in (root / "words").glob("*.words.xml")})
+        meetings = sorted({path.name.partition(".")[0] for path in (root / "words").glob("[!.]*.words.xml")})
         partition = {"dev": DEV.split(), "eval": EVAL.split()}
         if split in partition:
             chosen = [meeting for meeting in partition[split] if meeting in meetings]

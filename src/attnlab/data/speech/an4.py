@@ -2,7 +2,7 @@
 
 <root>/etc/an4_{train,test}.fileids          one path per line, without suffix
 <root>/etc/an4_{train,test}.transcription    WORDS (utterance), in the same order; <s> WORDS </s> is allowed
-<root>/wav/<path>.sph                        or .wav or .flac; .raw is not read
+<root>/wav/<path>.sph                        or another suffix of AUDIO; .raw is not read
 <root>/feat/<path>.mfc                       stored features
 """
 
@@ -13,11 +13,21 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from attnlab.data.corpus import Kind, Reader, Segment, Stored, Utterance, read_lines, recording, refuse_empty, trimmed
+from attnlab.data.corpus import (
+    AUDIO,
+    Kind,
+    Reader,
+    Segment,
+    Stored,
+    Utterance,
+    read_lines,
+    recording,
+    refuse_empty,
+    trimmed,
+)
 from attnlab.errors import DataError
 
 _LINE = re.compile(r"(?P<text>.*?)\s*\((?P<id>[^()]+)\)")
-SUFFIXES = (".sph", ".wav", ".flac")
 
 
 class AN4(Reader):
@@ -69,6 +79,6 @@ class AN4(Reader):
             if not path.is_file():
                 raise DataError(f"{path}: missing features, named in {where}")
             return Stored(id=name, source=text, target=text, path=path)
-        paths = [root / "wav" / f"{id}{suffix}" for suffix in SUFFIXES]
+        paths = [root / "wav" / f"{id}{suffix}" for suffix in (".sph", *AUDIO)]
         audio = next((path for path in paths if path.is_file()), paths[0])
         return Segment(id=name, source=text, target=text, **recording(audio, where))

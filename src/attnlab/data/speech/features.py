@@ -38,6 +38,7 @@ Array = npt.NDArray[np.float32]
 FRAME_MS, SHIFT_MS = 25.0, 10.0
 STORED = np.dtype("<f2")  # type of the numbers on disk
 VERSION = 1  # to be raised when the same audio and settings give other numbers
+LARGEST = 2.0**31  # of samples: 32-bit integers that were not divided
 CHUNK = 256  # segments that are submitted together
 
 
@@ -122,12 +123,24 @@ def utterance_cmvn(features: Array) -> Array:
 
 
 def read_waveform(path: Path, start: int, num_samples: int) -> Array:
-    """(num_samples,) float32 in [-1, 1), channels averaged.  DataError: the file has fewer from `start` on."""
+    """(num_samples,) float32 in [-1, 1), channels averaged.
+
+    DataError: the file has fewer from `start` on, or values as in :func:`usable`.
+    """
     with reading(path, f"a recording with sample {start}"):
         samples, _ = soundfile.read(path, frames=num_samples, start=start, dtype="float32", always_2d=True)
     if len(samples) < num_samples:
         raise DataError(f"{path}: damaged audio, {len(samples)} of {num_samples} samples from sample {start} on")
-    return samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return usable(samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1), path)
+
+
+def usable(samples: Array, name: object) -> Array:
+    """(samples,) as they are.  DataError, with the recording's name: one is NaN, infinite or larger than 2**31."""
+    peak = np.abs(samples).max(initial=0)
+    if not peak <= LARGEST:
+        raise DataError(f"{name}: damaged audio, samples of {peak:g}; expected numbers from -1 to 1")
+    return samples
 
 
 def change_speed(waveform: Array, rate: int, speed: float) -> Array:
@@ -175,8 +188,6 @@ def _write(folder: Path, split: str, key: str, segments: Sequence[Segment], bank
 
     def compute(segment: Segment) -> bytes:
         waveform = read_waveform(segment.audio, segment.start, segment.num_samples)
-        if not np.isfinite(waveform).all():
-            raise DataError(f"{segment.audio}: {segment.id} has samples that are not finite numbers")
         return bank(change_speed(waveform, segment.rate, segment.speed), segment.rate).astype(STORED).tobytes()
 
     bar = progress(f"features {split}, segments", len(segments))

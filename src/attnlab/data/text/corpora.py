@@ -12,11 +12,11 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import check_folder, first_of, held_out, read_lines, read_parquet, rows
-from attnlab.data.report import noted
+from attnlab.data.corpus import check_folder, files_below, first_of, held_out, read_lines, read_parquet, rows
+from attnlab.data.report import FILES, Report, noted
 from attnlab.data.samples import markov, write_lines
 from attnlab.data.samples.markov import Source
-from attnlab.data.table import SPELLINGS, SUFFIXES, TOGETHER, table_in
+from attnlab.data.table import SUFFIXES, report_unread, tables_of
 from attnlab.data.text.tokens import TokenFile, open_shard
 from attnlab.errors import DataError
 
@@ -59,7 +59,8 @@ class TextCorpus(ABC):
 def check_layout(root: Path, data: DictConfig) -> None:
     """Check that the files of a text corpus exist.  `data` is the node `task.data`."""
     corpus: TextCorpus = instantiate(data.corpus, path="task.data.corpus")
-    corpus.check(root)
+    with Report().of(FILES):  # the run reports them when it reads them
+        corpus.check(root)
 
 
 class SplitFiles(TextCorpus):
@@ -179,12 +180,12 @@ class FineWebEdu(TextCorpus):
         )
 
     def files(self, root: Path, split: Split) -> list[Path]:
-        shards = sorted(root.rglob("*.bin"))
+        shards = files_below(root, [".bin"])
         if shards:
             validation = [path for path in shards if "_val_" in path.name or path.name == "val.bin"]
             chosen = [path for path in shards if path not in validation] if split == "train" else validation
         else:
-            files = sorted(root.rglob("*.parquet"))
+            files = files_below(root, [".parquet"])
             chosen = files if split == "train" else files[:1]
         if not chosen:
             raise DataError(f"{root}: no files for {split}; expected sample/100BT/*.parquet, or {SHARDS}")
@@ -233,7 +234,7 @@ def parquet_texts(path: Path) -> Iterator[str]:
 
 
 class TextFiles(TextCorpus):
-    """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; also `dev`, `val`.
+    """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; see SPLITS.
 
     Without a file of these names, every .txt file of the folder, or its one table, is read in the order of the names.
 
@@ -248,31 +249,40 @@ class TextFiles(TextCorpus):
         self.column, self.named, self.hold_out = column, name, hold_out
         self.name, self.held_out = name or "own text", f"own files, or every {hold_out}th text"
 
+    def check(self, root: Path) -> None:
+        super().check(root)
+        places, others = self._places(root)
+        report_unread(root, [*places.values(), *self.files(root, "train")], others)
+
     def files(self, root: Path, split: Split) -> list[Path]:
-        if path := self._place(root, split) or self._place(root, "train"):
+        places, tables = self._places(root)
+        if path := places.get(split) or places.get("train"):
             return [path]
-        others = sorted({*root.glob("*")} - {self._place(root, "validation"), self._place(root, "test")})
-        tables = [path for path in others if path.suffix in SUFFIXES]
-        paths = [path for path in others if path.suffix == ".txt"] or tables
-        if not paths or (paths == tables and len(tables) > 1):
+        texts = [path for path in tables if path.suffix.lower() == ".txt"]
+        if not texts and len(tables) != 1:
             table = f"one .jsonl, .csv or .tsv with the column {self.column} (task.data.corpus.column names it)"
             raise DataError(f"{root}: no text file; data_root must hold .txt files, or {table}")
-        return paths
+        return texts or tables
 
-    def _place(self, root: Path, split: Split) -> Path | None:
-        """The file of a split, if it exists."""
+    def _places(self, root: Path) -> tuple[dict[str, Path], list[Path]]:
+        """The file of each split that has one, and the other files."""
         self.name = self.named or root.name
-        names = {"train": (*SPELLINGS["train"], *TOGETHER), "validation": SPELLINGS["dev"], "test": ("test",)}[split]
-        return table_in(root, names, (".txt", *SUFFIXES))
+        places, others = tables_of(root, (".txt", *SUFFIXES))
+        names = {"dev": "validation", "all": "train"}
+        return {names.get(split, split): path for split, path in places.items()}, others
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
-        files = self.files(root, split)
-        parts = (read_lines(f) if f.suffix == ".txt" else (row.text(self.column) for row in rows(f)) for f in files)
+        (places, _), files = self._places(root), self.files(root, split)
+        plain = [file.suffix.lower() == ".txt" for file in files]
+        parts = (
+            read_lines(f) if p else (row.text(self.column) for row in rows(f))
+            for f, p in zip(files, plain, strict=True)
+        )
         texts = chain.from_iterable(parts)
-        if split != "train" and self._place(root, split):
+        if split != "train" and split in places:
             return texts
         missing: list[Split] = ["test", "validation"]
-        return held_out(texts, split, [name for name in missing if not self._place(root, name)], self.hold_out)
+        return held_out(texts, split, [name for name in missing if name not in places], self.hold_out)
 
     def write_sample(self, root: Path, source: Source) -> None:
         raise DataError("text files have no sample corpus: set data_root")

@@ -12,7 +12,7 @@ SciTLDR: <root>/{train,dev,test}.jsonl            source, a list of sentences; t
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,12 +20,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from attnlab.data.corpus import (
+    SPLITS,
     Kind,
     Reader,
     Row,
     Utterance,
+    by_split,
     contents,
+    entries,
     held_out,
+    only,
     read_lines,
     read_text,
     reading,
@@ -34,7 +38,7 @@ from attnlab.data.corpus import (
     squeeze,
     trimmed,
 )
-from attnlab.data.report import noted
+from attnlab.data.report import left_out, noted
 from attnlab.data.samples.written import write_articles, write_translations
 from attnlab.errors import DataError
 
@@ -115,27 +119,45 @@ class Parallel(Reader):
         return name.format(**words, **{"from": ("src", "tgt")[side]})
 
     def files(self, root: Path) -> Files:
-        """The layout of `root`.  Raises DataError where no layout fits."""
+        """The layout of `root`.  Raises DataError where no layout fits, or two pairs of files are of one split."""
+        pairs = self._pairs_of_files(root)
+        splits = by_split(pairs) if self.chosen == "auto" else {}
         for name, files in LAYOUTS.items():
             if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
                 return files
+        if len(splits) == len(self.splits):
+            return self._named(root, pairs, splits)
         nearest = max(LAYOUTS.values(), key=lambda files: sum(path.exists() for path in self._all(root, files)))
         paths = list(self._all(root, nearest))
         if any(path.exists() for path in paths):
             self.missing(min((path for path in paths if not path.is_file()), key=lambda path: not path.exists()))
-        source, target = self.languages
-        stems = [path.stem for path in sorted(root.glob(f"*.{source}")) if path.with_suffix(f".{target}").is_file()]
-        if stems and self.chosen == "auto":
-            self.name = root.name
-            return Files(tuple(f"{stem}.{{lang}}" for stem in stems))
+        if pairs and self.chosen == "auto":
+            return self._named(root, pairs, splits)
         raise DataError(f"data_root={root}: unknown layout (found {contents(root)}); {self.layout}")
+
+    def _pairs_of_files(self, root: Path) -> list[Path]:
+        """The source files of all pairs in `root`."""
+        source, target = self.languages
+        return [x for x in entries(root) if x.suffix == f".{source}" and x.with_suffix(f".{target}").is_file()]
+
+    def _named(self, root: Path, pairs: Sequence[Path], splits: Mapping[str, Path]) -> Files:
+        """The layout of files of any names, of which some may be those of splits."""
+        self.name = root.name
+        others = [path for path in pairs if path not in splits.values()]
+        if not (train := [splits["train"]] if "train" in splits else others):
+            self.missing(root / self._fill("train.{lang}", 0))
+        dev, test = (f"{splits[name].stem}.{{lang}}" if name in splits else "" for name in ("dev", "test"))
+        return Files(tuple(f"{path.stem}.{{lang}}" for path in train), dev, test)
 
     def _all(self, root: Path, files: Files) -> list[Path]:
         names = [name for name in (*files.train, files.dev, files.test) if name]
         return [root / self._fill(name, side) for name in names for side in (0, 1)]
 
     def find(self, root: Path, split: str, kind: Kind) -> None:
-        self.need(*self._all(root, self.files(root)))
+        read = [*self._all(root, self.files(root))]
+        self.need(*read)
+        if split == self.splits[0] and (others := [path for path in self._pairs_of_files(root) if path not in read]):
+            left_out("pair of files that no split reads", str(others[0]), len(others))
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         files = self.files(root)
@@ -169,7 +191,6 @@ class Parallel(Reader):
 # --- summaries ---
 
 SPLIT_FILE = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
-SPELLINGS = {"train": ("train",), "validation": ("validation", "val", "dev"), "test": ("test",)}
 PAIRS = ((".source", ".target"), (".raw.source", ".raw.target"), (".document", ".summary"))
 RECORDS = (".jsonl", ".json")
 SHARE_BAR = {
@@ -198,14 +219,14 @@ class XSum(Reader):
         if (root / "bbc-summary-data").is_dir():
             self.need(root / SPLIT_FILE)
             return root / SPLIT_FILE, None
-        for name in SPELLINGS[split]:
-            for suffix in RECORDS:
-                if (root / f"{name}{suffix}").is_file():
-                    return root / f"{name}{suffix}", None
-            for source, target in PAIRS:
-                if (root / f"{name}{source}").is_file():
-                    self.need(root / f"{name}{target}")
-                    return root / f"{name}{source}", root / f"{name}{target}"
+        part, there = "dev" if split == "validation" else split, entries(root)
+        if path := by_split(x for x in there if x.suffix.lower() in RECORDS).get(part):
+            return path, None
+        for source, target in PAIRS:
+            names = [f"{name}{source}" for name in SPLITS[part]]
+            if path := only([x for x in there if x.name.lower() in names]):
+                self.need(other := path.with_name(path.name[: -len(source)] + target))
+                return path, other
         self.missing(root / f"{split}.source")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:

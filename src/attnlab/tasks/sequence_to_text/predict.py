@@ -12,10 +12,10 @@ from omegaconf import DictConfig
 from attnlab.config.build import instantiate
 from attnlab.config.rules import check_ctc
 from attnlab.data.batch import Example, Ids, collate
-from attnlab.data.corpus import Reader, Utterance, inspect_audio
+from attnlab.data.corpus import AUDIO, Reader, Row, Segment, Utterance, inspect_audio, part_of_recording
 from attnlab.data.inputs import InputKind
 from attnlab.data.report import noted
-from attnlab.data.speech.features import Array, FilterBank, read_waveform
+from attnlab.data.speech.features import Array, FilterBank, read_waveform, usable
 from attnlab.data.speech.stored import StoredFeatures
 from attnlab.data.text.tokenizer import SourceText, Tokenizer
 from attnlab.decoding import BeamSearch
@@ -25,15 +25,13 @@ from attnlab.tasks.restored import RestoredTranslator
 
 log = logging.getLogger(__name__)
 
-AUDIO = (".wav", ".flac", ".ogg", ".aiff", ".mp3", ".sph")
-
 
 def input_kind(cfg: DictConfig) -> InputKind:
     """The kind of inputs of a model of this configuration."""
     front = instantiate(cfg.task.data.features, path="task.data.features")
     match front:
         case FilterBank():
-            return InputKind("audio file", AUDIO, ("audio", "path", "input"), check_audio)
+            return InputKind("audio file", AUDIO, ("audio", "path", "input"), check_audio, part)
         case StoredFeatures():
             return InputKind("file of features", (".npy", ".mfc"), ("features", "path", "input"), front.frames)
     return InputKind("text", (), ("text", "source", "document", "input"))
@@ -94,8 +92,8 @@ def recording(value: Any) -> tuple[Array, int]:
     """Samples, (samples,) float32 in [-1, 1), and their rate, of a file or an object.
 
     Args:
-        value: the path of a file, (samples, rate, ...), or {"array": samples, "sampling_rate": rate}. The shorter of
-            two axes is that of the channels; integers are scaled by their largest value.
+        value: the path of a file, a Segment of it, (samples, rate, ...), or {"array": samples, "sampling_rate": rate}.
+            The shorter of two axes is that of the channels; integers are scaled by their largest value.
 
     Raises:
         DataError: the file cannot be read, or the object is no recording.
@@ -103,6 +101,8 @@ def recording(value: Any) -> tuple[Array, int]:
     if isinstance(value, str | Path):
         rate, count = check_audio(Path(value))
         return read_waveform(Path(value), 0, count), rate
+    if isinstance(value, Segment):
+        return read_waveform(value.audio, value.start, value.num_samples), value.rate
     try:
         samples, rate = value[:2] if isinstance(value, tuple | list) else (value["array"], value["sampling_rate"])
         array = np.asarray(samples)
@@ -111,9 +111,15 @@ def recording(value: Any) -> tuple[Array, int]:
         array = array.mean(int(np.argmin(array.shape))) if array.ndim == 2 else array
         if array.ndim != 1 or not array.size or array.dtype.kind != "f":
             raise ValueError(f"samples of shape {array.shape}")
-        return array.astype(np.float32), int(rate)
+        with np.errstate(over="ignore"):
+            return usable(array.astype(np.float32), "a recording"), int(rate)
     except (TypeError, ValueError, LookupError) as error:
         raise DataError(f"not a recording ({error}); expected a path, or (samples, rate)") from error
+
+
+def part(path: Path, row: Row) -> Segment:
+    """The part of a recording that the times of a row name, or all of it.  DataError: as of `part_of_recording`."""
+    return Segment(id=row.where, source="", target="", **part_of_recording(row, path, ("audio", "path", "input")))
 
 
 def check_audio(path: Path) -> tuple[int, int]:
