@@ -127,7 +127,7 @@ def read_waveform(path: Path, start: int, num_samples: int) -> Array:
 
     DataError: the file has fewer from `start` on, or values as in :func:`usable`.
     """
-    with reading(path, f"a recording with sample {start}"):
+    with reading(path, f"a recording that is complete from sample {start} on"):
         samples, _ = soundfile.read(path, frames=num_samples, start=start, dtype="float32", always_2d=True)
     if len(samples) < num_samples:
         raise DataError(f"{path}: damaged audio, {len(samples)} of {num_samples} samples from sample {start} on")

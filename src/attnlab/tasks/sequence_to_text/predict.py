@@ -57,7 +57,10 @@ class TextPredictor(Predictor):
     def read(self, value: Any) -> Array | Ids:
         match self.front:
             case FilterBank():
-                return self.front(*recording(value))
+                samples, rate = recording(value)
+                if not np.ptp(samples):
+                    noted("recording without any sound", str(value) if isinstance(value, str | Path) else "")
+                return self.front(samples, rate)
             case StoredFeatures():
                 return self.front(Path(value) if isinstance(value, str) else np.asarray(value))
         if not isinstance(value, str):
