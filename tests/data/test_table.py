@@ -111,7 +111,7 @@ def test_names_of_splits_in_any_case_and_what_no_split_reads(kind: str, tmp_path
     with report.of("files") as files:
         reader.check(tmp_path, reader.splits, reader.kinds[0]) if reader else corpus.check(tmp_path)
     other = "pair of files that no split reads" if kind == "pairs" else "table that no split reads"
-    other = "file or folder outside the splits" if kind == "recordings" else other
+    other = "file or folder that no split reads" if kind == "recordings" else other
     assert files.left_out[other].count == 1 and "notes" in files.left_out[other].example
     assert kind == "pairs" or files.left_out["hidden file or folder"].count == 2
     if kind == "recordings":
@@ -215,11 +215,15 @@ def test_times_that_are_refused(times: dict[str, Any], told: str, tmp_path: Path
 
 def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
     write_table(tmp_path / "train.jsonl", pairs(3))
-    with pytest.raises(DataError, match="train.jsonl line 3: 'nope' is missing"):
+    with pytest.raises(DataError, match="train.jsonl line 1: 'nope' is missing"):
         split(Table("article", "headline", id="nope"), tmp_path, "train")
     audio(tmp_path / "spoken" / "a.wav")
     with pytest.raises(DataError, match=r"a.txt is missing: the text of a.wav"):
         split(Table("text", "text", "audio"), tmp_path / "spoken", "train")
+    for name in ("a.wav", "a.flac", "b.wav"):
+        speak(tmp_path / "same" / name, "word")
+    with pytest.raises(DataError, match="the id 'a' occurs twice"):  # it would be in two splits
+        split(Table("text", "text", "audio", hold_out=3), tmp_path / "same", "train")
     for part in ("train", "dev", "val", "test"):
         speak(tmp_path / "two" / part / "a.wav", "word")
     with pytest.raises(DataError, match="both dev and val; keep one of them"):

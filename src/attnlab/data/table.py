@@ -54,14 +54,13 @@ def tables_of(root: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[dict[str,
 
 
 def report_unread(root: Path, read: Collection[Path], tables: Collection[Path]) -> None:
-    """Report what `root` holds and no split reads: tables, hidden files, and all others where folders are read."""
-    for path in root.iterdir():
+    """Report what `root` holds and no split reads: files, folders where folders are read; no recordings of a table."""
+    folders = any(place.is_dir() for place in read)
+    for path in sorted(root.iterdir()):
         if not is_data(path.name):
             left_out("hidden file or folder", str(path))
-        elif path in tables and path not in read:
-            left_out("table that no split reads", str(path))
-        elif path not in read and any(place.is_dir() for place in read):
-            left_out("file or folder outside the splits", str(path))
+        elif path not in read and (folders or (path.is_file() and path.suffix.lower() not in AUDIO)):
+            left_out(f"{'table' if path in tables else 'file or folder'} that no split reads", str(path))
 
 
 class Table(Reader):
@@ -119,7 +118,8 @@ class Table(Reader):
         places, others = tables_of(root)
         if not places and self.audio:
             places = by_split(path for path in entries(root) if path.is_dir())
-            if not places and not (len(others) == 1 and self.audio in next(rows(others[0])).values):
+            first = next(rows(others[0]), None) if len(others) == 1 else None
+            if not places and not (first and self.audio in first.values):
                 places["all"] = root
         if not places.keys() & {"train", "all"}:
             if len(others) != 1:
@@ -146,22 +146,24 @@ class Table(Reader):
         every: list[Path | Row] = [*(files_below(place, AUDIO) if place.is_dir() else rows(place))]
         if not every:
             raise DataError(f"{place}: no examples; {self.layout}")
-        chosen = list(held_out(every, split, missing, self.hold_out))
+        prefix = split if split in places else "train" if "train" in places else "all"
+        ids = [self._id(place, x, prefix) for x in every]
+        if (id := repeated(ids)) is not None:
+            raise DataError(f"{place}: the id {id!r} occurs twice")
+        chosen = list(held_out(zip(ids, every, strict=True), split, missing, self.hold_out))
         if not chosen:
             raise DataError(f"{place}: {len(every)} examples are too few to hold some out for {split}")
-        first = split if split in places else "train" if "train" in places else "all"
-        examples = [
-            self._example(root, item, first) if isinstance(item, Row) else self._recording(place, item)
-            for item in chosen
-        ]
+        examples = [self._example(root, id, x) if isinstance(x, Row) else self._recording(id, x) for id, x in chosen]
         refuse_empty((where for where, example in examples if not (example.source and example.target)), drop_empty)
-        if (id := repeated(example.id for _, example in examples)) is not None:
-            raise DataError(f"{place}: the id {id!r} occurs twice")
         return [example if example.source else replace(example, target="") for _, example in examples]
 
-    def _example(self, root: Path, row: Row, split: str) -> tuple[str, Utterance]:
+    def _id(self, place: Path, item: Path | Row, prefix: str) -> str:
+        if isinstance(item, Path):
+            return item.relative_to(place).with_suffix("").as_posix()
+        return str(item.value(self.id, str, int)) if self.id else f"{prefix}_{item.number}"
+
+    def _example(self, root: Path, id: str, row: Row) -> tuple[str, Utterance]:
         source, target = (row.text(column, optional=True) for column in self.columns)
-        id = str(row.value(self.id, str, int)) if self.id else f"{split}_{row.number}"
         if self.audio is None:
             return row.where, Utterance(id=id, source=source, target=target)
         audio = root / row.value(self.audio, str).strip()
@@ -169,8 +171,7 @@ class Table(Reader):
         return row.where, Segment(id=id, source=source, target=target, **part)
 
     @staticmethod
-    def _recording(folder: Path, path: Path) -> tuple[str, Utterance]:
+    def _recording(id: str, path: Path) -> tuple[str, Utterance]:
         transcript = path.with_suffix(".txt")
         text = squeeze(read_text(transcript))
-        id = path.relative_to(folder).with_suffix("").as_posix()
         return str(transcript), Segment(id=id, source=text, target=text, **recording(path, str(transcript)))
