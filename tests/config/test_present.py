@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from timm.data.readers.img_extensions import get_img_extensions
 
 from attnlab.config.build import CONF, has_driver
@@ -100,8 +101,8 @@ def test_a_command_that_is_refused_late_leaves_no_new_directory(there: bool, tmp
     assert not there or (run / "record.json").is_file()
 
 
-def test_image_endings_are_those_of_timm() -> None:
-    assert set(get_img_extensions()) == set(IMAGES)
+def test_image_endings_are_those_of_timm_and_others_of_pillow() -> None:
+    assert set(get_img_extensions()) <= set(IMAGES) <= Image.registered_extensions().keys()
 
 
 # --- pretrained models -------------------------------------------------------------------------------------------
