@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import Attention
 from attnlab.data.text.facts import with_facts
+from attnlab.data.text.windows import begun
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.run.files import writing
@@ -49,6 +50,8 @@ class Calibration:
 def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tuple[Tensor, str]:
     """The tokens of the calibration texts (windows, positions), and a name of the text.
 
+    Each begins with what the tokenizer of the model puts before a text.
+
     DataError: the text is shorter than one window, or it is held-out text.
     """
     vocabulary = data.vocabulary
@@ -64,7 +67,7 @@ def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tu
                 text = file.read(LONGEST * settings.tokens)
         except (OSError, ValueError) as error:
             raise DataError(f"{where}: cannot be read as UTF-8 text ({error})") from error
-        ids = vocabulary.ids(text)[: settings.tokens]
+        ids = vocabulary.given(text)[: settings.tokens]
     windows = len(ids) // settings.window
     if not windows:
         window = f"convert.calibration.window={settings.window}"
@@ -74,14 +77,14 @@ def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tu
     for i in draw.permutation(windows)[:many].tolist():
         tokens[i] = torch.tensor(with_facts(tokens[i].tolist(), vocabulary, draw))
     about = f", {many} of {windows} texts with facts" if many else ""
-    return tokens, f"the first {len(ids)} tokens of {name}{about}"
+    return begun(tokens, vocabulary), f"the first {len(ids)} tokens of {name}{about}{vocabulary.begins}"
 
 
 def scale_tokens(data: LanguageModellingData) -> Tensor:
     """The first texts of the training split (windows, positions), for the scales of a teacher's layers."""
     ids = torch.from_numpy(data.beginning("train", 16 * data.window))
     size = min(data.window, len(ids))
-    return ids[: len(ids) // size * size].view(-1, size)
+    return begun(ids[: len(ids) // size * size].view(-1, size), data.vocabulary)
 
 
 def _refuse_files(path: Path, where: str, data: LanguageModellingData) -> None:

@@ -49,7 +49,7 @@ class Sampling:
         *,
         num_ids: int | None = None,
         never: Sequence[int] = (),
-        end: int | None = None,
+        end: int | Sequence[int] | None = None,
         stop: Callable[[Tensor], bool] | None = None,
         dtype: torch.dtype | None = None,
         compiled: Compiler | None = None,
@@ -60,7 +60,8 @@ class Sampling:
             prompt: (B, P), P >= 1.
             num_ids: number of ids that may be generated; None: all.
             never: further ids that are not generated.
-            end: id that ends a row, which then repeats it. The result ends once all rows have ended.
+            end: id, or any of several ids, that ends a row, which then repeats it. The result ends once all rows have
+                ended.
             stop: called with the tokens so far, (B, n); the result ends when it returns True.
             dtype: dtype of the caches; None: that of the weights.
             compiled: returns the compiled form of the model's step on a CPU, see `Steps`; None: steps are not compiled.
@@ -72,6 +73,7 @@ class Sampling:
         caches = model.start(rows, size + self.tokens, dtype=dtype, device=prompt.device)
         generator = torch.Generator(prompt.device).manual_seed(self.seed)
         steps = Steps(model, caches, self.tokens - 1, compiled=compiled)
+        ends = torch.tensor([end] if isinstance(end, int) else list(end or ()), dtype=torch.long, device=prompt.device)
         barred = torch.tensor(never, dtype=torch.long, device=prompt.device)
         every = WAIT.get(prompt.device.type, 1)
         drawn: list[Tensor] = []
@@ -80,16 +82,16 @@ class Sampling:
             logits = steps(drawn[-1][:, None]) if drawn else model.step(prompt, caches)
             logits = logits[:, -1, :num_ids].float().index_fill(1, barred, float("-inf"))
             token = self.choose(logits, generator)
-            if end is not None:
-                token = torch.where(ended, end, token)
-                ended |= token == end
+            if len(ends):
+                token = torch.where(ended, drawn[-1], token) if drawn else token
+                ended |= torch.isin(token, ends)
             drawn.append(token)
-            if end is not None and count % every == 0 and ended.all():
+            if len(ends) and count % every == 0 and ended.all():
                 break
             if stop is not None and stop(torch.stack(drawn, 1)):
                 break
         tokens = torch.stack(drawn, 1)
-        if end is not None and (all_ended := (tokens == end).all(0)).any():  # cut after the first such token
+        if (all_ended := torch.isin(tokens, ends).all(0)).any():  # cut after the first such token
             tokens = tokens[:, : int(all_ended.int().argmax()) + 1]
         return tokens
 

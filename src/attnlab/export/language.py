@@ -14,21 +14,24 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from attnlab.attention import MHA, MLA
 from attnlab.config.rules import SAMPLE
-from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, WordVocabulary
-from attnlab.errors import ConfigError
+from attnlab.data.text.vocabulary import BytePairVocabulary, PretrainedVocabulary, Vocabulary, WordVocabulary
+from attnlab.errors import ConfigError, DataError
 from attnlab.export import deepseek, llama, proof, remote, serving
 from attnlab.export.card import card
 from attnlab.export.weights import CONFIG, README, check_logits, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import decoder, hub, huggingface
-from attnlab.pretrained.weights import new_folder
+from attnlab.pretrained.weights import new_folder, write_files
 from attnlab.run.markup import code, literal
 
 log = logging.getLogger(__name__)
 
+AUTO, FAST = "AutoTokenizer", "PreTrainedTokenizerFast"  # the second reads tokenizer.json as it is
+SPECIAL = ("bos_token_id", "pad_token_id", "eos_token_id")
+
 TOKENIZED = """tokenizer = {kind}.from_pretrained({folder})
 inputs = tokenizer({prompt}, return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new})[0, 1:]))"""
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new}){text}))"""
 TRUST = """
 
 With `trust_remote_code=True` transformers runs the Python files of this folder, which are copies of attnlab's own
@@ -50,7 +53,8 @@ def export(
     A T6 with multi-head, grouped-query or multi-query attention becomes a plain `LlamaForCausalLM`. A pretrained
     decoder with the attention of its family, or with fewer key-value heads, becomes a model of its original class. Any
     other gets modelling files from the sources of its classes, and decodes with its small cache. For vLLM a decoder
-    with MLA becomes a `DeepseekV3ForCausalLM` instead, and the others are read by attnlab's plugin.
+    with MLA becomes a `DeepseekV3ForCausalLM` instead, and the others are read by attnlab's plugin. Tokenizer, chat
+    template and generation config of a pretrained model are copies of its own files.
 
     Args:
         layers: the nodes of each layer's attention in a converted model; None: `cfg.attention`.
@@ -65,29 +69,24 @@ def export(
         DataError: the exported model differs.
         WriteError: the folder cannot be written.
     """
-    notes = [
-        f"Prompt and continuation together have at most {model.longest} tokens.",
-        f"Id {vocabulary.end} is the mark between texts: it stands before a prompt. Generation does not stop at it; "
-        f"`eos_token_id={vocabulary.end}` does so.",
-        f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
-    ]
-    stock = _stock(model, cfg, format)
+    original = vocabulary if isinstance(vocabulary, PretrainedVocabulary) else None
+    notes = _notes(vocabulary, model.longest)
+    stock = _stock(model, cfg, format, original)
     converted, form, reason, served = stock.model, stock.form, stock.reason, format != "hf" and stock.served
     if served and cfg.prove.python:
         proof.check(cfg.prove.python, form, cfg.prove.tokens, model.longest)
-    words = tokenizer_of(vocabulary, model.longest, own=cfg.task.get("weights") is None)
-    if isinstance(vocabulary, WordVocabulary) and vocabulary.unknown_id is None:
-        notes.append("A word that is not in the vocabulary is an error (Missing [UNK] token).")
-    # as in mode=generate, no token ends a text, and ids without a token are never chosen
-    unused = list(range(vocabulary.num_ids, vocabulary.size))
-    generation = hub.transformers().GenerationConfig(
-        bos_token_id=vocabulary.end, pad_token_id=vocabulary.end, suppress_tokens=unused or None
-    )
+    if original is None:
+        special: dict[str, Any] = dict.fromkeys(SPECIAL[:2], vocabulary.end)
+        # as in mode=generate, no token ends a text, and ids without a token are never chosen
+        unused = list(range(vocabulary.num_ids, vocabulary.size))
+    else:
+        special, unused = {name: original.config.get(name) for name in SPECIAL}, []
+    generation = hub.transformers().GenerationConfig(**special, suppress_tokens=unused or None)
     files: dict[str, str] = {}
     if converted is None:
         log.info("%s: custom modelling files are written", reason)
         config, modules = remote.config_of(model, cfg, layers)
-        config |= {"vocab_size": vocabulary.size, "bos_token_id": vocabulary.end, "pad_token_id": vocabulary.end}
+        config |= {"vocab_size": vocabulary.size, **special}
         files = remote.code_of(modules)
         notes.append(f"Not a plain Llama: {reason}.")
         notes.append("Batches may have padding on the left. Beam search works; assisted decoding does not.")
@@ -110,6 +109,10 @@ def export(
             has_code=bool(files),
         )
 
+    if converted is not None and original is not None:
+        for name, ids in special.items():
+            setattr(converted.config, name, ids)
+        converted.generation_config = generation
     with new_folder(folder) as place:
         if converted is not None:
             converted.save_pretrained(place)
@@ -122,15 +125,32 @@ def export(
                 (place / name).write_text(source, encoding="utf-8")
             save(place, model.state_dict(), prefix="model.")
         generation.save_pretrained(place)
-        if words is not None:
+        if original is not None:
+            kind = _write_original(original, place)
+        elif (words := tokenizer_of(vocabulary, model.longest, own=cfg.task.get("weights") is None)) is not None:
             words.save_pretrained(place)
-            kind = "PreTrainedTokenizerFast" if files or not _is_auto(place, vocabulary) else "AutoTokenizer"
+            kind = FAST if files or not _is_auto(place, vocabulary) else AUTO
         (place / README).write_text(text_of(None), encoding="utf-8")
     if not served:
         return None
     log.info("serve it: vllm serve %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
-    proved = partial(proof.prove, model, folder, form, text_of, vocabulary.num_ids, vocabulary.end, **cfg.prove)
+    proved = partial(proof.prove, model, folder, form, text_of, vocabulary.num_ids, vocabulary.prefix, **cfg.prove)
     return proved if cfg.prove.python else None
+
+
+def _notes(vocabulary: Vocabulary, longest: int) -> list[str]:
+    """What the card says of the vocabulary."""
+    notes = [f"Prompt and continuation together have at most {longest} tokens."]
+    if isinstance(vocabulary, PretrainedVocabulary):
+        return [*notes, "The tokenizer, its chat template and the generation config are those of the pretrained model."]
+    notes += [
+        f"Id {vocabulary.end} is the mark between texts: it stands before a prompt. Generation does not stop at it; "
+        f"`eos_token_id={vocabulary.end}` does so.",
+        f"The vocabulary has {vocabulary.num_ids} {vocabulary.unit}s.",
+    ]
+    if isinstance(vocabulary, WordVocabulary) and vocabulary.unknown_id is None:
+        notes.append("A word that is not in the vocabulary is an error (Missing [UNK] token).")
+    return notes
 
 
 class Stock(NamedTuple):
@@ -142,9 +162,27 @@ class Stock(NamedTuple):
     served: bool = True
 
 
-def _stock(model: LanguageModel, cfg: DictConfig, format: str) -> Stock:
+def _write_original(original: PretrainedVocabulary, folder: Path) -> str:
+    """Copy the files of a pretrained model's tokenizer -> the class of transformers that reads them.
+
+    DataError: transformers reads other ids than from the pretrained model's folder.
+    """
+    write_files(original.files, folder)
+    if _is_auto(folder, original):
+        return AUTO
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_bytes()) if file.is_file() else {}
+    write_json(file, settings | {"tokenizer_class": FAST})
+    (folder / "tokenizer.json").write_text(original.json, encoding="utf-8")
+    log.warning("%s: names %s, because transformers reads other ids where the model has another type", file.name, FAST)
+    if not _is_auto(folder, original):
+        raise DataError(f"{folder.name}: transformers reads other ids from the copied files of the tokenizer")
+    return AUTO
+
+
+def _stock(model: LanguageModel, cfg: DictConfig, format: str, original: PretrainedVocabulary | None) -> Stock:
     if type(model) is Decoder and _grouped(model):
-        return Stock(_original(model, cfg))
+        return Stock(_original(model, cfg, original))
     if (reason := llama.refusal(model)) is None:
         assert isinstance(model, T6)
         return Stock(llama.convert(model))
@@ -173,10 +211,13 @@ def _grouped(model: Decoder) -> bool:
     return model.positions is None or attentions[0].num_kv_heads == attentions[0].num_heads  # GPT-2 has no groups
 
 
-def _original(model: Decoder, cfg: DictConfig) -> Any:
+def _original(model: Decoder, cfg: DictConfig, vocabulary: PretrainedVocabulary | None) -> Any:
     """The decoder as a model of its original class of transformers. DataError: the two differ."""
     source = str(cfg.task.weights)
-    options = dict(decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source))
+    if vocabulary is not None:
+        options = dict(vocabulary.config)
+    else:
+        options = dict(decoder.SAMPLE if source == SAMPLE else huggingface.config_of(source))
     first = model.attentions[0]
     assert isinstance(first, MHA)
     if "num_key_value_heads" in options:
@@ -198,7 +239,10 @@ def _python(folder: str, vocabulary: Vocabulary, longest: int, tokenizer: str | 
     ]
     if tokenizer:
         new = min(32, longest - 1 - len(vocabulary.ids(prompt)))
-        lines.append(TOKENIZED.format(kind=tokenizer, folder=literal(folder), prompt=literal(prompt), new=new))
+        of_source = isinstance(vocabulary, PretrainedVocabulary)
+        text = "[0], skip_special_tokens=True" if of_source else "[0, 1:]"  # without the mark before the text
+        shown = {"folder": literal(folder), "prompt": literal(prompt), "text": text}
+        lines.append(TOKENIZED.format(kind=tokenizer, new=new, **shown))
     else:
         ids = f"torch.tensor([[{vocabulary.end}]])"
         lines.append(f"print(model.generate({ids}, max_new_tokens={min(32, longest - 1)})[0])")
@@ -275,4 +319,4 @@ def _difference(tokenizer: Any, vocabulary: Vocabulary) -> str | None:
         texts = [vocabulary.text(ids[i : i + 50]) for i in range(0, len(ids), 50)]
     ids_by_text = tokenizer(texts, verbose=False).input_ids
     pairs = zip(texts, ids_by_text, strict=True)
-    return next((text for text, ids in pairs if ids != [vocabulary.end, *vocabulary.ids(text)]), None)
+    return next((text for text, ids in pairs if ids != vocabulary.begun(vocabulary.given(text))), None)

@@ -1,8 +1,7 @@
 """Export of any trained model as plain weights in a safetensors file, and the common files of exported folders."""
 
 import json
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from attnlab.errors import DataError
 from attnlab.export.card import card
 from attnlab.models.build import count_parameters
 from attnlab.models.language_model import LanguageModel
-from attnlab.pretrained.weights import new_folder
+from attnlab.pretrained.weights import new_folder, write_files
 from attnlab.run.markup import code, literal
 
 WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
@@ -56,10 +55,10 @@ def export(
     attentions: list[Attention],
     cfg: DictConfig,
     record: Mapping[str, Any],
-    files: Iterable[Path],
+    files: Mapping[str, bytes],
     folder: Path,
 ) -> None:
-    """Write `model.safetensors`, `config.json`, copies of `files`, and the model card, replacing an earlier folder.
+    """Write `model.safetensors`, `config.json`, `files` and the model card, replacing an earlier folder.
 
     Args:
         attentions: the mechanisms with a cache in decoding.
@@ -80,7 +79,8 @@ def export(
     }
     with new_folder(folder) as partial:
         save(partial, model.state_dict())
-        names = [shutil.copyfile(file, partial / file.name).name for file in sorted(files)]
+        names = sorted(files)
+        write_files(files, partial)
         known = {key: value for key, value in about.items() if value is not None}
         write_json(partial / CONFIG, {**known, "files": names})
         beside = f" Beside it: {', '.join(map(code, names))}." if names else ""

@@ -27,16 +27,18 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     record_compiled(cfg, module.compiled_steps_part, record["environment"])
     vocabulary = module.vocabulary
     predictor = task.predictor(module)
-    ids = [vocabulary.end, *vocabulary.ids(cfg.prompt or "")]
+    ids = vocabulary.begun(vocabulary.given(cfg.prompt or ""))
     if wrong := predictor.too_long(ids):
         raise ConfigError(f"prompt of {wrong}")
     compiler, began = module.compiled.seconds(), time.perf_counter()
     with autocast(module.device, predictor.dtype):
         tokens = predictor.continued(ids)
     seconds = time.perf_counter() - began - (module.compiled.seconds() - compiler)
-    text = vocabulary.text(tokens)
+    text = vocabulary.continuation(tokens, ids)
     record["corpus"] = "none: a prompt"
     record["generation"] = {"prompt": cfg.prompt or "", "text": text, "tokens": len(tokens)}
+    if left_out := vocabulary.warn_left_out():
+        record["generation"]["left_out"] = left_out
     record["inference"] |= {
         "seconds": round(seconds, 3),
         "tokens_per_second": round(len(tokens) / seconds, 1),

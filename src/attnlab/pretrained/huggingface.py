@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,21 @@ from torch import nn
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import families, family_of, hub
 from attnlab.pretrained.language import LanguageModel
-from attnlab.pretrained.weights import first_line, new_folder
+from attnlab.pretrained.weights import first_line, new_folder, write_files
 
 log = logging.getLogger(__name__)
+
+GENERATION = "generation_config.json"
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja", GENERATION),
+)
+IDS_AND_OUTPUTS = {  # of a generation config: read, or without an effect on the text
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version"),
+    *("_from_model_config", "output_attentions", "output_hidden_states", "use_cache", "cache_implementation"),
+    *("max_length", "max_new_tokens", "return_dict_in_generate", "output_scores", "output_logits"),
+}
 
 
 def language_families() -> dict[str, LanguageModel]:
@@ -122,8 +135,7 @@ def tokenizer(source: str) -> Any:
         DataError: a missing or damaged tokenizer, one that needs code of its folder, or one without padding and end
             tokens.
     """
-    path = Path(source).expanduser()
-    path = path if path.is_dir() else hub.folder(source, weights=False)  # a compressed model's folder has no config
+    path = _folder(source)
     try:
         words = hub.transformers().AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # of tokenizers, sentencepiece or transformers
@@ -142,20 +154,72 @@ def tokenizer(source: str) -> Any:
     return words
 
 
+def _folder(source: str) -> Path:
+    """The folder of a model, also of a compressed one, which has no config."""
+    path = Path(source).expanduser()
+    return path if path.is_dir() else hub.folder(source, weights=False)
+
+
+def tokenizer_files(source: str) -> dict[str, bytes]:
+    """The files of a model's tokenizer, chat templates and generation config, by their paths in its folder.
+
+    DataError: a file cannot be read.
+    """
+    place = _folder(source)
+    try:
+        files = sorted(path for name in TOKENIZER_FILES for path in place.glob(name))
+        return {path.relative_to(place).as_posix(): path.read_bytes() for path in files}
+    except OSError as error:
+        raise DataError(f"model={source}: {error.filename} cannot be read ({error.strerror})") from error
+
+
+def copy_tokenizer(words: Any, folder: Path) -> None:
+    """Write a tokenizer into a folder: the files from which it was read, or one that was made in memory."""
+    place = Path(words.name_or_path)
+    if words.name_or_path and place.is_dir():
+        write_files(tokenizer_files(str(place)), folder)
+    else:
+        words.save_pretrained(folder)
+
+
+def generation(source: str) -> tuple[list[int], dict[str, Any]]:
+    """The generation config of a model.
+
+    Returns:
+        The ids at which `generate` of transformers ends a text, if any, and the other settings that choose tokens.
+
+    DataError: its file cannot be read, or its ids are no ids.
+    """
+    file, kind = hub.folder(source, weights=False) / GENERATION, hub.transformers().GenerationConfig
+    try:
+        if file.is_file():
+            config = kind.from_dict(dict(json.loads(file.read_bytes()).items()))
+        else:
+            config = kind(eos_token_id=config_of(source).get("eos_token_id"))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # of json and its validators
+        raise DataError(f"{file}: cannot be read as a generation config ({first_line(error)})") from error
+    ends = config.eos_token_id
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if wrong := [end for end in ends if type(end) is not int or end < 0]:
+        raise DataError(f"{file}: eos_token_id: expected ids, got {wrong[0]!r}")
+    return ends, {name: value for name, value in config.to_diff_dict().items() if name not in IDS_AND_OUTPUTS}
+
+
 def export(model: nn.Module, folder: Path, source: str | None = None) -> None:
     """Write a plain Hugging Face checkpoint, which transformers loads without attnlab.
 
     Args:
         folder: replaced when the new one is complete.
-        source: a model's folder or hub name, for the tokenizer; None: no tokenizer.
+        source: a model's folder or hub name, for copies of its tokenizer's files and its generation config; None: none.
 
     Raises:
         ConfigError: the model is compressed.
         WriteError: the folder cannot be written.
     """
-    words = None if source is None else tokenizer(source)
+    files = {} if source is None else tokenizer_files(source)
+    if source is not None:
+        tokenizer(source)  # refuses a damaged one
     with new_folder(folder) as partial:
         model.save_pretrained(partial)  # type: ignore[operator]
-        if words is not None:
-            words.save_pretrained(partial)
+        write_files(files, partial)
     log.info("%s: a Hugging Face checkpoint", folder)

@@ -133,6 +133,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
             raise
 
 
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files into a folder by their relative paths."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, shortened, or the name of its class."""
     return shorten((str(error).splitlines() or [""])[0] or type(error).__name__, 160)

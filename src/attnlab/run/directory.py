@@ -23,7 +23,8 @@ DENSE = "dense.predictions.tsv"  # of the model before its compression
 EXPORTED = "exported"  # the folder of mode=export
 WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
-SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja")  # the manifest or config.json, and a tokenizer's files
+# the manifest or config.json, and a tokenizer's files
+SETTINGS = ("*.json", "*.txt", "*.model", "*.jinja", "additional_chat_templates/*.jinja")
 STEPS = ("fit", "validate", "test")  # of trainer.profiler
 # All that is ever written in a run directory, as patterns of paths. A new file of a mode, a task or a logger is added
 # here: a run is refused in a directory with other files, and `attnlab runs prune` leaves it.

@@ -413,9 +413,13 @@ class Trains(ReadsData, Restores):
                 "its weights, its config and its tokenizer, and attnlab uses the run directory as it is"
             )
         module = self.restore().cpu()
-        files = self.saved_files().values()
+        files = {path.name: path.read_bytes() for path in self.saved_files().values()} | dict(self.files_beside(module))
         weights.export(module.model, self.cached(module.model), self.cfg, record, files, folder)
         return None
+
+    def files_beside(self, module: Any) -> Mapping[str, bytes]:
+        """Further files of an export with plain weights, by name."""
+        return {}
 
     def cached(self, model: Any) -> list[Attention]:
         """The mechanisms of a model that have a cache in decoding."""

@@ -28,6 +28,7 @@ try:
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM, TemplateLM
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
@@ -130,7 +131,8 @@ class Harness(ABC):
 class TrainedRun(TemplateLM):
     """Log-likelihoods and greedy or sampled continuations for lm-evaluation-harness.
 
-    A text longer than the model's context is cut at its beginning. `dtype` is that of autocast and caches.
+    A pretrained model is given what its tokenizer gives, as by the harness's own class for models of transformers. A
+    text longer than the model's context is cut at its beginning. `dtype` is that of autocast and caches.
     """
 
     def __init__(self, module: LanguageModelling, batch_size: int, dtype: torch.dtype | None = None) -> None:
@@ -142,8 +144,14 @@ class TrainedRun(TemplateLM):
     def eot_token_id(self) -> int:
         return self.vocabulary.end
 
+    @property
+    def prefix_token_id(self) -> int:
+        return self.vocabulary.prefix
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        return self.vocabulary.ids(string)
+        if add_special_tokens is None:  # a text that begins with that token gets no second one
+            add_special_tokens = not string.startswith(self.vocabulary.beginning)
+        return self.vocabulary.given(string, add_special_tokens)
 
     @torch.inference_mode()
     def _loglikelihood_tokens(
@@ -169,7 +177,7 @@ class TrainedRun(TemplateLM):
 
     def _row(self, context: list[int], continuation: list[int]) -> list[int]:
         if not context:
-            context = [self.eot_token_id]
+            context = [self.prefix_token_id]
         if len(continuation) > self.model.longest:
             raise DataError(
                 f"a continuation of {len(continuation)} {self.vocabulary.unit}s is longer than the model's context of "
@@ -180,32 +188,34 @@ class TrainedRun(TemplateLM):
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log p of complete texts in nats.
 
-        Windows are as long as the context; each token is predicted once, the first one after the end mark.
+        Windows are as long as the context; each token is predicted once, the first one after the end mark, or after the
+        token that begins the texts of a pretrained model.
         """
         sums = []
         for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.model.longest, 1)
+            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.model.longest, 1)
             pairs = [(None, *make_disjoint_window(pair)) for pair in windows]
             sums.append(math.fsum(value for value, _ in self._loglikelihood_tokens(pairs)))
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), sums[-1])
         return sums
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The continuation of each context, up to its first stop string."""
-        texts = []
-        for context, settings in (request.args for request in requests):
+        """The continuation of each context, up to its first stop string, or a token that ends a text."""
+        self.vocabulary.warn_left_out()
+        texts, ends = [], {self.eot_token_id, *self.vocabulary.stops}
+        for context, asked in (request.args for request in requests):
+            settings: Any = normalize_gen_kwargs(asked)
             sampling = Sampling(
-                tokens=min(settings.get("max_gen_toks", 256), self.model.longest - 1),
-                temperature=settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0,
+                tokens=min(settings["max_gen_toks"], self.model.longest - 1),
+                temperature=settings.get("temperature", 1.0) if settings["do_sample"] else 0.0,
                 top_k=settings.get("top_k"),
                 top_p=settings.get("top_p"),
             )
-            until = settings.get("until") or []
-            stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-            ids = (self.tok_encode(context) or [self.eot_token_id])[-(self.model.longest - sampling.tokens) :]
+            stops = [stop for stop in settings["until"] if stop]
+            ids = (self.tok_encode(context) or [self.prefix_token_id])[-(self.model.longest - sampling.tokens) :]
 
             def stopped(tokens: Tensor, stops: list[str] = stops) -> bool:
-                text = self.vocabulary.text(tokens[0].tolist())
+                text = self.vocabulary.continuation(tokens[0].tolist())
                 return any(stop in text for stop in stops)
 
             with autocast(self.module.device, self.dtype):
@@ -213,16 +223,16 @@ class TrainedRun(TemplateLM):
                     self.model,
                     torch.tensor([ids], device=self.module.device),
                     num_ids=self.vocabulary.num_ids,
-                    end=self.eot_token_id,
+                    end=[*ends],
                     stop=stopped,
                     dtype=self.dtype,
                     compiled=self.module.compiled or None,
                 )[0].tolist()
-            text = self.vocabulary.text(list(takewhile(lambda id: id != self.eot_token_id, tokens)))
+            text = self.vocabulary.continuation(list(takewhile(lambda id: id != self.eot_token_id, tokens)))
             for stop in stops:
                 text = text.split(stop)[0]
             texts.append(text)
-            self.cache_hook.add_partial("generate_until", (context, settings), text)
+            self.cache_hook.add_partial("generate_until", (context, asked), text)
         return texts
 
 

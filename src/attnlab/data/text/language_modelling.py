@@ -4,10 +4,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from annotated_types import Ge, Le
+from torch.utils.data import Dataset
 
 from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
@@ -18,7 +19,15 @@ from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
 from attnlab.data.text.tokens import Ids, TokenFile, build
 from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, WordVocabulary, count_words
-from attnlab.data.text.windows import EvaluationWindows, ShuffledBatches, TrainingWindows, Window, WindowsWithFacts
+from attnlab.data.text.windows import (
+    BegunWindows,
+    EvaluationWindows,
+    ShuffledBatches,
+    TrainingWindows,
+    Window,
+    WindowsWithFacts,
+    unscored,
+)
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.cache import digest, file_digests
 from attnlab.run.record import embedded
@@ -47,6 +56,8 @@ class LanguageModellingData(Data):
         vocab_size: of the model.  Words: the largest number of them.  Byte pairs: the exact number; ids beyond the
             tokenizer's are padding.
         window: tokens of a training window.  Windows are adjacent; their offset and order depend on seed and epoch.
+            Where the tokenizer of a pretrained model puts a token before a text, every window begins with it, in place
+            of the window's first token.
         update_tokens: tokens of an update, on all processes together; a multiple of `window`.
         batch_size: the largest number of windows in a batch of one process.
         eval_window: tokens of a held-out window, disjoint; None: `window`.
@@ -184,8 +195,12 @@ class LanguageModellingData(Data):
         """The sample corpus's entropy in nats per id of a split; None for a real corpus."""
         if not self.is_sample:
             return None
+        return Source().entropy * self.words_per_id(split)
+
+    def words_per_id(self, split: Split) -> float:
+        """Words of a split by its ids, without those before a text that are never predicted; 0: not known."""
         file = self.tokens(split)
-        return Source().entropy * file.words / len(file)
+        return file.words / (len(file) - len(unscored(self.vocabulary)) * file.texts)
 
     def share(self, processes: int) -> Share:
         return share_equally("tokens", self.update_tokens, self.batch_size, processes, self.window)
@@ -202,8 +217,11 @@ class LanguageModellingData(Data):
             most = f"expected at most {len(windows) * self.window}, the {len(windows)} windows of the training text"
             raise ConfigError(f"task.train.batch.tokens={self.update_tokens}: {most}")
         if not self.facts:
-            return self.loader(windows, batches)
-        return self.loader(WindowsWithFacts(windows, self.facts, self.vocabulary, self.seed, order["epoch"]), batches)
+            return self._loader(windows, batches)
+        return self._loader(WindowsWithFacts(windows, self.facts, self.vocabulary, self.seed, order["epoch"]), batches)
+
+    def _loader(self, windows: Dataset[Window], batches: Any) -> Loader[Window]:
+        return self.loader(BegunWindows(windows, self.vocabulary) if self.vocabulary.before else windows, batches)
 
     def val_dataloader(self) -> Loader[Window]:
         return self.held_out("validation", shared=True)
@@ -227,4 +245,4 @@ class LanguageModellingData(Data):
         """Windows of `eval_window` every `stride` tokens (None: disjoint); `shared`: only those of this process."""
         windows = self._evaluation(split, stride)
         batches = ordered_batches([len(windows)], self.eval_batch_size, **self.ranks(shared))
-        return self.loader(windows, batches)
+        return self._loader(windows, batches)

@@ -36,10 +36,11 @@ class TokenFile:
         ids: (n,) ids, a memory map.
         vocab_size: the number of ids that are allowed.
         words: the number of words that the ids encode; 0: not known.
+        texts: the number of texts that they encode; 0: not known.
     """
 
-    def __init__(self, path: Path, ids: npt.NDArray[Any], vocab_size: int, words: int = 0) -> None:
-        self.path, self.words = path, words
+    def __init__(self, path: Path, ids: npt.NDArray[Any], vocab_size: int, words: int = 0, texts: int = 0) -> None:
+        self.path, self.words, self.texts = path, words, texts
         self._ids, self._limit = ids, vocab_size
 
     def __len__(self) -> int:
@@ -100,7 +101,7 @@ def _open(folder: Path, vocab_size: int) -> TokenFile:
     if len(ids) != index["count"] or (ids.nbytes <= EAGER and zlib.crc32(ids.tobytes()) != index["crc32"]):
         raise Damaged("its ids are not those that were written")
     restore(index.get("notes", {}))
-    return TokenFile(path, ids, vocab_size, index["words"])
+    return TokenFile(path, ids, vocab_size, index["words"], index["texts"])
 
 
 def _write(

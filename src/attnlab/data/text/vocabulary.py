@@ -1,10 +1,11 @@
 """Text to token ids and back, by words or by byte pairs."""
 
+import base64
 import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +37,11 @@ class Vocabulary(ABC):
         end: the id of the mark between texts.
         ends: the place of that mark.
         unknown_id: of words that are not in the vocabulary; None: they are an error.
+        before: ids that the tokenizer of a pretrained model puts before every text. Windows of a running text begin
+            with them too, and they are never predicted.
+        stops: ids that end a continuation; empty: it goes on after the mark between texts.
+        prefix: the id from which the first token of a text is predicted, if nothing stands before it.
+        beginning: the text of `prefix` in a pretrained model's tokenizer.
     """
 
     unit: Literal["word", "token"]
@@ -44,6 +50,14 @@ class Vocabulary(ABC):
     end: int
     ends: Ends
     unknown_id: int | None = None
+    before: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
+
+    beginning = ""
+
+    @property
+    def prefix(self) -> int:
+        return self.end
 
     @abstractmethod
     def ids(self, text: str) -> list[int]:
@@ -59,7 +73,29 @@ class Vocabulary(ABC):
 
     @property
     def fingerprint(self) -> str:
+        """A digest of what decides the ids of a text."""
         return digest(self.plain())
+
+    def warn_left_out(self) -> dict[str, Any]:
+        """Settings of a pretrained model's generation config that are not applied; they are named in the log."""
+        return {}
+
+    @property
+    def begins(self) -> str:
+        """How windows of a running text begin, as the end of a description; empty: as they are cut."""
+        return ""
+
+    def given(self, text: str, special: bool = True) -> list[int]:
+        """The ids of a text as a model is given it; `special`: with those that its tokenizer adds."""
+        return self.ids(text)
+
+    def begun(self, ids: Sequence[int]) -> list[int]:
+        """The ids that a model reads to continue those of :meth:`given`: the mark between texts stands first."""
+        return [self.end, *ids]
+
+    def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """The text of new `ids` that stand `after` others."""
+        return self.text(ids)
 
     def marked(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of texts with their marks."""
@@ -139,6 +175,8 @@ class BytePairVocabulary(Vocabulary):
         total = self.tokenizer.get_vocab_size()
         self.json, self.size, self.num_ids, self.ends, self.end = tokenizer, size, min(total, size), ends, mark
         self.mark = end
+        self.tokenizer.no_truncation()  # a tokenizer.json may ask for both, which transformers ignores too
+        self.tokenizer.no_padding()
 
     def ids(self, text: str) -> list[int]:
         return self.in_table(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -168,11 +206,112 @@ class BytePairVocabulary(Vocabulary):
         return plain if self.mark == END_OF_TEXT else plain | {"end": self.mark}
 
 
+class PretrainedVocabulary(BytePairVocabulary):
+    """The tokens of a pretrained model, which is given a text as its own tokenizer gives it.
+
+    Args:
+        bos: id of the tokenizer's token for the beginning of a text; None: it has none.
+        stops: ids at which the model's generation config ends a text.
+        left_out: its further settings, which are not applied: `task.sampling` chooses tokens.
+        config: the model's config, as :func:`attnlab.pretrained.huggingface.config_of` gives it.
+        files: the files of the tokenizer, the chat template and the generation config, by name; text, or an object
+            with the key `base64`.
+
+    Attributes:
+        after: ids that the tokenizer puts after every text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str,
+        size: int,
+        ends: Ends,
+        end: str,
+        bos: int | None,
+        stops: Sequence[int],
+        left_out: Mapping[str, Any],
+        config: Mapping[str, Any],
+        files: Mapping[str, str | Mapping[str, str]],
+    ) -> None:
+        super().__init__(tokenizer, size, ends, end)
+        self.num_ids = size  # as transformers, which chooses among all ids of the table
+        self.bos, self.stops, self.left_out = bos, tuple(stops), dict(left_out)
+        self.config, self._files = dict(config), dict(files)
+        encoding = self.tokenizer.encode("a")
+        added = "".join(map(str, encoding.special_tokens_mask))
+        self.before = tuple(encoding.ids[: len(added) - len(added.lstrip("1"))])
+        self.after = tuple(encoding.ids[max(len(self.before), len(added.rstrip("1"))) :])
+
+    @property
+    def prefix(self) -> int:
+        return self.end if self.bos is None else self.bos
+
+    @property
+    def beginning(self) -> str:  # type: ignore[override]
+        return str(self.tokenizer.id_to_token(self.prefix))
+
+    @property
+    def begins(self) -> str:
+        tokens = " ".join(str(self.tokenizer.id_to_token(i)) for i in self.before)
+        return f", each begins with {tokens}" if tokens else ""
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The content of the source's files by name."""
+        return {
+            name: text.encode() if isinstance(text, str) else base64.b64decode(text["base64"])
+            for name, text in self._files.items()
+        }
+
+    def warn_left_out(self) -> dict[str, Any]:
+        if self.left_out:
+            settings = ", ".join(f"{name}={value}" for name, value in sorted(self.left_out.items()))
+            log.warning("generation_config.json: %s: not applied, task.sampling or the task chooses tokens", settings)
+        return self.left_out
+
+    def given(self, text: str, special: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=special).ids
+
+    def begun(self, ids: Sequence[int]) -> list[int]:
+        return list(ids) or [self.prefix]
+
+    def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
+        """As transformers' pipeline: special tokens are no text, and a space between the two belongs to it."""
+        return self.tokenizer.decode([*after, *ids])[len(self.tokenizer.decode(list(after))) :]
+
+    def marked(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts with what the tokenizer adds, and with the mark between texts unless it adds that."""
+        if self.end not in self.before + self.after:
+            return super().marked(texts)
+        return self._all(texts)
+
+    def _all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+
+    @property
+    def fingerprint(self) -> str:
+        added = {"before": self.before, "after": self.after} if self.before + self.after else {}
+        return digest(super().plain() | added)
+
+    def plain(self) -> dict[str, Any]:
+        values = {"end": self.mark, "bos": self.bos, "stops": self.stops, "left_out": self.left_out}
+        return super().plain() | {"kind": "pretrained"} | values | {"config": self.config, "files": self._files}
+
+
+def stored_text(content: bytes) -> str | dict[str, str]:
+    """The content of a file as a value of JSON: its text, or an object with the key `base64`."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
 def read_vocabulary(path: Path) -> Vocabulary:
     """The vocabulary that `Vocabulary.save` wrote.  Raises DataError where it is missing or damaged."""
     with reading(path, "a vocabulary of a language model"):
         plain = json.loads(path.read_bytes())
-        return {"words": WordVocabulary, "byte pairs": BytePairVocabulary}[plain.pop("kind")](**plain)
+        kinds = {"words": WordVocabulary, "byte pairs": BytePairVocabulary, "pretrained": PretrainedVocabulary}
+        return kinds[plain.pop("kind")](**plain)
 
 
 class Words:
@@ -322,7 +461,7 @@ class PretrainedTokens:
         """The vocabulary of a model with `vocab_size` ids in its table.
 
         Raises:
-            DataError: the tokenizer cannot be read.
+            DataError: the tokenizer or the generation config cannot be read.
             ConfigError: it has another size, or no end token.
         """
         if self.source == SAMPLE:
@@ -336,7 +475,16 @@ class PretrainedTokens:
         if backend is None:
             raise ConfigError(f"model={self.source}: its tokenizer has no fast form; save it with tokenizer.json")
         try:
-            return BytePairVocabulary(backend.to_str(), vocab_size, self.ends, words.eos_token)
+            return PretrainedVocabulary(
+                backend.to_str(),
+                vocab_size,
+                self.ends,
+                words.eos_token,
+                words.bos_token_id,
+                *huggingface.generation(self.source),
+                huggingface.config_of(self.source),
+                {name: stored_text(text) for name, text in huggingface.tokenizer_files(self.source).items()},
+            )
         except ValueError as error:
             raise ConfigError(f"model={self.source}: the tokenizer does not belong to the model: {error}") from error
 

@@ -97,6 +97,38 @@ class WindowsWithFacts(Dataset[Window]):
         return row[:-1], row[1:]
 
 
+class BegunWindows(Dataset[Window]):
+    """Windows as a pretrained model is given texts: each begins with what its tokenizer puts before a text.
+
+    These ids take the place of the first ones of a window, which are no targets in it, so that the first target is
+    predicted from them alone. They are no targets anywhere, unless they are the mark between texts.
+    """
+
+    def __init__(self, windows: Dataset[Window], vocabulary: Vocabulary) -> None:
+        self.windows, self.vocabulary = windows, vocabulary
+
+    def __len__(self) -> int:
+        return len(self.windows)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Window:
+        tokens, targets = self.windows[index]
+        targets = targets.masked_fill(torch.isin(targets, torch.tensor(unscored(self.vocabulary))), IGNORE)
+        targets[: len(self.vocabulary.before) - 1] = IGNORE
+        return begun(tokens, self.vocabulary), targets
+
+
+def begun(rows: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """Rows (..., T) that begin with what a pretrained model's tokenizer puts before a text, in place of their first."""
+    rows = rows.clone()
+    rows[..., : len(vocabulary.before)] = torch.tensor(vocabulary.before, dtype=rows.dtype)
+    return rows
+
+
+def unscored(vocabulary: Vocabulary) -> list[int]:
+    """Ids before a text that are never predicted."""
+    return [i for i in vocabulary.before if i != vocabulary.end]
+
+
 class EvaluationWindows(Dataset[Window]):
     """Held-out windows that begin every `stride` tokens; each token but the first is a target exactly once.
 

@@ -40,7 +40,8 @@ class Trial:
     Args:
         hay: (c,) the text before the question, without the fact.
         fact: takes the place of as many ids of the hay.
-        ends: the mark between texts.
+        ends: the last id of what stands between two texts.
+        before: ids before the text, which stay there.
         others: further facts, each with the share of the hay before it.
     """
 
@@ -50,6 +51,7 @@ class Trial:
     answer: list[int]
     ends: int
     others: list[tuple[float, list[int]]] = field(default_factory=list)
+    before: Sequence[int] = ()
 
     def row(self, depth: float | None) -> list[int]:
         """Text, question and answer, of one length for every depth; None: without the fact."""
@@ -61,7 +63,7 @@ class Trial:
             place = round(share * (len(self.hay) - size))
             place = min(place, start) if share < (depth or 0) else max(place, start) + size
             ids[place:place] = other
-        return [*ids, *self.question, *self.answer]
+        return [*self.before, *ids, *self.question, *self.answer]
 
     def place(self, depth: float) -> int:
         """The first id of the fact at a depth: after the end of a line if one is near, else at the exact place."""
@@ -159,7 +161,8 @@ class Needle:
                 beginning = beginning.replace(asked, names[self.keys])
             others = [(more.random(), vocabulary.ids(text)) for text in texts]
             question, answer_ids = divided(vocabulary, beginning, answer)
-            rest = len(question) + len(answer_ids) + sum(len(other) for _, other in others)
+            before = vocabulary.before
+            rest = len(before) + len(question) + len(answer_ids) + sum(len(other) for _, other in others)
             size = length - rest
             if size < len(fact):
                 least = len(fact) + rest
@@ -171,7 +174,8 @@ class Needle:
                     f"{KEY}.lengths={length}: the validation text has {len(file)} tokens, and {size} are needed"
                 )
             start = int(draw.integers(len(file) - size + 1))
-            yield Trial(file.read(start, start + size), fact, question, answer_ids, vocabulary.end, others)
+            ends = (vocabulary.end, *before)[-1]
+            yield Trial(file.read(start, start + size), fact, question, answer_ids, ends, others, before)
 
     def _fact(self, draw: np.random.Generator) -> tuple[str, str]:
         beginning, number = random_fact(draw, self.digits)

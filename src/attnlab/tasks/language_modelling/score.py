@@ -14,6 +14,7 @@ from torch import Tensor
 from attnlab.callbacks.cost import WATCHED, MemoryMeter, timed
 from attnlab.callbacks.scoring import Quality, write_predictions
 from attnlab.data.text.language_modelling import LanguageModellingData
+from attnlab.data.text.windows import begun
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
 from attnlab.metrics.numbers import Perplexity
@@ -43,7 +44,8 @@ class LanguageScore:
     """Scores a language model.
 
     Perplexity is exp of the mean negative log-probability of a token (or word) after those before it in its window.
-    The first token of the text is not predicted.
+    The first token of the text is not predicted. Where the tokenizer of a pretrained model puts a token before a text,
+    windows and prompts begin with it, in place of their own first token, which the window before predicts.
 
     Args:
         sliding_stride: perplexity also over windows that begin every `sliding_stride` tokens and predict only their
@@ -60,17 +62,17 @@ class LanguageScore:
 
     def quality(self, data: LanguageModellingData, directory: Path, alone: bool = False) -> Quality:
         """The callback that computes the record's `quality`; `alone`: rank zero alone scores."""
-        unit, window, file = data.vocabulary.unit, data.eval_window, data.tokens("test")
+        unit, window = data.vocabulary.unit, data.eval_window
         if self.sliding_stride is not None and self.sliding_stride > window:
             raise ConfigError(f"task.score.sliding_stride={self.sliding_stride} is more than the window of {window}")
         data.sliding_stride = self.sliding_stride
         part = "" if data.eval_windows is None else f", at most {data.eval_windows} of them"
         about: dict[str, Any] = {
             "unit": unit,
-            "signature": f"exp of the mean NLL per {unit}, disjoint windows of {window}{part}, text ends count"
-            + (", on rank zero alone" if alone else ""),
+            "signature": f"exp of the mean NLL per {unit}, disjoint windows of {window}{part}{data.vocabulary.begins}, "
+            "text ends count" + (", on rank zero alone" if alone else ""),
         }
-        words = file.words / len(file) if unit == "token" and file.words else None
+        words = data.words_per_id("test") or None if unit == "token" else None
         metrics = {"": Perplexity(data.test_windows(), words)}
         if self.sliding_stride is not None:
             metrics["sliding_"] = Perplexity(data.test_windows(self.sliding_stride))
@@ -98,7 +100,7 @@ class LanguageScore:
         size = min(self.prompt_tokens, len(file) - 1)
         room = max(0, len(file) - size - sampling.tokens)
         starts = [i * room // self.continuations for i in range(self.continuations)]
-        prompts = torch.stack([torch.from_numpy(file.read(i, i + size)) for i in starts]).to(device)
+        prompts = begun(torch.stack([torch.from_numpy(file.read(i, i + size)) for i in starts]), vocabulary).to(device)
         capacity, dtype = size + sampling.tokens, low or torch.float32
         caches = model.start(len(starts), capacity, dtype=low, device=device)
         kv_cache = {

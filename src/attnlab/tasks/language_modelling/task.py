@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
+from attnlab.config.rules import SAMPLE
 from attnlab.conversion.base import target_of
 from attnlab.conversion.healing import Teacher
 from attnlab.conversion.layer_file import (
@@ -27,7 +29,7 @@ from attnlab.conversion.original import check_inputs, load_original
 from attnlab.conversion.texts import calibration_tokens, scale_tokens
 from attnlab.data.inputs import InputKind
 from attnlab.data.samples.markov import Source
-from attnlab.data.text.vocabulary import PretrainedTokens, Vocabulary, Words, read_vocabulary
+from attnlab.data.text.vocabulary import PretrainedTokens, PretrainedVocabulary, Vocabulary, Words, read_vocabulary
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from attnlab.data.text.language_modelling import LanguageModellingData
     from attnlab.tasks.language_modelling.module import LanguageModelling
     from attnlab.tasks.language_modelling.score import LanguageScore
+
+log = logging.getLogger(__name__)
 
 VOCABULARY = "vocabulary.json"  # in the run directory
 CONFIGURE = "attnlab.tasks.complete"  # see attnlab.config.check
@@ -293,6 +297,14 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def rebuilt(self, weights: Path) -> Restored:
         vocabulary = read_vocabulary(file_of_run(weights, VOCABULARY, "the vocabulary"))
+        source = self.cfg.task.get("weights")
+        if source not in (None, SAMPLE) and not isinstance(vocabulary, PretrainedVocabulary):
+            log.warning(
+                "%s: an earlier version left out the tokenizer's files: prompts begin with the mark between texts, "
+                "no token ends a text, and an export has no chat template; convert or train %s again",
+                weights,
+                source,
+            )
         return self._restored(self._with_layers(vocabulary.size, self._layer_file(weights)), vocabulary)
 
     def export(self, folder: Path, format: Format, record: Mapping[str, Any]) -> Callable[[], dict[str, Any]] | None:
@@ -305,6 +317,9 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         path = self.saved_files().get(CONVERSION)
         layers = None if path is None else read_layers(path)
         return language.export(module.model, self.cfg, module.vocabulary, record, folder, layers, format)
+
+    def files_beside(self, module: Any) -> Mapping[str, bytes]:
+        return module.vocabulary.files if isinstance(module.vocabulary, PretrainedVocabulary) else {}
 
     def predictor(self, module: Any, **settings: Any) -> Continuation:
         return Continuation(module, self.cfg, **settings)
@@ -370,8 +385,8 @@ class Continuation(Predictor):
         )
 
     def read(self, value: Any) -> list[int]:
-        ids = self.module.vocabulary.ids(value) if isinstance(value, str) else torch.as_tensor(value).flatten().tolist()
-        ids = [self.module.vocabulary.end, *ids]
+        words = self.module.vocabulary
+        ids = words.begun(words.given(value) if isinstance(value, str) else torch.as_tensor(value).flatten().tolist())
         if wrong := self.too_long(ids):
             raise DataError(f"{str(value)[:40]!r}: {wrong}")
         return ids
@@ -390,16 +405,17 @@ class Continuation(Predictor):
         return len(prepared)
 
     def predict(self, batch: list[list[int]]) -> list[Result]:
-        return [{"prediction": self.module.vocabulary.text(self.continued(ids))} for ids in batch]
+        return [{"prediction": self.module.vocabulary.continuation(self.continued(ids), ids)} for ids in batch]
 
     def continued(self, ids: list[int]) -> list[int]:
-        """The new ids after those of a text."""
+        """The new ids after those of a text, up to the first that ends it, of a pretrained model alone."""
         vocabulary = self.module.vocabulary
         tokens: list[int] = self.sampling(
             self.module.model,
             torch.tensor([ids], device=self.device),
             num_ids=vocabulary.num_ids,
             never=[] if vocabulary.unknown_id is None else [vocabulary.unknown_id],
+            end=vocabulary.stops,
             dtype=self.dtype,
             compiled=self.module.compiled or None,
         )[0].tolist()

@@ -206,7 +206,7 @@ class ReasoningTask(Compresses, Restores):
         name, options = self.spec.weights or "world", huggingface.options_of(module.model)
         with new_folder(place) as partial:
             folder.save(module.model, partial, name, options, notes)
-            module.tokenizer.save_pretrained(partial)
+            huggingface.copy_tokenizer(module.tokenizer, partial)
 
     def _predictions(self, path: Path, data: Questions) -> None:
         """A file of predictions: prompt, answer, what the model answered, whether it is right, and the loss."""
