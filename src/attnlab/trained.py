@@ -14,7 +14,7 @@ from attnlab.data.corpus import read_json
 from attnlab.data.inputs import InputKind, Inputs, Item, items_of
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import hub
+from attnlab.pretrained import hub, huggingface
 from attnlab.run.record import mechanism_of
 from attnlab.tasks.base import Predicts, Restores, task_of
 from attnlab.tasks.prediction import Predictor, Result, changed
@@ -141,8 +141,12 @@ class ExportedText(Model):
             ) from error
         model = hub.read_model(kind, known, hub.folder(str(folder)), str(folder), dtype=None)
         self.model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu")
-        if (folder / "tokenizer_config.json").is_file():
+        if not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
+            return
+        if self.model.config.eos_token_id is None:  # an own model: the files of a pretrained one name an end
             self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
+        else:
+            self.tokenizer = huggingface.tokenizer(str(folder))
 
     def __repr__(self) -> str:
         return f"ExportedText({self.folder}, {type(self.model).__name__})"
@@ -185,7 +189,12 @@ class Generation(Predictor):
             torch.manual_seed(sampling.seed)
             row = self.model.generate(prompt, attention_mask=mask, max_new_tokens=sampling.tokens, **options)[0]
         new: list[int] = row[len(ids) :].tolist()
-        return new if self.tokenizer is None else str(self.tokenizer.decode(new))
+        if self.tokenizer is None:
+            return new
+        if self.model.config.eos_token_id is None:
+            return str(self.tokenizer.decode(new))
+        whole, before = (self.tokenizer.decode(part, skip_special_tokens=True) for part in ([*ids, *new], ids))
+        return str(whole[len(before) :])
 
 
 class ExportedImages(Model):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
 from attnlab.pretrained import huggingface
@@ -86,6 +86,9 @@ def pretrained(folder: Path, kind: str, **sizes: Any) -> Path:
     model.save_pretrained(folder)
     words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, chat_template=TEMPLATE)
     words.save_pretrained(folder)
+    if family == "qwen2":  # its folders name the class, which transformers takes for this type anyway
+        settings = folder / "tokenizer_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
     file = folder / "generation_config.json"
     file.unlink(missing_ok=True)
     if ends is not None:

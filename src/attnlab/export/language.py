@@ -174,7 +174,12 @@ def _write_original(original: PretrainedVocabulary, folder: Path) -> str:
     settings = json.loads(file.read_bytes()) if file.is_file() else {}
     write_json(file, settings | {"tokenizer_class": FAST})
     (folder / "tokenizer.json").write_text(original.json, encoding="utf-8")
-    log.warning("%s: names %s, because transformers reads other ids where the model has another type", file.name, FAST)
+    log.warning(
+        "%s names %s, and tokenizer.json is written anew: for this type of model transformers reads other ids from "
+        "the files of the pretrained model",
+        file.name,
+        FAST,
+    )
     if not _is_auto(folder, original):
         raise DataError(f"{folder.name}: transformers reads other ids from the copied files of the tokenizer")
     return AUTO
