@@ -1,6 +1,7 @@
 """mode=generate of a pretrained model: the tokens of transformers' `generate`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from attnlab.run.loading import load
 from attnlab.run.record import new
 from tests.pretrained.tokens import KINDS, of_transformers, pretrained
 
+MODELS = os.environ.get("ATTNLAB_MODELS", "")
 QUICK = ("bos", "gpt2")
 PROMPTS = ["The sun is", "", "A house of\nthe  sün"]
 
@@ -63,6 +65,20 @@ def test_a_pretrained_model_continues_as_in_transformers(
     ids, text = greedy(model, words, prompt)
     assert generated(cfg, prompt) == {"prompt": prompt, "text": text, "tokens": len(ids)}
     assert ids[-1] in ends and len(ids) < 24
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MODELS, reason="reads ATTNLAB_MODELS, a folder of pretrained models")
+def test_smollm2_continues_as_in_transformers() -> None:
+    folder = Path(MODELS) / "smollm2_135m"
+    cfg, (model, words) = config_of(folder), of_transformers(folder)
+    chat = words.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}], tokenize=False, add_generation_prompt=True
+    )
+    for prompt in ("The capital of France is", "", chat):
+        ids, text = greedy(model, words, prompt)
+        assert generated(cfg, prompt) == {"prompt": prompt, "text": text, "tokens": len(ids)}
+    assert text == "The capital of France is Paris." and len(ids) == 8
 
 
 def test_settings_that_are_not_applied_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

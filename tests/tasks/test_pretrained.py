@@ -1,5 +1,6 @@
 """A pretrained model in lm-evaluation-harness: the requests and values of the harness's own class for transformers."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ PAIRS = [
     ("The sun is", " in the house."), ("", "A house"), ("The number ", "of the man"), (f"{FIRST}The sun", " is"),
     ("The man is\n", "12"), (" ".join(3 * TEXTS), " The sun"), ("sün", " über"),
 ]  # fmt: skip
+MODELS = os.environ.get("ATTNLAB_MODELS", "")
 QUICK = ("bos", "gpt2")
 
 
@@ -65,6 +67,20 @@ def test_requests_and_values_are_those_of_the_harness(
     assert run.generate_until(requests((contexts[0], stop))) == known.generate_until(
         requests((contexts[0], stop)), True
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MODELS, reason="reads ATTNLAB_MODELS, a folder of pretrained models")
+def test_values_of_smollm2_are_those_of_the_harness() -> None:
+    run, known = both(Path(MODELS) / "smollm2_135m")
+    own, other = (lm.loglikelihood(requests(*PAIRS), disable_tqdm=True) for lm in (run, known))
+    assert [value for value, _ in own] == pytest.approx([value for value, _ in other], abs=1e-3)
+    assert [best for _, best in own] == [best for _, best in other]
+    texts = requests((TEXTS[0],), ("",), ("The\n\nsün",))
+    values = [lm.loglikelihood_rolling(texts, disable_tqdm=True) for lm in (run, known)]
+    assert values[0] == pytest.approx(values[1], abs=1e-3)
+    asked = requests(("Question: what is 2 + 2?\nAnswer:", {"until": ["\n"], "max_gen_toks": 12}))
+    assert run.generate_until(asked, True) == known.generate_until(asked, True)
 
 
 @torch.no_grad()
