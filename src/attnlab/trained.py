@@ -141,9 +141,11 @@ class ExportedText(Model):
             ) from error
         model = hub.read_model(kind, known, hub.folder(str(folder)), str(folder), dtype=None)
         self.model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu")
-        if not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
+        settings_file = folder / "tokenizer_config.json"
+        if not settings_file.is_file():
             return
-        if self.model.config.eos_token_id is None:  # an own model: the files of a pretrained one name an end
+        # own files name no end of a text; those of a pretrained model have the class that transformers chooses
+        if self.model.config.eos_token_id is None or "auto_map" in read_json(settings_file):
             self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
         else:
             self.tokenizer = huggingface.tokenizer(str(folder))

@@ -18,6 +18,7 @@ from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import family_of, huggingface
 from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny
+from tests.pretrained.tokens import pretrained
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
@@ -160,3 +161,14 @@ def test_an_exported_model_is_plain(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(again, ids()), logits(model, ids()), rtol=0, atol=1e-4)
     copied, original = (transformers.AutoTokenizer.from_pretrained(place) for place in (tmp_path / "plain", source))
     assert copied.get_vocab() == original.get_vocab() and copied("the claim") == original("the claim")
+
+
+def test_a_compressed_model_has_the_files_of_its_source(tmp_path: Path) -> None:
+    """Byte for byte in its folder, and in what is exported from there."""
+    source, folder, plain = (tmp_path / name for name in ("source", "compressed", "plain"))
+    files = huggingface.tokenizer_files(str(pretrained(source, "several-ends")))
+    assert {"tokenizer.json", "chat_template.jinja", "generation_config.json"} <= files.keys()
+    folder.mkdir()
+    huggingface.copy_tokenizer(huggingface.tokenizer(str(source)), folder)
+    huggingface.export(huggingface.load(str(source)), plain, str(folder))
+    assert {name: (plain / name).read_bytes() for name in files} == files

@@ -118,7 +118,7 @@ class BegunWindows(Dataset[Window]):
 
 
 def begun(rows: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Rows (..., T) that begin with what a pretrained model's tokenizer puts before a text, in place of their first."""
+    """rows (..., T), whose first ids are replaced by those that a pretrained model's tokenizer puts before a text."""
     rows = rows.clone()
     rows[..., : len(vocabulary.before)] = torch.tensor(vocabulary.before, dtype=rows.dtype)
     return rows
