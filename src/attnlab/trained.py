@@ -109,6 +109,7 @@ class ExportedText(Model):
     Attributes:
         model: of a class of transformers, in evaluation mode.
         tokenizer: that of the folder, or None.
+        of_source: the tokenizer's files are those of a pretrained model.
 
     Raises:
         ConfigError: the model has a class of its own, or transformers is not installed.
@@ -133,6 +134,7 @@ class ExportedText(Model):
         else:
             kind, settings = getattr(library, names[type_]), library.CONFIG_MAPPING[type_]
         self.folder, self.tokenizer = folder, None
+        self.of_source = config.get("eos_token_id") is not None  # own exports name no end of a text
         try:
             known = settings.from_dict(hub.read_config(folder, str(folder)))
         except Exception as error:  # of strict dataclasses or validators
@@ -144,24 +146,29 @@ class ExportedText(Model):
         settings_file = folder / "tokenizer_config.json"
         if not settings_file.is_file():
             return
-        # own files name no end of a text; those of a pretrained model have the class that transformers chooses
-        if self.model.config.eos_token_id is None or "auto_map" in read_json(settings_file):
-            self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
-        else:
+        if self.of_source and "auto_map" not in read_json(settings_file):  # the class that transformers chooses
             self.tokenizer = huggingface.tokenizer(str(folder))
+        else:
+            self.tokenizer = library.PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
 
     def __repr__(self) -> str:
         return f"ExportedText({self.folder}, {type(self.model).__name__})"
 
     def predictor(self, **settings: Any) -> Predictor:
-        return Generation(self.model, self.tokenizer, **settings)
+        return Generation(self.model, self.tokenizer, self.of_source, **settings)
 
 
 class Generation(Predictor):
-    """The continuation of a text as `prediction`, by `generate` of transformers. `settings`: fields of `Sampling`."""
+    """The continuation of a text as `prediction`, by `generate` of transformers.
 
-    def __init__(self, model: Any, tokenizer: Any, **settings: Any) -> None:
+    Args:
+        of_source: the tokenizer is that of a pretrained model, whose special tokens are no text.
+        settings: fields of `Sampling`.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, of_source: bool = False, **settings: Any) -> None:
         super().__init__(model, "32-true")
+        self.of_source = of_source
         self.model, self.tokenizer, self.sampling = model, tokenizer, changed(Sampling(), settings, "predict")
 
     def read(self, value: Any) -> list[int]:
@@ -193,7 +200,7 @@ class Generation(Predictor):
         new: list[int] = row[len(ids) :].tolist()
         if self.tokenizer is None:
             return new
-        if self.model.config.eos_token_id is None:
+        if not self.of_source:
             return str(self.tokenizer.decode(new))
         whole, before = (self.tokenizer.decode(part, skip_special_tokens=True) for part in ([*ids, *new], ids))
         return str(whole[len(before) :])

@@ -1,5 +1,6 @@
 """Input that cannot work, as a command sees it: one line, at the right time, and nothing is lost."""
 
+import errno
 import json
 import os
 import shutil
@@ -144,11 +145,11 @@ def test_a_full_disk(folder: Folder, run: Run, tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "run" / "record.json"  # a finished run's directory would be refused
     path.write_text(path.read_text().replace('"status": "finished"', '"status": "failed"'))
 
-    def save(self: Any, folder: Path, **options: Any) -> None:
-        (Path(folder) / "tokenizer.json").write_bytes(b"")
-        raise Exception("No space left on device (os error 28)")  # as the library tokenizers does
+    def save(files: dict[str, bytes], folder: Path) -> None:
+        (folder / "tokenizer.json").write_bytes(b"")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(type(huggingface.tokenizer(str(folder("llama")))), "save_pretrained", save)
+    monkeypatch.setattr(huggingface, "write_files", save)
     code, message = run(folder("llama"), "compress=tensorllm", "compress.ranks=[8,4]")
     assert code == 1 and message.startswith(str(place)) and "cannot be written (No space left" in message
     assert content(place) == before
