@@ -149,7 +149,7 @@ def test_a_run_of_an_earlier_version_is_exported(
 
 
 def test_a_class_that_follows_from_the_type_of_the_model_is_named(
-    converted: Convert, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    converted: Convert, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Mistral's sentence pieces in a folder without tokenizer.json: their class depends on the type of the model."""
     source, run = converted("pieces", pieces_alone=True)

@@ -300,7 +300,10 @@ def tokenizer_of(vocabulary: Vocabulary, longest: int, own: bool = True) -> Any 
 
 def _is_auto(folder: Path, vocabulary: Vocabulary) -> bool:
     """Whether AutoTokenizer gives the ids of the vocabulary; for some types of models it replaces the saved class."""
-    tokenizer = hub.transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    try:
+        tokenizer = huggingface.tokenizer(str(folder))
+    except DataError:  # the type of the model decides the class, and no class is known
+        return False
     return _difference(tokenizer, vocabulary) is None
 
 

@@ -200,7 +200,7 @@ def generation(source: str) -> tuple[list[int], dict[str, Any]]:
         raise DataError(f"{file}: cannot be read as a generation config ({first_line(error)})") from error
     ends = config.eos_token_id
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    if wrong := [end for end in ends if type(end) is not int or end < 0]:
+    if wrong := [end for end in ends if type(end) is not int or not 0 <= end < 1 << 31]:
         raise DataError(f"{file}: eos_token_id: expected ids, got {wrong[0]!r}")
     return ends, {name: value for name, value in config.to_diff_dict().items() if name not in IDS_AND_OUTPUTS}
 
