@@ -172,7 +172,8 @@ def _write_original(original: PretrainedVocabulary, folder: Path) -> str:
         return AUTO
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_bytes()) if file.is_file() else {}
-    write_json(file, settings | {"tokenizer_class": FAST})
+    names = {"eos_token": original.mark} | ({} if original.bos is None else {"bos_token": original.beginning})
+    write_json(file, names | settings | {"tokenizer_class": FAST})
     (folder / "tokenizer.json").write_text(original.json, encoding="utf-8")
     log.warning(
         "%s names %s, and tokenizer.json is written anew: for this type of model transformers reads other ids from "
