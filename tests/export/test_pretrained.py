@@ -12,6 +12,7 @@ from attnlab.config.check import check
 from attnlab.data.samples import markov
 from attnlab.data.text.tokenizer import Tokenizer as TextTokenizer
 from attnlab.data.text.vocabulary import BytePairVocabulary, read_vocabulary
+from attnlab.errors import DataError
 from attnlab.modes import convert, export, generate
 from attnlab.pretrained.huggingface import tokenizer_files
 from attnlab.run.loading import load
@@ -146,6 +147,29 @@ def test_a_run_of_an_earlier_version_is_exported(
     place = exported(run, "hf")
     assert (place / "tokenizer.json").is_file() and not (place / "chat_template.jinja").exists()
     assert any("an earlier version left out the tokenizer's files" in message for message in caplog.messages)
+
+
+def test_a_vocabulary_with_other_files_is_refused(converted: Convert) -> None:
+    """An export writes them by name."""
+    _, run = converted("no-bos")
+    file = run / "vocabulary.json"
+    plain = json.loads(file.read_text())
+    names = [
+        "../../outside.json",
+        "/tmp/outside.json",
+        "config.json",
+        "a.py",
+        "x/y.json",
+        "..json",
+        "model.safetensors",
+        "",
+    ]
+    wrong = [{name: "text"} for name in names] + [{"a.json": value} for value in (3, {"base64": "%"}, {}, None)]
+    for files in wrong:
+        file.write_text(json.dumps(plain | {"files": files}))
+        with pytest.raises(DataError, match=r"vocabulary\.json") as error:
+            exported(run, "hf")
+        assert "\n" not in str(error.value)
 
 
 def test_a_class_that_follows_from_the_type_of_the_model_is_named(

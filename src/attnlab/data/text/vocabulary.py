@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 Ends = Literal["after", "before", "around"]  # the place of the mark that separates texts
 
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILE = re.compile(r"(additional_chat_templates/)?\w[\w.-]*\.(json|txt|model|jinja)")
 
 
 class Vocabulary(ABC):
@@ -219,6 +221,9 @@ class PretrainedVocabulary(BytePairVocabulary):
 
     Attributes:
         after: ids that the tokenizer puts after every text.
+
+    Raises:
+        ValueError: as for the base class, or a name is not that of a tokenizer's file.
     """
 
     def __init__(
@@ -236,7 +241,9 @@ class PretrainedVocabulary(BytePairVocabulary):
         super().__init__(tokenizer, size, ends, end)
         self.num_ids = size  # as transformers, which chooses among all ids of the table
         self.bos, self.stops, self.left_out = bos, tuple(stops), dict(left_out)
-        self.config, self._files = dict(config), dict(files)
+        if wrong := [name for name in files if name == "config.json" or not TOKENIZER_FILE.fullmatch(name)]:
+            raise ValueError(f"{wrong[0]!r} is no file of a tokenizer")
+        self.config, self.files = dict(config), {name: content_of(text) for name, text in files.items()}
         encoding = self.tokenizer.encode("a")
         added = "".join(map(str, encoding.special_tokens_mask))
         self.before = tuple(encoding.ids[: len(added) - len(added.lstrip("1"))])
@@ -255,14 +262,6 @@ class PretrainedVocabulary(BytePairVocabulary):
         tokens = " ".join(str(self.tokenizer.id_to_token(i)) for i in self.before)
         return f", each begins with {tokens}" if tokens else ""
 
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The content of the source's files by name."""
-        return {
-            name: text.encode() if isinstance(text, str) else base64.b64decode(text["base64"])
-            for name, text in self._files.items()
-        }
-
     def warn_left_out(self) -> dict[str, Any]:
         if self.left_out:
             settings = ", ".join(f"{name}={value}" for name, value in sorted(self.left_out.items()))
@@ -270,10 +269,10 @@ class PretrainedVocabulary(BytePairVocabulary):
         return self.left_out
 
     def given(self, text: str, special: bool = True) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=special).ids
+        return self.in_table(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
     def begun(self, ids: Sequence[int]) -> list[int]:
-        return list(ids) or [self.prefix]
+        return list(ids) or self.in_table([self.prefix])
 
     def continuation(self, ids: Sequence[int], after: Sequence[int] = ()) -> str:
         """As transformers' pipeline: special tokens are no text, and a space between the two belongs to it."""
@@ -286,7 +285,7 @@ class PretrainedVocabulary(BytePairVocabulary):
         return self._all(texts)
 
     def _all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        return [self.in_table(encoding.ids) for encoding in self.tokenizer.encode_batch(list(texts))]
 
     @property
     def fingerprint(self) -> str:
@@ -295,7 +294,8 @@ class PretrainedVocabulary(BytePairVocabulary):
 
     def plain(self) -> dict[str, Any]:
         values = {"end": self.mark, "bos": self.bos, "stops": self.stops, "left_out": self.left_out}
-        return super().plain() | {"kind": "pretrained"} | values | {"config": self.config, "files": self._files}
+        files = {name: stored_text(content) for name, content in self.files.items()}
+        return super().plain() | {"kind": "pretrained"} | values | {"config": self.config, "files": files}
 
 
 def stored_text(content: bytes) -> str | dict[str, str]:
@@ -304,6 +304,11 @@ def stored_text(content: bytes) -> str | dict[str, str]:
         return content.decode("utf-8")
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(content).decode()}
+
+
+def content_of(text: str | Mapping[str, str]) -> bytes:
+    """The bytes of :func:`stored_text`."""
+    return text.encode("utf-8") if isinstance(text, str) else base64.b64decode(text["base64"], validate=True)
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
