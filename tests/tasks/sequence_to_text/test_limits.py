@@ -9,7 +9,7 @@ import pytest
 import attnlab
 from attnlab.config.check import compose
 from attnlab.data.sequence_to_text import SequenceToTextData
-from attnlab.errors import ConfigError
+from attnlab.errors import DataError
 from attnlab.modes import test, train
 from attnlab.run.record import new
 from attnlab.tasks.base import task_of
@@ -48,7 +48,7 @@ def test_the_limit_of_length_follows_from_the_targets_of_the_run(tmp_path: Path,
     again = run(test, tmp_path / "again", "mode=test", *settings, f"checkpoint='{tmp_path / 'run'}'")
     assert again["inference"]["max_len_b"] == 12 and again["quality"] == record["quality"]
     (tmp_path / "run" / "limits.json").unlink()
-    with pytest.raises(ConfigError, match="task.decode.max_len_b=null: the run has no limits.json"):
+    with pytest.raises(DataError, match="limits.json: no such file; expected the length of the longest"):
         attnlab.load(tmp_path / "run")
 
 

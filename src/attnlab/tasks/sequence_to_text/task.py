@@ -299,11 +299,13 @@ class SequenceToTextTask(TextTask, Predicts):
         if cfg.task.train.ctc_weight:
             ctc = Tokenizer.load(file_of_run(weights, CTC_TOKENIZER, "the SentencePiece model of the CTC labels"))
         tokenizer = Tokenizer.load(file_of_run(weights, TOKENIZER, "the SentencePiece model"))
+        follows = cfg.task.decode.max_len_b is None
+        limits = file_of_run(weights, LIMITS, "the length of the longest training target") if follows else None
         return RestoredTranslator(
             self._model(tokenizer.size, None if ctc is None else ctc.size),
             self._identity(tokenizer, ctc),
             tokenizer=tokenizer,
-            search=self._search(_longest_target(self.saved_files().get(LIMITS))),
+            search=self._search(_longest_target(limits)),
             cache_dtype=scoring_dtype(cfg.hardware.precision),
             steps=Compiled(compiles(cfg)),
         )
