@@ -25,25 +25,26 @@ def test_the_old_checkpoint_stays_where_the_new_one_cannot_be_written(tmp_path: 
     assert torch.load(path, weights_only=True)["a"].shape == (8,)
 
 
-def checkpoint(updates: int, batches: int, last: bool) -> dict[str, Any]:
-    counts = {"ready": updates * batches, "started": updates * batches, "processed": updates * batches}
-    counts["completed"] = updates * batches
-    progress = {"total": {**counts}, "current": {**counts}, "is_last_batch": last}
-    loops = {"fit_loop": {"epoch_loop.batch_progress": progress}}
-    return {"epoch": 3, "loops": loops, "batches_per_update": batches}
+def counted(number: int) -> dict[str, Any]:
+    return {
+        name: dict.fromkeys(("ready", "started", "processed", "completed"), number) for name in ("total", "current")
+    }
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "last"),
-    [(4, 4, False), (4, 1, False), (4, 2, False), (1, 8, False), (3, 2, False), (2, 2, True)],
+    ("before", "now", "last", "more"),
+    [(4, 4, False, 0), (4, 1, False, 0), (4, 2, False, 3), (1, 8, False, 0), (3, 2, False, 0), (2, 2, True, 0)],
 )
-def test_an_update_stays_an_update(before: int, now: int, last: bool) -> None:
-    """After the last batch of an epoch the next epoch begins."""
+def test_an_update_stays_an_update(before: int, now: int, last: bool, more: int) -> None:
+    """After the last batch of an epoch the next epoch begins. An update that was not complete begins again."""
     data: Any = SimpleNamespace(resume_at=(0, 0))
-    state = checkpoint(5, before, last)
-    trainer: Any = SimpleNamespace(accumulate_grad_batches=now)
+    progress, epochs = counted(5 * before + more) | {"is_last_batch": last}, counted(3)
+    loops = {"fit_loop": {"epoch_loop.batch_progress": progress, "epoch_progress": epochs}}
+    state = {"epoch": 3, "loops": loops, "batches_per_update": before}
+    trainer: Any = SimpleNamespace(accumulate_grad_batches=now, fit_loop=SimpleNamespace())
     Resume(data).on_load_checkpoint(trainer, None, state)  # type: ignore[arg-type]
-    assert data.resume_at == ((0, 0) if last else (3, 5 * now))
-    progress = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    for counts in (progress["total"], progress["current"]):
-        assert set(counts.values()) == {5 * now}
+    assert data.resume_at == ((4, 0) if last else (3, 5 * now))
+    assert set(progress["total"].values()) == {5 * now}
+    assert set(progress["current"].values()) == {0 if last else 5 * now}
+    for counts in epochs.values():
+        assert tuple(counts.values()) == ((4, 4, 4, 4) if last else (4, 4, 3, 3))

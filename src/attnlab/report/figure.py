@@ -227,17 +227,20 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
 
 
 def read_curves(saved: SavedRecord) -> dict[str, list[tuple[int, float]]]:
-    """The logged metrics of a run as (update, value) pairs, from all parts of a resumed run, or of a packed record."""
+    """The logged metrics of a run as (update, value) pairs, from all parts of a resumed run, or of a packed record.
+
+    Of an update that was done again after a kill, the last value is taken.
+    """
     packed = saved.record.get("curves", {})
-    curves: dict[str, list[tuple[int, float]]] = {name: [(at, value) for at, value in packed[name]] for name in packed}
+    curves: dict[str, dict[int, float]] = {name: dict(packed[name]) for name in packed}
     paths = saved.path.parent.glob("curves*/metrics.csv") if saved.path.name == RECORD and not curves else ()
     for path in sorted(paths, key=lambda p: (len(str(p)), str(p))):
         with open(path, encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 for name, value in row.items():
                     if value and name not in ("step", "epoch"):
-                        curves.setdefault(name, []).append((int(row["step"]), float(value)))
-    return curves
+                        curves.setdefault(name, {})[int(row["step"])] = float(value)
+    return {name: list(points.items()) for name, points in curves.items()}
 
 
 def together(runs: Sequence[tuple[str, SavedRecord]], of: Sequence[Panel]) -> pd.DataFrame:

@@ -13,7 +13,8 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import torch
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, distributed
 
@@ -57,14 +58,15 @@ class BestAndLast(ModelCheckpoint):
     last_step: int | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the best checkpoints from this run's directory, wherever it lay when they were saved."""
+        """Take the best checkpoints from this run's directory, wherever it lay when they were saved.
+
+        One that is missing was removed for a better one after last.ckpt was written: the same happens again.
+        """
         moved = {path: str(Path(self.dirpath or "") / Path(path).name) for path in state_dict["best_k_models"]}
-        if all(Path(path).is_file() for path in moved.values()):
-            names = ("best_model_path", "kth_best_model_path", "last_model_path")
-            state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in names}
-            scores = {moved[path]: score for path, score in state_dict["best_k_models"].items()}
-            state_dict |= {"best_k_models": scores, "dirpath": self.dirpath}
-        super().load_state_dict(state_dict)
+        names = ("best_model_path", "kth_best_model_path", "last_model_path")
+        state_dict = state_dict | {name: moved.get(state_dict[name], "") for name in names}
+        scores = {moved[path]: score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict(state_dict | {"best_k_models": scores, "dirpath": self.dirpath})
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Whether a checkpoint is among the best: of equal ones the newest, which has trained for longer."""
@@ -74,6 +76,10 @@ class BestAndLast(ModelCheckpoint):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         super().on_train_batch_end(trainer, pl_module, *args)
+        if trainer.fit_loop._should_accumulate():
+            if trainer.fit_loop._can_stop_early:  # only a limit of time asks inside an update, and it asks again
+                trainer.should_stop = False
+            return
         updated = 0 <= trainer.max_steps <= trainer.global_step
         ended = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
@@ -87,18 +93,24 @@ class BestAndLast(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
-        if trainer.check_val_every_n_epoch is None:  # validation inside an epoch
+        if trainer.check_val_every_n_epoch is None and not trainer.is_last_batch:  # else the epoch's end follows
             self.write_last(trainer)
 
     def write_last(self, trainer: Trainer) -> None:
         """Write last.ckpt. All processes of the run do this together."""
         if self.dirpath is not None:
+            for logger in trainer.loggers:
+                logger.save()  # a killed process has the curves up to its checkpoint
             trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt")
             self.last_step = trainer.global_step
 
 
 class Resume(Callback):
-    """Sets `data.resume_at` from the trainer's progress in the checkpoint that is loaded.
+    """Continues a training from a checkpoint at the batch after the last one that it has trained.
+
+    Lightning restores its loops differently for checkpoints of an epoch's end, of a validation and of a place between
+    two batches, and then trains a batch twice or leaves a validation out. Here all of them become a place between two
+    batches: after the last batch of an epoch, the beginning of the next one. `data.resume_at` is the same place.
 
     A checkpoint counts batches of a process.  With another number of processes, the same updates have more or fewer
     batches: the counts are converted.
@@ -115,23 +127,32 @@ class Resume(Callback):
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.begun = int(checkpoint.get("global_step", 0))
         log.info("continues after update %d", self.begun)
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        loop = checkpoint["loops"]["fit_loop"]
+        progress, epochs = loop["epoch_loop.batch_progress"], loop["epoch_progress"]
         now = trainer.accumulate_grad_batches
         before = checkpoint.get("batches_per_update", now)  # an older one lacks it
-        for counts in (progress["total"], progress["current"]):
-            counts.update({name: count * now // before for name, count in counts.items()})
-        if not progress["is_last_batch"]:
-            self.data.resume_at = checkpoint["epoch"], progress["current"]["completed"]
+        total, done = (progress[name]["completed"] // before * now for name in ("total", "current"))
+        epoch = checkpoint["epoch"]
+        if progress["is_last_batch"]:
+            epoch, done = epoch + 1, 0
+        progress["is_last_batch"] = False
+        self.data.resume_at = epoch, done
+        for counts, value in ((progress["total"], total), (progress["current"], done)):
+            counts.update(dict.fromkeys(counts, value))
+        for counts in (epochs["total"], epochs["current"]):
+            begun = epoch + (done > 0)
+            counts.update(ready=begun, started=begun, processed=epoch, completed=epoch)
+        trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # fsdp loads a checkpoint after the data
 
-    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        """Correct the number of processed epochs.
+    def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """End a training at once that early stopping had ended; Lightning's Timer does the same for its limit."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # of a mixin
+        reasons = [callback.stopping_reason for callback in callbacks if isinstance(callback, EarlyStopping)]
+        trainer.should_stop |= any(reason != EarlyStoppingReason.NOT_STOPPED for reason in reasons)
 
-        With a limit of updates Lightning counts the last epoch of a checkpoint once more, and a limit of epochs would
-        come too early.
-        """
-        progress: Any = trainer.fit_loop.epoch_progress
-        for counts in (progress.total, progress.current):
-            counts.processed = counts.completed + 1
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.global_step == self.begun:  # Lightning may have counted the last update twice or not at all
+            trainer.fit_loop.epoch_loop._batches_that_stepped = self.begun
 
 
 EVERY = 5.0  # seconds between two times that the processes agree whether one of them has got the signal

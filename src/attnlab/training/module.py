@@ -193,7 +193,7 @@ class Module(LightningModule):
         of = count.to(wide) if isinstance(count, Tensor) else torch.full((), count, dtype=wide, device=self.device)
         pair = torch.stack([total.detach().to(wide), of])
         tallies = self._tallies[self.training]
-        tallies[name] = tallies[name] + pair if name in tallies else pair
+        tallies[name] = tallies[name].to(pair) + pair if name in tallies else pair
 
     def read_pending(self) -> None:
         """Read the losses and norms of every batch since the last call. TrainingError: one is NaN or infinite."""
@@ -256,6 +256,21 @@ class Module(LightningModule):
         self.read_pending()  # no checkpoint holds a NaN
         checkpoint["identity"] = self.identity
         checkpoint["batches_per_update"] = self.trainer.accumulate_grad_batches
+        gathered: Any = self.all_gather(self._tallies[True])
+        tallies = {name: pairs.reshape(-1, 2) for name, pairs in gathered.items()}  # (processes, 2)
+        checkpoint["curve"] = {"last_loss": self.last_loss, "sums": self._curve, "tallies": tallies}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue the curve: its next point is the mean of updates before and after the checkpoint."""
+        if (curve := checkpoint.get("curve")) is None:  # an older one lacks it
+            return
+        self.last_loss, self._curve = curve["last_loss"], curve["sums"]
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        for name, pairs in curve["tallies"].items():
+            if len(pairs) == world:
+                self._tallies[True][name] = pairs[rank]
+            else:
+                self._tallies[True][name] = pairs.sum(0) if rank == 0 else torch.zeros_like(pairs[0])
 
     def indices(self, batch_idx: int, dataloader_idx: int = 0) -> list[int]:
         """The corpus indices of a validation or test batch, from the sampler that dealt it."""

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,7 @@ def fit(
         "epochs": epochs,
         **({"stopped_by": stopped} if stopped else {}),
         "resumed": resume is not None,  # then seconds and speed are those of the last part alone
-        "final_loss": NOT_RUN if idle else round(module.last_loss, 4),
+        "final_loss": round(module.last_loss, 4) if math.isfinite(module.last_loss) else NOT_RUN,
         f"best_{monitor}": round(float(best.best_model_score), 4) if best.best_model_score is not None else NOT_RUN,
         **({"decoded_validation": module.decoded_validation} if module.decoded_validation else {}),
         "averaged_checkpoints": len(paths),

@@ -147,6 +147,7 @@ class ImageClassification(Module):
             checkpoint["state_dict"] = {f"model.{name}": value.clone() for name, value in averaged.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
         if "trained" in checkpoint and self.ema_decay:
             self._begin_average()
             averaged = {name.removeprefix("model."): value for name, value in checkpoint["state_dict"].items()}
