@@ -1,6 +1,7 @@
 """`python -m attnlab ...`, and the command `attnlab`."""
 
 import os
+import sys
 
 
 def main() -> None:
@@ -8,8 +9,13 @@ def main() -> None:
 
     Until a run begins (:mod:`attnlab.run.processes`), SIGINT ends the process at once with 130: an exception inside an
     import would be printed. The garbage collector is off until then, because it would visit every import in vain.
-    The process does not wait for the end of libraries, which takes seconds.
+    The process does not wait for the end of libraries, which takes seconds. A standard stream that is closed (`>&-`)
+    becomes /dev/null: the next file that is opened would get its number, and what libraries print.
     """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            file = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(file, "r" if number == 0 else "w"))
     try:
         import gc
         import signal

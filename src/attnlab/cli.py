@@ -1,7 +1,8 @@
 """The command `attnlab`: check the command line, then run the job or the jobs that it describes.
 
 The command line is checked before anything heavy is imported. Exit codes: 0 finished, 1 failed, 2 the command line or
-a configuration file is wrong, 128 plus the signal's number (130, 143) interrupted.
+a configuration file is wrong, 128 plus the signal's number (130, 143) interrupted. If standard output is closed, a run
+goes on and the code is 141 (`| head`); if it cannot be written, as on a full disk, 1. The record says that it finished.
 """
 
 import atexit
@@ -36,7 +37,7 @@ from attnlab.config.compose import one_line
 from attnlab.config.explain import explain, help_text, listing
 from attnlab.errors import AttnlabError, ConfigError, DataError, TrainingError, printable
 from attnlab.run import job, sweep
-from attnlab.run.console import progress
+from attnlab.run.console import Output, progress
 from attnlab.run.loading import load
 from attnlab.run.processes import end_with_parent
 from attnlab.run.record import first_process
@@ -62,18 +63,25 @@ def command() -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without some letter must not end a run
     with_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    try:
-        return run(sys.argv[1:])
-    except BaseException as error:
-        return report_error(error, with_traceback)
+    output, errors = Output(sys.stdout), Output(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            code = run(sys.argv[1:])
+        except BaseException as error:
+            code = report_error(error, with_traceback)
+        output.flush()
+        if code or output.error is None:
+            return code
+        if isinstance(output.error, BrokenPipeError):  # of `... | head`: the reader has what it wanted
+            return 128 + signal.SIGPIPE
+        print(f"error: standard output: {output.error.strerror}", file=sys.stderr)
+        return 1
 
 
 def report_error(error: BaseException, with_traceback: bool) -> int:
     """Print an error as one line; the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    if isinstance(error, BrokenPipeError):  # of `attnlab list ... | head`: the reader has what it wanted
-        return 128 + signal.SIGPIPE
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     if with_traceback:

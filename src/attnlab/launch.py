@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -141,7 +142,8 @@ def _process(words: Sequence[str]) -> AttnlabError | None:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                print(line, end="", flush=True)
+                with contextlib.suppress(OSError):  # whoever reads this program's output is gone: the run goes on
+                    print(line, end="", flush=True)
                 last = line.removeprefix("error: ").strip() if line.startswith("error: ") else last
         except BaseException:
             process.send_signal(signal.SIGINT)

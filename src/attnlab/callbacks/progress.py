@@ -99,9 +99,9 @@ class ScoringLines(Callback):
 
 def progress() -> list[Callback]:
     """The callbacks that show a training: on a terminal a bar, elsewhere lines of the log."""
-    return [ValidationLog(), *([] if sys.stdout.isatty() else [TrainingLines()]), *bar()]
+    return [ValidationLog(), *([] if sys.stderr.isatty() else [TrainingLines()]), *bar()]
 
 
 def bar() -> list[Callback]:
     """A progress bar on a terminal; lines of the log elsewhere."""
-    return [Bar(leave=False) if sys.stdout.isatty() else ScoringLines()]
+    return [Bar(leave=False, console_kwargs={"stderr": True}) if sys.stderr.isatty() else ScoringLines()]

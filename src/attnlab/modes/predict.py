@@ -20,6 +20,7 @@ from attnlab.tasks.base import Predicts, task_of
 from attnlab.trained import Trained
 
 EVERY_TASK = True  # a task need not list this mode in `task.modes`
+PRINTS_AT_ONCE = True
 KEEPS = False  # no run directory, unless hydra.run.dir= names one
 
 
@@ -61,6 +62,8 @@ def _predict(cfg: DictConfig, record: dict[str, Any], inputs: Inputs) -> None:
                     place = f"{item.value}\t" * (inputs.form == "folder")
                     line = printable(place + predictor.shown(result), keep="\t")
                 print(line, file=file, flush=True)
+                if error := getattr(file, "error", None):  # nobody reads the rest
+                    raise error
                 advance(1)
     record["corpus"] = "none: input="
     record["predicted"] = {"inputs": len(inputs), "seconds": round(time.perf_counter() - began, 3)}

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from threading import Thread
 from typing import Any, TextIO, TypeVar
@@ -37,6 +37,62 @@ class StderrHandler(logging.StreamHandler[TextIO]):
             texts = str, Path, BaseException
             record.args = tuple(printable(str(value)) if isinstance(value, texts) else value for value in arguments)
         return printable(super().format(record), keep="\n")
+
+
+class Output:
+    """A stream of text that never fails: where its reader is gone or its disk is full, what is printed is dropped.
+
+    Args:
+        stream: the stream that is written to, whose other attributes this one has too.
+        hold: keep what is printed until `release`.
+
+    Attributes:
+        error: why nothing more is printed; None: all was.
+    """
+
+    def __init__(self, stream: TextIO, hold: bool = False) -> None:
+        self.stream, self._held = stream, [""] if hold else None
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        if self._held is not None:
+            self._held.append(text)
+        elif self.error is None:
+            self._try(self.stream.write, text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        if self._held is None and self.error is None:
+            self._try(self.stream.flush)
+
+    def release(self) -> None:
+        """Print what was held, and all that follows at once."""
+        held, self._held = self._held or [], None
+        self.write("".join(held))
+        self.flush()
+
+    def _try(self, function: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except OSError as error:
+            self.error = error
+
+
+@contextmanager
+def printed_at_the_end() -> Iterator[None]:
+    """Print what the block prints on standard output when it has ended."""
+    output: Any = Output(sys.stdout, hold=True)
+    try:
+        with redirect_stdout(output):
+            yield
+    finally:
+        output.release()
 
 
 class Screen(Console):

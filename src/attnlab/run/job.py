@@ -20,8 +20,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config.compose import one_line
+from attnlab.config.schema import constant
 from attnlab.errors import AttnlabError, ConfigError, LockedError, WriteError, printable
 from attnlab.run import record as records
+from attnlab.run.console import printed_at_the_end
 from attnlab.run.directory import WEIGHTS, locked, near, refuse_live, refuse_used
 from attnlab.run.files import remove_partial, write_text
 from attnlab.run.identity import NOTHING_READ
@@ -52,7 +54,15 @@ def run(cfg: DictConfig, command: str, directory: Path | None, created: Sequence
     An error is printed to stderr as one line. The traceback goes to the log, and to stderr with `HYDRA_FULL_ERROR=1`.
     A command that is refused removes `created`, the folders made for it, the directory first. Without a `directory`
     no record is written. Returns the exit code: 0, that of the error, 1, or 128 plus the number of the signal.
+
+    What a mode prints on standard output appears when its record is written, unless the mode `PRINTS_AT_ONCE`.
     """
+    at_once = constant(f"attnlab.modes.{cfg.mode}.PRINTS_AT_ONCE") is True
+    with contextlib.nullcontext() if at_once else printed_at_the_end():
+        return _locked(cfg, command, directory, created)
+
+
+def _locked(cfg: DictConfig, command: str, directory: Path | None, created: Sequence[Path]) -> int:
     if not directory or not records.first_process():
         return _run(cfg, command, directory)
     try:
@@ -200,7 +210,7 @@ def _exit_code_and_message(
         return 130, "interrupted"
     if isinstance(error, AttnlabError):
         return error.exit_code, one_line(error)
-    if isinstance(error, BrokenPipeError) and directory is None:  # of `attnlab mode=predict ... | head`
+    if isinstance(error, BrokenPipeError):  # of `attnlab mode=predict ... | head`
         return 128 + signal.SIGPIPE, "standard output was closed before everything was written"
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code or 1, f"the mode ended the process with exit code {error.code}"

@@ -194,7 +194,7 @@ def test(cfg: DictConfig, data: Data, module: Module, callbacks: list[Callback])
         callbacks=[KeepSignals(), *callbacks, *bar()],
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=sys.stdout.isatty(),
+        enable_progress_bar=sys.stderr.isatty(),
         **{name: value for name, value in cfg.trainer.items() if name in TEST_ARGUMENTS},
     )
     trainer.test(module, datamodule=data, verbose=False)
@@ -275,7 +275,7 @@ def build_trainer(
         "callbacks": [KeepSignals(), *callbacks],
         "enable_checkpointing": enable_checkpointing,
         "enable_model_summary": False,
-        "enable_progress_bar": sys.stdout.isatty(),
+        "enable_progress_bar": sys.stderr.isatty(),
     }
     arguments |= instantiate(cfg.trainer, path="trainer")
     if (profiler := arguments.get("profiler")) in PROFILERS:
