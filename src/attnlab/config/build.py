@@ -127,11 +127,25 @@ def closed(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
+def literal(text: str) -> str:
+    """A text in which OmegaConf and Hydra find no reference, even if it has `${`; its backslashes before that double."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def absolute(key: str, value: Any) -> Path:
+    """The absolute path that a key has. ConfigError: it begins with ~, and no home directory is known."""
+    try:
+        return Path(str(value)).expanduser().absolute()
+    except RuntimeError as error:
+        unknown = "HOME is not set, and the system knows no home directory of this user"
+        raise ConfigError(f"{key}={value}: {unknown}; set HOME, or give {key}= a path without ~") from error
+
+
 def _make_absolute(cfg: DictConfig) -> None:
     with open_dict(cfg):
         for key in PATHS:
             if cfg.get(key) is not None:
-                cfg[key] = str(Path(str(cfg[key])).expanduser().absolute())
+                cfg[key] = str(absolute(key, cfg[key]))
 
 
 def _settle(hardware: DictConfig) -> None:

@@ -87,9 +87,9 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             f"prove.python= is read by mode=export format=vllm, not by mode={cfg.mode} format={cfg.format}"
         )
     for key in ("checkpoint", "resume", "baseline"):
-        if cfg[key] is not None and not Path(cfg[key]).expanduser().exists():
+        if cfg[key] is not None and not config.absolute(key, cfg[key]).exists():
             raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
-    if Path(cfg.cache_dir).expanduser().is_file():
+    if config.absolute("cache_dir", cfg.cache_dir).is_file():
         raise ConfigError(f"cache_dir={cfg.cache_dir}: a file; expected a directory, which is made if it is missing")
     if cfg.mode == "predict" and cfg.input is None:
         raise ConfigError("mode=predict needs input=<a text, a file or a folder>")
