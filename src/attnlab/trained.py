@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.data.corpus import read_json
 from attnlab.data.inputs import InputKind, Inputs, Item, items_of
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub, huggingface
+from attnlab.pretrained.weights import first_line, readable
 from attnlab.run.record import mechanism_of
 from attnlab.tasks.base import Predicts, Restores, task_of
 from attnlab.tasks.prediction import Predictor, Result, changed
@@ -87,8 +89,11 @@ class Trained(Model):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
-        self.task = task_of(cfg, Restores)
-        self.module: Any = self.task.restore()
+        try:
+            self.task = task_of(cfg, Restores)
+            self.module: Any = self.task.restore()
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{cfg.checkpoint}: its configuration lacks a key ({first_line(error)})") from error
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.module.model.parameters())
@@ -240,12 +245,14 @@ class ExportedImages(Model):
 
 
 def exported(folder: Path) -> ExportedText | ExportedImages:
-    """The model of a folder that mode=export wrote. ConfigError: the folder has no model of transformers or timm."""
+    """The model of a folder that mode=export wrote.
+
+    ConfigError: the folder has no model of transformers or timm. DataError: a file is missing or damaged.
+    """
     config = read_json(folder / "config.json")
-    if "architecture" in config:
-        return ExportedImages(folder, config)
-    if "architectures" in config:
-        return ExportedText(folder, config)
+    if isinstance(config, dict) and config.keys() & {"architecture", "architectures"}:
+        with readable(folder, "exported model"):
+            return (ExportedImages if "architecture" in config else ExportedText)(folder, config)
     raise ConfigError(f"{folder}: no model of transformers or timm; to use plain weights, load their run directory")
 
 

@@ -128,7 +128,7 @@ def closed(cfg: DictConfig) -> DictConfig:
 
 
 def literal(text: str) -> str:
-    """A text in which OmegaConf and Hydra find no reference, even if it has `${`; its backslashes before that double."""
+    """A text in which OmegaConf and Hydra find no reference, even if it has `${`, which is escaped."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 

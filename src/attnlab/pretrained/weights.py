@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from attnlab.errors import DataError, WriteError
+from attnlab.errors import AttnlabError, DataError, WriteError
 from attnlab.run.files import replacing_folder, replacing_summed, verify
 from attnlab.run.identity import of_checkpoint
 
@@ -53,7 +53,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
     DataError: as :func:`read`.
     """
-    with _readable(path, "checkpoint"):
+    with readable(path, "checkpoint"):
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
@@ -67,10 +67,16 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _readable(path: Path, kind: str) -> Iterator[None]:
+def readable(path: Path, kind: str) -> Iterator[None]:
+    """Turn every error of libraries that read a file or folder inside the block into a DataError that names it.
+
+    Also if it has another checksum than `SHA256SUMS` beside it says. `kind`: what it should be.
+    """
     verify(path)  # files of runs have checksums
     try:
         yield
+    except AttnlabError:
+        raise
     except Exception as error:  # foreign bytes raise many classes in pickle, torch and safetensors
         why = f"damaged, cut short or foreign ({first_line(error)})"
         if type(error).__name__ == "UnpicklingError":
@@ -157,7 +163,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise DataError(
             f"{path}: there is no such checkpoint file (expected a .ckpt or .safetensors file of a training run)"
         )
-    with _readable(path, "attnlab checkpoint"):
+    with readable(path, "attnlab checkpoint"):
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -168,7 +174,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def trained(path: Path) -> dict[str, int]:
     """The updates and the complete epochs of a training checkpoint, by the key of their limit. DataError: damaged."""
-    with _readable(path, "attnlab checkpoint"):
+    with readable(path, "attnlab checkpoint"):
         content = torch.load(path, map_location="meta", weights_only=True)
         loops = content["loops"]["fit_loop"]
         epochs = loops["epoch_progress"]["current"]["completed"] + loops["epoch_loop.batch_progress"]["is_last_batch"]

@@ -92,7 +92,10 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Read a model.  Raises DataError where `path` is not a SentencePiece model."""
         with reading(path, "a SentencePiece model"):
-            return cls(path.read_bytes())
+            model = path.read_bytes()
+            if not model:  # the library takes it for a vocabulary of no pieces
+                raise ValueError("the file is empty")
+            return cls(model)
 
     @classmethod
     def train(
