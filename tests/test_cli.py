@@ -1,5 +1,7 @@
 """The command from outside, and the life of a run from inside."""
 
+import logging
+import pwd
 import resource
 import subprocess
 import sys
@@ -8,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from attnlab import cli as entry
+from attnlab.config.check import check
 from attnlab.config.explain import explain
 from attnlab.errors import ConfigError
+from attnlab.run.loading import load
 from tests.command import ROOT, environment, run_command
 
 
@@ -104,3 +108,30 @@ print(sorted({"torch", "lightning", "numpy", "torchvision", "timm", "rich", "mat
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
     assert done.stdout == "False False\n[]\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["a${seed}b", "${nothing}", "\\${seed}", "${", "{seed}$"])
+def test_the_name_of_a_run_directory_is_no_reference(name: str, tmp_path: Path) -> None:
+    directory, before = tmp_path / name, logging.root.handlers[:]
+    directory.mkdir()
+    try:
+        entry.set_up_logging(check(["mode=describe"], load).hydra, directory)
+        logging.getLogger("attnlab").warning("written")
+        (file,) = directory.glob("*.log")
+        assert "written" in file.read_text()
+    finally:
+        for handler in {*logging.root.handlers} - {*before}:
+            handler.close()
+        logging.root.handlers[:] = before
+
+
+def test_a_missing_home_directory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("ATTNLAB_CACHE", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(ConfigError, match=r"cache_dir=~/.cache/attnlab: HOME is not set, .* give cache_dir= a path"):
+        check(["mode=describe"], load)
+    assert check(["mode=describe", "cache_dir=/tmp/cache"], load).jobs

@@ -21,7 +21,7 @@ from tests.golden.runs import LANGUAGE, corpus
 from tests.pretrained.tiny import saved
 
 TEXTS = ("[" * 100_000, '{"a":' * 50_000, "null", "[]", "{}", "3", '"x"', "NaN", "\ufeff{}", "- a", "a: &a [*a]")
-VALUES = (None, "x", -1, 0, float("nan"), [], {}, [1, 2], "${seed}", "../../x", 2.5, 10**9)
+VALUES: tuple[Any, ...] = (None, "x", -1, 0, float("nan"), [], {}, [1, 2], "${seed}", "../../x", 2.5, 10**9)
 Damage = Callable[[Path], object]
 
 

@@ -31,7 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
 from attnlab import __version__
-from attnlab.config.build import CONF, literal, written
+from attnlab.config.build import CONF, escaped, written
 from attnlab.config.check import Command, check, check_present, parse_flags
 from attnlab.config.compose import one_line
 from attnlab.config.explain import explain, help_text, listing
@@ -183,7 +183,7 @@ def run_job(checked: Command) -> int:
 def set_up_logging(composed: DictConfig, directory: Path | None) -> None:
     """Set up logging as the configuration says; without a directory no file is written."""
     cfg = copy.deepcopy(composed)
-    place = literal(literal(str(directory)))  # references are looked for twice: below, and by Hydra
+    place = escaped(escaped(str(directory)))  # references are looked for twice: below, and by Hydra
     OmegaConf.update(cfg, "hydra.runtime.output_dir", place, force_add=True)
     settings: Any = OmegaConf.to_container(cfg.hydra.job_logging, resolve=True)
     if directory is None and "file" in settings.get("handlers", {}):

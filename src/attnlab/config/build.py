@@ -127,11 +127,6 @@ def closed(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def literal(text: str) -> str:
-    """A text in which OmegaConf and Hydra find no reference, even if it has `${`, which is escaped."""
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
-
-
 def absolute(key: str, value: Any) -> Path:
     """The absolute path that a key has. ConfigError: it begins with ~, and no home directory is known."""
     try:
@@ -145,7 +140,7 @@ def _make_absolute(cfg: DictConfig) -> None:
     with open_dict(cfg):
         for key in PATHS:
             if cfg.get(key) is not None:
-                cfg[key] = str(absolute(key, cfg[key]))
+                cfg[key] = escaped(str(absolute(key, cfg[key])))
 
 
 def _settle(hardware: DictConfig) -> None:
