@@ -50,8 +50,9 @@ class Trained:
 
 
 def settings(*words: str, cache: Path, processes: int = 1) -> DictConfig:
-    common = ["task.train.log_every=2", f"cache_dir='{cache}'", "hardware=ddp", "hardware.accelerator=cpu"]
-    cfg = compose(*common, f"hardware.devices={processes}", *words)
+    several = ["hardware=ddp", "hardware.accelerator=cpu", f"hardware.devices={processes}"]
+    common = ["task.train.log_every=2", f"cache_dir='{cache}'", *(several if processes > 1 else ["hardware=cpu"])]
+    cfg = compose(*common, *words)
     OmegaConf.set_readonly(cfg, False)
     OmegaConf.set_struct(cfg, False)
     return cfg
