@@ -85,6 +85,10 @@ def test_one_layer_the_mean_or_all_of_a_model(tmp_path: Path) -> None:
         np.testing.assert_allclose(layers[2], network(normal).last_hidden_state[0].numpy(), atol=1e-5)
     with pytest.raises(DataError, match="--layer=3: .* has the layers 0 to 2"):
         pretrained(str(tmp_path), "3", "cpu")
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(DataError, match=r"its weights lack encoder\.layers\.2\..*another architecture"):
+        pretrained(str(tmp_path), "3", "cpu")
 
 
 @pytest.mark.slow

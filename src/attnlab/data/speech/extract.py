@@ -36,6 +36,8 @@ from attnlab.pretrained.weights import first_line
 from attnlab.run.console import StderrHandler, each
 from attnlab.run.files import write_bytes, write_text
 
+log = logging.getLogger(__name__)
+MASKED = "masked_spec_embed"  # takes the place of masked frames in training alone, and some models come without it
 RATE = 16000  # what the pretrained models were trained on
 Model = Callable[[Array], Array]  # (samples,) at RATE -> (frames, width)
 
@@ -100,17 +102,25 @@ def pretrained(name: str, layer: str, device: str) -> Model:
             width).
 
     Raises:
-        DataError: transformers is not installed, the model cannot be read, or it has no such layer.
+        DataError: transformers is not installed, the model cannot be read, its weights are of another architecture, or
+            it has no such layer.
     """
     try:
         from transformers import AutoModel
 
         # neither a .bin file nor the folder runs code
-        network = AutoModel.from_pretrained(name, weights_only=True, trust_remote_code=False).eval().to(device)
+        network, keys = AutoModel.from_pretrained(
+            name, weights_only=True, trust_remote_code=False, output_loading_info=True
+        )
+        network = network.eval().to(device)
     except Exception as error:  # safetensors, torch, the hub and transformers each have other classes
         expected = "a folder with config.json and model.safetensors (or pytorch_model.bin, tensors alone), or a name"
         why = f"{first_line(error)}; it needs pip install 'attnlab[hf]'"
         raise DataError(f"--model={name} --device={device}: cannot be read ({why}); expected {expected}") from error
+    if missing := sorted({*keys["missing_keys"]} - {MASKED}):
+        raise DataError(f"--model={name}: its weights lack {missing[0]}; they are of another architecture")
+    if unused := sorted(keys["unexpected_keys"]):
+        log.info("--model=%s: %d tensors are not used, such as %s", name, len(unused), unused[0])
     layers = int(network.config.num_hidden_layers) + 1
     if layer.isdecimal() and int(layer) >= layers:
         raise DataError(f"--layer={layer}: {name} has the layers 0 to {layers - 1}")
