@@ -78,7 +78,7 @@ def test_a_language_model_s_data_notes_what_it_changes_also_from_the_cache(tmp_p
             "window that is not scored, by task.data.eval_windows=1": 1,
         }
     train, *_ = notes(tmp_path, corpus=TextFiles(), vocabulary=Words(min_count=2), update_tokens=12)
-    assert train["window of an epoch that fills no update, others in each epoch"] == 2
+    assert train["window at the end of an epoch, too few for an update (others in each epoch)"] == 2
 
 
 def test_a_null_of_a_parquet_file_is_noted(tmp_path: Path) -> None:

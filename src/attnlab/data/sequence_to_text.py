@@ -334,7 +334,7 @@ class SequenceToTextData(Data):
             self.longest_target = int(tokens[chosen].max()) - 1
         for side, lengths in (("source", inputs.lengths), ("target", tokens)):
             if self.features.kind == "text" and (blank := np.flatnonzero(lengths < 2)).size:
-                noted(f"{side} without a piece", utterances[blank[0]].id, len(blank))
+                noted(f"{side} in which the vocabulary sees nothing", utterances[blank[0]].id, len(blank))
         return Examples(utterances, inputs, targets, ctc, sizes, chosen)
 
     def _filter(self, utterances: Sequence[Utterance], lengths: Ids, tokens: Ids) -> Ids:

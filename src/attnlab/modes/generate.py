@@ -1,5 +1,6 @@
 """mode=generate checkpoint=... prompt=...: continue a text with a trained language model, through its cache."""
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from attnlab.run.device import autocast, record_compiled
 from attnlab.tasks.base import task_of
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
+log = logging.getLogger(__name__)
 KEEPS = False  # no run directory, unless hydra.run.dir= names one
 
 
@@ -37,6 +39,9 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path | None) -> None
     text = vocabulary.continuation(tokens, ids)
     record["corpus"] = "none: a prompt"
     record["generation"] = {"prompt": cfg.prompt or "", "text": text, "tokens": len(tokens)}
+    if vocabulary.stops and len(tokens) == cfg.task.sampling.tokens and tokens[-1] not in vocabulary.stops:
+        log.info("the text is cut after task.sampling.tokens=%d tokens", len(tokens))
+        record["generation"]["cut"] = True
     if left_out := vocabulary.warn_left_out():
         record["generation"]["left_out"] = left_out
     record["inference"] |= {

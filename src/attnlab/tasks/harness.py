@@ -95,7 +95,11 @@ class Harness(ABC):
         manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
         for name in self.tasks:
             if name not in manager.all_tasks:  # the harness would take the path of a file
-                raise ConfigError(f"{key}: {self.folder or 'lm-evaluation-harness'} has no task {name}")
+                where, other = (
+                    self.folder or "lm-evaluation-harness",
+                    "task.evaluation.folder= names a folder of others",
+                )
+                raise ConfigError(f"{key}: {where} has no task {name}; {other}")
         with offline_if_unreachable() as offline:
             try:
                 lm = self.lm(module, dtype)

@@ -123,7 +123,7 @@ class ImageData(Data):
                 size.used, size.unit = len(paths), "images"
                 if split == "train":
                     rest = size.used % self.update_images
-                    noted("image of an epoch that fills no update, others in each epoch", count=rest)
+                    noted("image at the end of an epoch, too few for an update (others in each epoch)", count=rest)
         for split, other in (("train", "val"), ("val", "train")):
             if missing := sorted(self.sets[other].classes.keys() - self.sets[split].classes):
                 raise DataError(f"{places[split]}: no class folder {missing[0]!r}, which {places[other]} has")

@@ -379,7 +379,9 @@ class RecallData(Data):
                     size.used, size.unit = sum(cell.count for cell in self.cells[split]), "sequences"
                     if split == "train":
                         rest = sum(cell.count % self.update_sequences for cell in self.cells[split])
-                        noted("sequence of an epoch that fills no update, others in each epoch", count=rest)
+                        noted(
+                            "sequence at the end of an epoch, too few for an update (others in each epoch)", count=rest
+                        )
             sizes = ", ".join(f"{split} {sum(cell.count for cell in self.cells[split])}" for split in SPLITS)
             name = f"{NAMES[self.kind]}, generated, version {VERSION}"
             self.corpus = f"{name}: {sizes} sequences; vocabulary {self.vocab_size}"

@@ -120,7 +120,7 @@ class LanguageModellingData(Data):
         unit = self.vocabulary.unit
         sizes = ", ".join(f"{split} {sum(map(len, parts))}" for split, parts in files.items())
         about = f"{self.source.name} at {self.root}: {sizes} {unit}s; vocabulary {self.vocabulary.size}"
-        log.info("corpus: %s; %s", about, self.source.held_out)
+        log.info("corpus: %s; %s", about, "generated splits" if self.is_sample else self.source.held_out)
         self.corpus = embedded(self.source.name) if self.is_sample else about
         self.location = self.root
         for split, parts in files.items():
@@ -136,7 +136,7 @@ class LanguageModellingData(Data):
                 if split == "train":
                     windows = sum((len(file) - 1) // self.window for file in self._files[split])
                     fills = windows % max(1, self.update_tokens // self.window)
-                    noted("window of an epoch that fills no update, others in each epoch", count=fills)
+                    noted("window at the end of an epoch, too few for an update (others in each epoch)", count=fills)
                 else:
                     every = EvaluationWindows(self.tokens(split), self.eval_window, self.eval_window)
                     less = len(every) - len(self._evaluation(split, None))

@@ -261,7 +261,7 @@ class SequenceToTextTask(TextTask, Predicts):
             with data.report.of(name):
                 most = f"task.decode.max_len_b={module.search.max_len_b}"
                 noted(f"reference longer than {most} allows", "".join(long[:1]), len(long))
-                changed = "reference that pieces do not give back (task.data.normalisation, vocab_size)"
+                changed = "reference that the vocabulary cannot write as it is (task.data.normalisation, vocab_size)"
                 noted(changed, "".join(other[:1]), len(other))
 
     def _module(self, tokenizer: Tokenizer, ctc: Tokenizer | None, search: BeamSearch) -> SequenceToText:
