@@ -162,7 +162,7 @@ def test_mode_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = tmp_path / "rows.json"
     rows.write_text("\n".join(f'{{"label": {i % 2}}}' for i in range(6)))
-    (tmp_path / "claims.yaml").write_text(TASK.replace("FILE", str(rows)))
+    (tmp_path / "claims.yaml").write_text(TASK.replace("FILE", rows.name))
     model = tiny("llama")
     compress(model, TensorLLM(ranks=[10, 5]))
     save(model, tmp_path / "compressed", "tiny", huggingface.options_of(model))

@@ -37,14 +37,14 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
     by_shots = {"shots": {str(number): tasks for number, tasks in results.items()}}  # of a list of numbers
     numbers = {"tasks": results[shots]} if isinstance(shots, int) else by_shots
     record["quality"] = numbers | {"num_fewshot": shots, "signature": "lm-eval"}
-    table = Table("task", "shots", "metric", "value", "± standard error", box=None, pad_edge=False)
+    table = Table("task", "questions", "shots", "metric", "value", "± standard error", box=None, pad_edge=False)
     for shots, tasks in results.items():
         for name, numbers in tasks.items():
             for metric, value in numbers.items():
-                if isinstance(value, float) and not metric.endswith("_stderr"):
+                if isinstance(value, float) and metric != "version" and not metric.endswith("_stderr"):
                     error = numbers.get(f"{metric}_stderr")
                     shown = f"{error:.4f}" if isinstance(error, float) else ""
-                    table.add_row(name, str(shots), metric, f"{value:.4f}", shown)
+                    table.add_row(name, str(numbers["examples"]), str(shots), metric, f"{value:.4f}", shown)
     Screen(highlight=False).print(table)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -49,8 +50,9 @@ class Harness(ABC):
     Args:
         num_fewshot: the number of solved examples before each question; a list: all tasks with each of these numbers.
         limit: the largest number of examples of a task; None: all.
-        folder: a directory with YAML files of tasks, in place of those of the harness; None: the harness's. Tasks can
-            bring code, which is run (`!function`, templates of prompts), so only the command line may name it.
+        folder: a directory with YAML files of tasks, in place of those of the harness; None: the harness's. Relative
+            paths of data are below it. Tasks can bring code, which is run (`!function`, templates of prompts), so only
+            the command line may name it.
 
     Raises:
         ValueError: `folder` does not exist, or `num_fewshot` has a number twice.
@@ -95,15 +97,14 @@ class Harness(ABC):
         manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
         for name in self.tasks:
             if name not in manager.all_tasks:  # the harness would take the path of a file
-                where, other = (
-                    self.folder or "lm-evaluation-harness",
-                    "task.evaluation.folder= names a folder of others",
-                )
+                where = self.folder or "lm-evaluation-harness"
+                other = "task.evaluation.folder= names a folder of others"
                 raise ConfigError(f"{key}: {where} has no task {name}; {other}")
         with offline_if_unreachable() as offline:
             try:
                 lm = self.lm(module, dtype)
-                return {shots: self._scores(lm, manager, shots, seed) for shots in self.shots}
+                with chdir(folder or "."):  # paths of data in the files of tasks are relative to their folder
+                    return {shots: self._scores(lm, manager, shots, seed) for shots in self.shots}
             except FileNotFoundError as error:
                 raise DataError(
                     f"{key}={','.join(self.tasks)}: a file of their data is missing ({first_line(error)}); correct "
