@@ -44,7 +44,7 @@ def run(cfg: DictConfig, record: dict[str, Any], directory: Path) -> None:
                 if isinstance(value, float) and metric != "version" and not metric.endswith("_stderr"):
                     error = numbers.get(f"{metric}_stderr")
                     shown = f"{error:.4f}" if isinstance(error, float) else ""
-                    table.add_row(name, str(numbers["examples"]), str(shots), metric, f"{value:.4f}", shown)
+                    table.add_row(name, str(numbers["examples"] or ""), str(shots), metric, f"{value:.4f}", shown)
     Screen(highlight=False).print(table)
 
 
