@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.attention import MHA, MLA
@@ -46,6 +47,24 @@ def test_the_distribution_is_the_best_of_all() -> None:
         choices = [range(low, len(errors), 2) for low, errors in zip(least, lost, strict=True)]
         every = [pick for pick in itertools.product(*choices) if sum(pick) == sum(totals)]
         assert tuple(result) == min(every, key=lambda pick: sum(float(e[n]) for e, n in zip(lost, pick, strict=True)))
+
+
+def test_the_first_position_does_not_decide_the_sizes_of_later_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In trained models an early layer adds a vector there that is a thousand times larger than all others."""
+    plain, planted = copy.deepcopy(exact("llama")), copy.deepcopy(exact("llama"))
+    first = planted.blocks[0]
+    mlp = first.mlp
+
+    def sink(h: Tensor) -> Tensor:
+        out = mlp(h).clone()
+        out[:, 0, 0] += 1e3 * out.norm(dim=-1).amax(1)
+        return out
+
+    monkeypatch.setattr(first, "mlp", sink)
+    for decoder in (plain, planted):
+        convert(decoder, ToMLA(keep=0.5, layers="budget"), tokens(8, 48))
+    (_, without), (_, beside) = (list(map(sum, sizes(decoder))) for decoder in (plain, planted))
+    assert abs(beside - without) <= 4
 
 
 def test_measured_sizes_fit_the_cache_and_go_where_predictions_change() -> None:

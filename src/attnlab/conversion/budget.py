@@ -26,7 +26,8 @@ class Survey:
         errors: predicted squared error of the attention's output for each of these and each r + d_r from 0 to 2 G D,
             (n, 2 G D + 1); infinite for impossible sizes.
         scores: the value of each component's rotation, (G, F), see :func:`attnlab.conversion.split.scores`.
-        weight: of the layer's errors: one over the mean squared size of the residual stream.
+        weight: of the layer's errors: one over the median squared size of the residual stream. In trained models the
+            first position alone may be a thousand times larger than all others, and would decide a mean.
     """
 
     rope_dims: Tensor

@@ -157,9 +157,8 @@ def _plans(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -
         texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE, folder)
         for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
             statistics = _collected(attention, block, texts, number)
-            energy = sum(float(texts.hidden(i).double().square().sum()) for i in texts.some())
-            weight = 1 / max(energy / statistics.tokens, TINY)
-            surveys.append(replace(target.survey(attention, statistics), weight=weight))
+            energy = torch.cat([texts.hidden(i).double().square().sum(-1).flatten() for i in texts.some()]).median()
+            surveys.append(replace(target.survey(attention, statistics), weight=1 / max(float(energy), TINY)))
             if number < last:
                 texts.enter(block)
             advance(1)
