@@ -173,6 +173,8 @@ def manifest(root: Path, **times: Any) -> tuple[int, int]:
         ({"duration": 2.98}, 0, 3),  # it describes the recording
         ({"duration": 2}, 0, 2),
         ({"start": 1, "end": 3.02}, 1, 3),  # rounded
+        ({"start": 1, "end": 2, "speaker": 7, "words": [{"word": "a", "start": 1}]}, 1, 2),
+        ({"duration": 3.0, "speaker": 7, "length": 9}, 0, 3),
         ({"speaker": 7, "sentences": 3, "is_end": True, "bartender": "4", "stop": "word"}, 0, 3),
     ],
 )
@@ -205,12 +207,32 @@ def test_times_in_a_manifest(times: dict[str, Any], start: float, end: float, tm
         ({"start_ts": "1:02"}, "the column 'start_ts' looks like a time"),
         ({"t_begin": "3 s"}, "the column 't_begin' looks like a time"),
         ({"tmin": 1}, "the column 'tmin' looks like a time"),
+        ({"begin": 1.0, "length": 2.0}, "the column 'length' looks like a time"),
+        ({"onset": 1.0, "extent": [1, 2, 3]}, "the column 'extent' looks like a time"),
+        ({"von": "1.0", "end": 2}, "the column 'von' looks like a time"),
+        ({"skip": 1, "duration": 1}, "the column 'skip' looks like a time"),
+        ({"starttime": 1, "endtime": 2}, "the column 'starttime' looks like a time"),
+        *(({name: 1.0}, f"the column '{name}' looks like") for name in "from to_s t0 in tc_in cue_out seek".split()),
+        *(({name: 1.0}, f"the column '{name}' looks like") for name in "position first_sample EndFrame".split()),
+        ({"interval": [1.0, 2.0]}, "the column 'interval' looks like a time"),
+        ({"segment": "(1.0, 2.0)"}, "the column 'segment' looks like a time"),
+        ({"segment": {"start": 1, "end": 2}}, "the column 'segment' looks like a time"),
     ],
 )
 def test_times_that_are_refused(times: dict[str, Any], told: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"data.jsonl line 2: {told}") as caught:
         manifest(tmp_path, **times)
     assert "\n" not in str(caught.value)
+
+
+def test_columns_of_numbers_that_are_not_read_are_noted(tmp_path: Path) -> None:
+    with Report().of("files"):
+        manifest(tmp_path)
+    write(tmp_path / "data.jsonl", *[json.dumps(ROW | {"von": "1.0", "speaker": "Eva", "vector": [1, 2, 3]})] * 3)
+    with Report().of("dev") as dev:
+        Table("text", "text", "audio", hold_out=3).read(tmp_path, "dev", "audio", False)
+    notes = [f"numbers in the column '{name}', which is not read" for name in ("von", "vector")]
+    assert [*dev.noted] == notes
 
 
 def test_what_is_wrong_with_a_folder(tmp_path: Path) -> None:

@@ -217,10 +217,12 @@ TIMES = {  # names of columns, also with such an ending -> what they are
     for ending in ("", "_time", "_s", "_sec", "_secs", "_seconds")
 }
 _LIKE_TIMES = re.compile(
-    r"(^|_)(offsets?|starts?|begins?|onsets?|ends?|stops?|durations?|dur|times?|timestamps?|ts|secs?|seconds|ms|msecs?|"
-    r"milliseconds|tmin|tmax|xmin|xmax)(_|$)"
+    r"(^|_)(offsets?|(starts?|begins?|onsets?|ends?|stops?)(times?|secs?|seconds|ms|samples?|frames?)?|durations?|dur|"
+    r"times?|timestamps?|timecodes?|tc|ts|secs?|seconds|ms|msecs?|milliseconds|tmin|tmax|xmin|xmax|t0|t1|from|to|in|out|"
+    r"seek|cue|position|(first|last)_(samples?|frames?))(_|$)"
 )
 _LIKE_NUMBERS = re.compile(r"[\s\[(]*-?\d[\d.,:;e\s+-]*([hms]|secs?|seconds|ms)?[\s\])]*")
+_TWO_NUMBERS = re.compile(r"[\[(]\s*-?[\d.]+\s*,\s*-?[\d.]+\s*[\])]")
 ROUNDED = 0.05  # seconds that a segment may end after its recording, where times have two digits
 
 
@@ -231,18 +233,20 @@ def part_of_recording(row: "Row", audio: Path, others: Collection[str | None]) -
         others: columns that are no times.
 
     Raises:
-        DataError: times are not understood, contradict each other, or lie outside the recording.
+        DataError: times are not understood, contradict each other, or lie outside the recording; or a start, an end or
+            a duration that cuts is alone beside other numbers.
     """
     times: dict[str, float] = {}
+    unread: list[str] = []
     for column, value in row.values.items():
-        name = re.sub(r"\W+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()).strip("_")
-        if column in others or not _LIKE_TIMES.search(name):
+        if column in others:
             continue
+        name = _plain_name(column)
         if (role := TIMES.get(name)) is None:
-            if isinstance(value, dict) or _LIKE_NUMBERS.fullmatch(str(value)):
-                columns = f"{START}, {DURATION} and {END}, in seconds"
-                wrong = f"the column {column!r} looks like a time, which is read from {columns}"
-                raise DataError(f"{row.where}: {wrong}; rename it, or remove it")
+            if isinstance(value, dict | list) or _LIKE_NUMBERS.fullmatch(str(value)):
+                unread.append(column)
+                if _names_a_part(name, value):
+                    _refuse_column(row, column)
             continue
         try:
             seconds = math.nan if isinstance(value, bool) else float(value)
@@ -257,13 +261,35 @@ def part_of_recording(row: "Row", audio: Path, others: Collection[str | None]) -
     end = times.get(END, start + times[DURATION] if DURATION in times else whole)
     if DURATION in times and abs(start + times[DURATION] - end) > ROUNDED:
         raise DataError(f"{row.where}: {start:g} s and duration {times[DURATION]:g} s do not end at {end:g} s")
-    if [*times] == [DURATION] and abs(end - whole) <= ROUNDED:
-        end = whole  # it describes the recording
+    describes = [*times] == [DURATION] and abs(end - whole) <= ROUNDED  # the recording
+    if len(times) == 1 and unread and not describes:
+        _refuse_column(row, unread[0])  # it may be the other end
+    for column in unread:
+        noted(f"numbers in the column {column!r}, which is not read", row.where)
+    if describes:
+        end = whole
     elif [*times] == [DURATION]:
         noted("cut to the column `duration`, without a start", row.where)
     return excerpt(
         audio, header, round(start * rate), length if end == whole else round(end * rate), row.where, ROUNDED
     )
+
+
+def _plain_name(column: str) -> str:
+    """The name of a column in lower case, with an underscore between its words."""
+    return re.sub(r"\W+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()).strip("_")
+
+
+def _names_a_part(name: str, value: Any) -> bool:
+    """Whether a column of numbers looks like a part of a recording by its name, two numbers or the keys of an object."""
+    keys = [_plain_name(str(key)) for key in value] if isinstance(value, dict) else []
+    return any(map(_LIKE_TIMES.search, [name, *keys])) or _TWO_NUMBERS.fullmatch(str(value)) is not None
+
+
+def _refuse_column(row: "Row", column: str) -> NoReturn:
+    columns = f"{START}, {DURATION} and {END}, in seconds"
+    wrong = f"the column {column!r} looks like a time, which is read from {columns}"
+    raise DataError(f"{row.where}: {wrong}; rename it, or remove it")
 
 
 def refuse_empty(places: Iterable[str], drop_empty: bool) -> None:
