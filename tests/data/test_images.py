@@ -106,6 +106,23 @@ def test_what_is_no_image_or_has_another_suffix(root: Path, tmp_path: Path) -> N
         data(root, tmp_path)
 
 
+def test_what_lies_beside_the_folders_of_splits(root: Path, tmp_path: Path) -> None:
+    for name in ("test", "more"):
+        shutil.copytree(root / "train", root / name)
+    for name in ("loose.png", "labels.csv", ".cache"):
+        (root / name).write_text("x")
+    files = data(root, tmp_path).report.splits["files"]
+    assert {reason: note.count for reason, note in files.left_out.items()} == {
+        "file in the folder test, which no split reads": 6,
+        "file in the folder more, which no split reads": 6,
+        "file that no split reads": 2,
+        "hidden file or folder": 1,
+    }
+    (note,) = files.noted.values()
+    assert note.example == str(root / "val")
+    assert not data(None, tmp_path, sample_train=1, sample_val=1).report.splits["files"].left_out
+
+
 def grey(bits: int) -> Any:
     """A row with every 17th part of the range from black to white."""
     values = np.arange(16) * ((2**bits - 1) / 15)

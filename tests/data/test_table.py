@@ -111,8 +111,8 @@ def test_names_of_splits_in_any_case_and_what_no_split_reads(kind: str, tmp_path
     with report.of("files") as files:
         reader.check(tmp_path, reader.splits, reader.kinds[0]) if reader else corpus.check(tmp_path)
     other = "pair of files that no split reads" if kind == "pairs" else "table that no split reads"
-    other = "file or folder that no split reads" if kind == "recordings" else other
-    assert files.left_out[other].count == 1 and "notes" in files.left_out[other].example
+    other = "file in the folder notes, which no split reads" if kind == "recordings" else other
+    assert files.left_out[other].count == 1 + (kind == "recordings") and "notes" in files.left_out[other].example
     assert kind == "pairs" or files.left_out["hidden file or folder"].count == 2
     if kind == "recordings":
         speak(tmp_path / "val" / "a.wav", "x")
@@ -121,6 +121,23 @@ def test_names_of_splits_in_any_case_and_what_no_split_reads(kind: str, tmp_path
             path.with_name(f"val{path.suffix}").write_bytes(path.read_bytes())
     with pytest.raises(DataError, match="both EVAL.* and val.*; keep one of them"):
         split(reader, tmp_path, "dev") if reader else corpus.check(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["tables", "text", "manifest"])
+def test_files_of_folders_beside_a_table_are_counted(kind: str, tmp_path: Path) -> None:
+    reader = Table("text", "text", "audio" if kind == "manifest" else None)
+    row = json.dumps({"audio": "wav/a.wav", "text": "x"})
+    write(tmp_path / ("a.txt" if kind == "text" else "train.jsonl"), row)
+    for name in ("wav/a.wav", "train/b.wav"):  # the rows name them
+        audio(tmp_path / name)
+    for name in ("test/a", "test/b", "more/deep/x", ".hidden/x"):
+        write(tmp_path / f"{name}.txt", "x")
+    (tmp_path / "empty").mkdir()
+    with Report().of("files") as files:
+        TextFiles().check(tmp_path) if kind == "text" else reader.check(tmp_path, reader.splits, reader.kinds[0])
+    names = {"hidden file or folder": 1}
+    names |= {f"file in the folder {name}, which no split reads": i for name, i in (("more", 1), ("test", 2))}
+    assert {reason: note.count for reason, note in files.left_out.items()} == names
 
 
 def test_recordings_of_all_suffixes_and_what_is_none(tmp_path: Path) -> None:
@@ -212,8 +229,14 @@ def test_times_in_a_manifest(times: dict[str, Any], start: float, end: float, tm
         ({"von": "1.0", "end": 2}, "the column 'von' looks like a time"),
         ({"skip": 1, "duration": 1}, "the column 'skip' looks like a time"),
         ({"starttime": 1, "endtime": 2}, "the column 'starttime' looks like a time"),
-        *(({name: 1.0}, f"the column '{name}' looks like") for name in "from to_s t0 in tc_in cue_out seek".split()),
-        *(({name: 1.0}, f"the column '{name}' looks like") for name in "position first_sample EndFrame".split()),
+        *(
+            ({name: 1.0}, f"the column '{name}' looks like")
+            for name in ["from", "to_s", "t0", "in", "tc_in", "cue_out"]
+        ),
+        *(
+            ({name: 1.0}, f"the column '{name}' looks like")
+            for name in ["seek", "position", "first_sample", "EndFrame"]
+        ),
         ({"interval": [1.0, 2.0]}, "the column 'interval' looks like a time"),
         ({"segment": "(1.0, 2.0)"}, "the column 'segment' looks like a time"),
         ({"segment": {"start": 1, "end": 2}}, "the column 'segment' looks like a time"),

@@ -281,7 +281,7 @@ def _plain_name(column: str) -> str:
 
 
 def _names_a_part(name: str, value: Any) -> bool:
-    """Whether a column of numbers looks like a part of a recording by its name, two numbers or the keys of an object."""
+    """Whether a column looks like a part of a recording by its name, two numbers or the keys of an object."""
     keys = [_plain_name(str(key)) for key in value] if isinstance(value, dict) else []
     return any(map(_LIKE_TIMES.search, [name, *keys])) or _TWO_NUMBERS.fullmatch(str(value)) is not None
 
@@ -419,10 +419,13 @@ def entries(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if is_data(path.name))
 
 
-def files_below(folder: Path, suffixes: Sequence[str], what: str | None = None, beside: str = "") -> list[Path]:
+def files_below(
+    folder: Path, suffixes: Sequence[str] | None = None, what: str | None = None, beside: str = ""
+) -> list[Path]:
     """The files with one of these suffixes in a folder and all folders below it, links too, sorted.
 
     Args:
+        suffixes: None: all files.
         what: such a file is called; the other files are then reported as left out.
         beside: suffix of other files that are read.
 
@@ -446,7 +449,7 @@ def files_below(folder: Path, suffixes: Sequence[str], what: str | None = None, 
             hidden = [name for name in folders + names if not is_data(name)]
             for name in filter(is_data, names):
                 suffix = Path(name).suffix.lower()
-                if suffix in suffixes:
+                if suffixes is None or suffix in suffixes:
                     paths.append(Path(place, name))
                 elif what and suffix != beside:
                     left_out(f"file that is no {what} ({suffix or 'no suffix'})", str(Path(place, name)))

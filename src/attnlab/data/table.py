@@ -53,14 +53,22 @@ def tables_of(root: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[dict[str,
     return places, [path for path in tables if path not in places.values()]
 
 
-def report_unread(root: Path, read: Collection[Path], tables: Collection[Path]) -> None:
-    """Report what `root` holds and no split reads: files, folders where folders are read; no recordings of a table."""
+def report_unread(root: Path, read: Collection[Path], tables: Collection[Path] = ()) -> None:
+    """Report what `root` holds and no split reads, each file of a folder too.
+
+    Recordings count where folders are read, because the rows of a table name others.
+    """
     folders = any(place.is_dir() for place in read)
     for path in sorted(root.iterdir()):
         if not is_data(path.name):
             left_out("hidden file or folder", str(path))
-        elif path not in read and (folders or (path.is_file() and path.suffix.lower() not in AUDIO)):
-            left_out(f"{'table' if path in tables else 'file or folder'} that no split reads", str(path))
+        elif path in read:
+            continue
+        elif path.is_dir():
+            files = [file for file in files_below(path) if folders or file.suffix.lower() not in AUDIO]
+            left_out(f"file in the folder {path.name}, which no split reads", str(next(iter(files), "")), len(files))
+        elif folders or path.suffix.lower() not in AUDIO:
+            left_out(f"{'table' if path in tables else 'file'} that no split reads", str(path))
 
 
 class Table(Reader):

@@ -27,10 +27,11 @@ from torch.utils.data import Dataset, Sampler
 from attnlab.config.batch import Share, share_equally
 from attnlab.config.bounds import Size
 from attnlab.data.base import Data, EpochBatches, Loader, Workers, ordered_batches
-from attnlab.data.corpus import IMAGE_SPLITS, image_folder
+from attnlab.data.corpus import IMAGE_SPLITS, by_split, entries, image_folder
 from attnlab.data.images.reading import read_rgb
 from attnlab.data.report import FILES, Report, noted
 from attnlab.data.samples.images import sample_images
+from attnlab.data.table import report_unread
 from attnlab.errors import ConfigError, DataError
 from attnlab.run.record import embedded
 
@@ -124,6 +125,11 @@ class ImageData(Data):
                 if split == "train":
                     rest = size.used % self.update_images
                     noted("image at the end of an epoch, too few for an update (others in each epoch)", count=rest)
+        if self.root:
+            with self.report.of(FILES):
+                report_unread(root, places.values())
+                if "test" in by_split(path for path in entries(root) if path.is_dir()):
+                    noted("folder of validation images, which are the test set", str(places["val"]))
         for split, other in (("train", "val"), ("val", "train")):
             if missing := sorted(self.sets[other].classes.keys() - self.sets[split].classes):
                 raise DataError(f"{places[split]}: no class folder {missing[0]!r}, which {places[other]} has")
