@@ -87,7 +87,8 @@ def test_what_is_no_image_or_has_another_suffix(root: Path, tmp_path: Path) -> N
         picture.save(root / "Training" / "sky" / f"more{i}.{suffix}")
     (root / "Training" / "sky" / "deep").mkdir()
     picture.save(root / "Training" / "sky" / "deep" / "0.png")  # of its class, not of one called deep
-    for name in (".Trash-1000/x", "sky/.ipynb_checkpoints", "__MACOSX/sky", ".hidden"):
+    system = ("sky/@eaDir/0.png", "sky/#recycle", "sky/lost+found", "$RECYCLE.BIN/S-1-5", "System Volume Information")
+    for name in (".Trash-1000/x", "sky/.ipynb_checkpoints", "__MACOSX/sky", ".hidden", *system):
         (root / "Training" / name).mkdir(parents=True)
         picture.save(root / "Training" / name / "0.png")
     picture.save(root / "Training" / "sky" / "._0.png")
@@ -100,7 +101,7 @@ def test_what_is_no_image_or_has_another_suffix(root: Path, tmp_path: Path) -> N
     assert dataset.sets["train"].labels == [0] * 3 + [1] * 11
     left_out = {reason: note.count for reason, note in dataset.report.splits["files"].left_out.items()}
     no_image = {f"file that is no image ({suffix})": 1 for suffix in (".txt", ".heic")}
-    assert left_out == {"hidden file or folder": 5, "image outside the folders of classes": 1} | no_image
+    assert left_out == {"hidden file or folder": 10, "image outside the folders of classes": 1} | no_image
     shutil.copytree(root / "EVAL", root / "val")
     with pytest.raises(DataError, match="both EVAL and val; keep one of them"):
         data(root, tmp_path)

@@ -48,6 +48,10 @@ IMAGES = (
     ".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm",
     ".pgm", ".pbm", ".pnm", ".jp2",
 )  # fmt: skip
+NO_DATA = (  # folders of systems, beside those that begin with a dot
+    "__macosx", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot", "lost+found", "$recycle.bin",
+    "system volume information",
+)  # fmt: skip
 OTHER_LENGTH = "recording of another length than its file says"
 SAMPLES = 1  # increase it when the same settings of a sample corpus give other bytes
 Kind = Literal["audio", "stored", "text"]  # what a front end reads
@@ -409,8 +413,8 @@ def check_folder(root: Path, layout: str) -> None:
 
 
 def is_data(name: str) -> bool:
-    """Whether a file or folder of this name may be data: no hidden one, no trash and no resource fork."""
-    return not name.startswith(".") and name != "__MACOSX"
+    """Whether a file or folder of this name may be data: no hidden one, no trash, thumbnails or resource fork."""
+    return not name.startswith(".") and name.lower() not in NO_DATA
 
 
 def entries(folder: Path) -> list[Path]:
