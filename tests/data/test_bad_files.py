@@ -62,6 +62,8 @@ Change = None | str | bytes | tuple[str, str]
         ("mustc", YAML, ("offset: 9.500000", "offset: [9, 5]"), TIMES),
         ("mustc", YAML, "[" * 100_000, "train.yaml: expected a YAML list of segments"),
         ("mustc", YAML, "- &a [*a]\n", r"train.yaml: expected a YAML list of segments.*\(line 1\)"),
+        *(("mustc", YAML, f"- {{offset: &a 1, wav: b}}\n- {{{fields}}}\n", r"train.yaml: .*line 2: a reference, \*a")
+          for fields in ("offset: *a", "<<: *a")),
         ("mustc", YAML, "- !!python/object/apply:os.system [exit]\n", "train.yaml: expected a YAML list of segments"),
         ("mustc", GERMAN, ("zwei eins\n", "  \n"), "train.de line 3: empty text.*drop_empty"),
         ("mustc", GERMAN, None, "train.de is missing"),

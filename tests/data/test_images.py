@@ -156,10 +156,13 @@ def test_other_modes_are_as_pillow_converts_them(mode: str, tmp_path: Path) -> N
     assert np.array_equal(np.asarray(read_rgb(path)), np.asarray(Image.open(path).convert("RGB")))
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_grey_of_32_bits_is_refused(dtype: Any, tmp_path: Path) -> None:
-    Image.fromarray(grey(16).astype(dtype)).save(tmp_path / "a.tif")
-    with pytest.raises(DataError, match=r"a.tif: grey of 32 bits, whose white is not known; save it with 8 or 16 bits"):
+@pytest.mark.parametrize(
+    ("dtype", "told"), [("int32", "32 bits with a sign"), ("float32", "32 bits"), ("uint16", "16 bits with a sign")]
+)
+def test_grey_whose_range_is_not_known_is_refused(dtype: str, told: str, tmp_path: Path) -> None:
+    picture = Image.fromarray(grey(16).astype(dtype))
+    picture.save(tmp_path / "a.tif", **({"tiffinfo": {339: 2}} if dtype == "uint16" else {}))
+    with pytest.raises(DataError, match=f"a.tif: grey of {told}, whose white is not known; save it with 8 or 16 bits"):
         read_rgb(tmp_path / "a.tif")
 
 

@@ -145,7 +145,7 @@ def test_recordings_of_all_suffixes_and_what_is_none(tmp_path: Path) -> None:
         path = tmp_path / f"{i}.{suffix}"
         form = {"sph": "NIST", "opus": "OGG"}.get(suffix)
         soundfile.write(path, np.zeros(RATE), RATE, "OPUS" if suffix == "opus" else None, format=form)
-        write(path.with_suffix(".txt"), f"word {i}")
+        write(path.with_suffix(".TXT" if i == 3 else ".txt"), f"word {i}")
     for name in ("x.m4a", "y.m4a", "alone.txt", ".DS_Store", "._0.wav", "__MACOSX/0.wav", "Thumbs.db"):
         write(tmp_path / name, "x")
     (tmp_path / "linked").symlink_to(tmp_path)

@@ -8,7 +8,7 @@
 A row of a recording may name a part of it, in seconds: offset and duration, or start and end.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -69,6 +69,11 @@ def report_unread(root: Path, read: Collection[Path], tables: Collection[Path] =
             left_out(f"file in the folder {path.name}, which no split reads", str(next(iter(files), "")), len(files))
         elif folders or path.suffix.lower() not in AUDIO:
             left_out(f"{'table' if path in tables else 'file'} that no split reads", str(path))
+
+
+def texts_of(folder: Path) -> dict[Path, Path]:
+    """The text files of a folder and those below it, by their path without suffix, which is in any case."""
+    return {path.with_suffix(""): path for path in files_below(folder, [".txt"])}
 
 
 class Table(Reader):
@@ -140,7 +145,7 @@ class Table(Reader):
         recordings = files_below(folder, AUDIO, "recording", beside=".txt")
         if not recordings:
             raise DataError(f"{folder}: no examples; {self.layout}")
-        texts = {path.with_suffix(""): path for path in files_below(folder, [".txt"])}
+        texts = texts_of(folder)
         if silent := [path for path in recordings if path.with_suffix("") not in texts]:
             raise DataError(f"{silent[0].with_suffix('.txt')} is missing: the text of {silent[0].name}")
         if alone := sorted(texts.keys() - {path.with_suffix("") for path in recordings}):
@@ -161,7 +166,10 @@ class Table(Reader):
         chosen = list(held_out(zip(ids, every, strict=True), split, missing, self.hold_out))
         if not chosen:
             raise DataError(f"{place}: {len(every)} examples are too few to hold some out for {split}")
-        examples = [self._example(root, id, x) if isinstance(x, Row) else self._recording(id, x) for id, x in chosen]
+        texts = texts_of(place) if place.is_dir() else {}
+        examples = [
+            self._example(root, id, x) if isinstance(x, Row) else self._recording(id, x, texts) for id, x in chosen
+        ]
         refuse_empty((where for where, example in examples if not (example.source and example.target)), drop_empty)
         return [example if example.source else replace(example, target="") for _, example in examples]
 
@@ -179,7 +187,7 @@ class Table(Reader):
         return row.where, Segment(id=id, source=source, target=target, **part)
 
     @staticmethod
-    def _recording(id: str, path: Path) -> tuple[str, Utterance]:
-        transcript = path.with_suffix(".txt")
+    def _recording(id: str, path: Path, texts: Mapping[Path, Path]) -> tuple[str, Utterance]:
+        transcript = texts.get(path.with_suffix(""), path.with_suffix(".txt"))
         text = squeeze(read_text(transcript))
         return str(transcript), Segment(id=id, source=text, target=text, **recording(path, str(transcript)))

@@ -17,12 +17,14 @@ SIXTEEN_BITS = ("PNG", "PPM")  # formats whose mode I holds at most 16 bits
 
 
 def rgb(picture: Image.Image, name: object = "an image") -> Image.Image:
-    """The picture in RGB; `name`: the file, for errors.  DataError: grey of 32 bits, whose range is not known."""
+    """The picture in RGB; `name`: the file, for errors.  DataError: grey of 32 bits or with a sign: its range is not known."""
     mode = picture.mode
+    tags = getattr(picture, "tag_v2", {})  # of TIFF
     if mode == "F" or (mode == "I" and picture.format not in SIXTEEN_BITS):
-        raise DataError(f"{name}: grey of 32 bits, whose white is not known; save it with 8 or 16 bits a channel")
+        bits = f"{tags.get(258, (32,))[0]} bits{' with a sign' * (tags.get(339) == (2,))}"
+        raise DataError(f"{name}: grey of {bits}, whose white is not known; save it with 8 or 16 bits without a sign")
     if mode == "I" or mode.startswith("I;16"):
-        bits = getattr(picture, "tag_v2", {}).get(258, (16,))[0]  # of TIFF, which may have 12
+        bits = tags.get(258, (16,))[0]  # TIFF may have 12
         grey = np.asarray(picture).astype(np.float64) * (255 / (2**bits - 1))
         picture = Image.fromarray(np.rint(grey).clip(0, 255).astype(np.uint8))
     return picture.convert("RGB")

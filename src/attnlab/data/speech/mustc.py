@@ -128,7 +128,9 @@ def _listed(path: Path) -> list[tuple[int, Any]]:
                 if depth == 1 and isinstance(event, yaml.MappingStartEvent):
                     segments.append((line, []))
                 elif depth == 2:
-                    segments[-1][1].append(getattr(event, "value", None))  # None: a list or a reference
+                    if isinstance(event, yaml.AliasEvent):
+                        raise ValueError(f"line {line}: a reference, *{event.anchor}; write its value in its place")
+                    segments[-1][1].append(getattr(event, "value", None))  # None: a list
                 elif depth == 1 or (depth == 0 and not isinstance(event, yaml.SequenceStartEvent)):
                     raise ValueError(f"line {line}")
                 depth += isinstance(event, yaml.CollectionStartEvent)
