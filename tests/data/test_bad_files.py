@@ -64,6 +64,8 @@ Change = None | str | bytes | tuple[str, str]
         ("mustc", YAML, "- &a [*a]\n", r"train.yaml: expected a YAML list of segments.*\(line 1\)"),
         *(("mustc", YAML, f"- {{offset: &a 1, wav: b}}\n- {{{fields}}}\n", r"train.yaml: .*line 2: a reference, \*a")
           for fields in ("offset: *a", "<<: *a")),
+        *(("mustc", YAML, f"- {{offset: 0, wav: {wav}, duration: 1, offset: 5}}\n", "line 1: .*'offset' occurs twice")
+          for wav in ("ted_1.wav", "'ted_1.wav'")),
         ("mustc", YAML, "- !!python/object/apply:os.system [exit]\n", "train.yaml: expected a YAML list of segments"),
         ("mustc", GERMAN, ("zwei eins\n", "  \n"), "train.de line 3: empty text.*drop_empty"),
         ("mustc", GERMAN, None, "train.de is missing"),

@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 import yaml
 
 from attnlab.data import AMI, AN4, SLURP, Kaldi, MustC, Parallel, Picovoice, SciTLDR, XSum
@@ -107,6 +109,12 @@ def test_kaldi_directories(root: Path) -> None:
     (root / "a.wav").rename(root / "a  1.wav")
     write(root / "train" / "wav.scp", "a a  1.wav", "b b.wav")
     assert len(read(Kaldi(), root, "train", "audio")) == 2
+    write(root / "train" / "reco2file_and_channel", "a a A", "b b B")
+    assert len(read(Kaldi(), root, "train", "audio")) == 2  # each has one channel
+    soundfile.write(root / "b.wav", np.zeros((RATE, 2)), RATE)
+    with pytest.raises(DataError, match=r"reco2file_and_channel line 2: a channel of b.wav, which has 2"):
+        read(Kaldi(), root, "train", "audio")
+    (root / "train" / "reco2file_and_channel").unlink()
     (root / "train").rename(root / "ihm_train_sp")
     assert len(read(AMI(), root, "train", "audio")) == 2
     write(root / "ihm_train_sp" / "feats.scp", "a feats/a.npy", "b feats/b.npy")

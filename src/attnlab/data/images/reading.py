@@ -17,7 +17,7 @@ SIXTEEN_BITS = ("PNG", "PPM")  # formats whose mode I holds at most 16 bits
 
 
 def rgb(picture: Image.Image, name: object = "an image") -> Image.Image:
-    """The picture in RGB; `name`: the file, for errors.  DataError: grey of 32 bits or with a sign: its range is not known."""
+    """The picture in RGB; `name`: the file, for errors.  DataError: grey of unknown range, of 32 bits or signed."""
     mode = picture.mode
     tags = getattr(picture, "tag_v2", {})  # of TIFF
     if mode == "F" or (mode == "I" and picture.format not in SIXTEEN_BITS):

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+import soundfile
+
 from attnlab.data.corpus import (
     Kind,
     Reader,
@@ -44,6 +46,9 @@ EVAL = "EN2002a EN2002b EN2002c EN2002d ES2004a ES2004b ES2004c ES2004d IS1009a 
 BEYOND = 1.0  # seconds that a segment may end after its recording
 ROUNDED = 0.05  # the same in Kaldi's `segments`, whose times are written with two digits
 MAX_WORDS = 30  # longer segments are split at full stops, then at commas
+
+
+Table = dict[str, tuple[str, str]]
 
 
 class _Word(NamedTuple):
@@ -184,6 +189,8 @@ class Kaldi(Reader):
         if kind == "stored":
             paths = {id: root / _file(*line) for id, line in audio.items()}
             return [Stored(id=id, source=text, target=text, path=paths[id]) for id, (_, text) in texts.items()]
+        if (channels := folder / "reco2file_and_channel").is_file():
+            self._refuse_channels(root, table(channels), audio)
         headers: dict[str, tuple[int, int]] = {}
         segments = []
         for id, (_, text) in texts.items():
@@ -207,8 +214,19 @@ class Kaldi(Reader):
             segments.append(Segment(id=id, source=text, target=text, **part))
         return segments
 
+    @staticmethod
+    def _refuse_channels(root: Path, channels: Table, audio: Table) -> None:
+        """Raise DataError where a channel of a recording with several is named, because they are averaged."""
+        for name in filter(audio.__contains__, channels):
+            path = root / _file(*audio[name])
+            with reading(path, f"a recording, named in {audio[name][0]}"):
+                count = soundfile.info(path).channels
+            if count > 1:
+                why = f"a channel of {path.name}, which has {count}"
+                raise DataError(f"{channels[name][0]}: {why}; write each into a file, because channels are averaged")
 
-def table(path: Path) -> dict[str, tuple[str, str]]:
+
+def table(path: Path) -> Table:
     """The lines of a Kaldi table by their first word: file and line, and the rest.  DataError: it occurs twice."""
     lines: dict[str, tuple[str, str]] = {}
     for number, line in enumerate(trimmed([*read_lines(path)], 0), 1):

@@ -24,6 +24,7 @@ from attnlab.data.corpus import (
     read_text,
     reading,
     refuse_empty,
+    repeated,
     spoken_sample,
     trimmed,
 )
@@ -114,8 +115,8 @@ def _listed(path: Path) -> list[tuple[int, Any]]:
     """Line and fields of each segment.  A list that is not written as the published ones takes a YAML parser."""
     lines = trimmed([*read_lines(path)], 0)
     if all(matches := [PUBLISHED.fullmatch(line) for line in lines]):
-        fields = [match[1].split(", ") for match in matches if match]
-        return [(i, dict(field.split(": ") for field in item)) for i, item in enumerate(fields, 1)]
+        fields = [match[1].replace(": ", ", ").split(", ") for match in matches if match]
+        return [(i, _fields(path, i, values)) for i, values in enumerate(fields, 1)]
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     segments: list[tuple[int, list[Any]]] = []
     depth = 0
@@ -134,4 +135,11 @@ def _listed(path: Path) -> list[tuple[int, Any]]:
                 elif depth == 1 or (depth == 0 and not isinstance(event, yaml.SequenceStartEvent)):
                     raise ValueError(f"line {line}")
                 depth += isinstance(event, yaml.CollectionStartEvent)
-    return [(line, dict(zip(values[::2], values[1::2], strict=True))) for line, values in segments]
+    return [(line, _fields(path, line, values)) for line, values in segments]
+
+
+def _fields(path: Path, line: int, values: list[Any]) -> dict[Any, Any]:
+    """The fields of a segment, from keys and values in turn.  DataError: a key occurs twice."""
+    if (key := repeated(values[::2])) is not None:
+        raise DataError(f"{path} line {line}: the key {key!r} occurs twice")
+    return dict(zip(values[::2], values[1::2], strict=True))
