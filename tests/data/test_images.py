@@ -161,7 +161,7 @@ def test_other_modes_are_as_pillow_converts_them(mode: str, tmp_path: Path) -> N
 )
 def test_grey_whose_range_is_not_known_is_refused(dtype: str, told: str, tmp_path: Path) -> None:
     picture = Image.fromarray(grey(16).astype(dtype))
-    picture.save(tmp_path / "a.tif", **({"tiffinfo": {339: 2}} if dtype == "uint16" else {}))
+    picture.save(tmp_path / "a.tif", tiffinfo={339: 2} if dtype == "uint16" else {})
     with pytest.raises(DataError, match=f"a.tif: grey of {told}, whose white is not known; save it with 8 or 16 bits"):
         read_rgb(tmp_path / "a.tif")
 
