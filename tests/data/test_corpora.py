@@ -1,19 +1,21 @@
 """Published layouts, what is wrong with them, and vocabularies."""
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from attnlab.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, WikiText, WikiTextRaw, Words
+from attnlab.data import BillionWords, BytePairs, FineWebEdu, PennTreebank, TextFiles, WikiText, WikiTextRaw, Words
 from attnlab.data.samples import markov
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, TextCorpus
-from attnlab.data.text.language_modelling import write_sample
+from attnlab.data.text.language_modelling import LanguageModellingData, write_sample
 from attnlab.data.text.vocabulary import BytePairVocabulary, Vocabulary, read_vocabulary
 from attnlab.errors import ConfigError, DataError
 from tests.data.test_tokens import write_shard
@@ -171,6 +173,31 @@ def test_byte_pairs_are_learned_and_lossless(tmp_path: Path) -> None:
     line = next(iter(Source().lines("train")))
     assert len(vocabulary.ids(line)) < 2.5 * len(line.split())
     assert BytePairs().build(corpus, root, tmp_path, 400).fingerprint == vocabulary.fingerprint
+
+
+@pytest.mark.parametrize("change", ["column", "hold_out", "own file"])
+def test_what_is_stored_of_a_corpus_follows_its_settings_and_files(change: str, tmp_path: Path) -> None:
+    """Ids, words and byte pairs of one cache are those of an empty one."""
+    root = tmp_path / "data"
+    root.mkdir()
+    rows = (json.dumps({"title": f"t{i % 9} on", "body": f"b{i} c{i} was b{i} and"}) for i in range(60))
+    (root / "train.jsonl").write_text("\n".join(rows))
+
+    def stored(cache: Path, corpus: TextFiles) -> list[Any]:
+        pieces = BytePairs().build(corpus, root, cache, 290)
+        values: list[Any] = [pieces.json]
+        for vocabulary in (Words(min_count=2), Words(of=["train", "test"], min_count=2)):
+            data = LanguageModellingData(str(root), str(cache), corpus, vocabulary, 300, 4, 4, 1)
+            data.setup()
+            values += [data.vocabulary.plain(), *(data.beginning(split, 999).tolist() for split in SPLITS)]
+        return values
+
+    first = stored(tmp_path / "shared", TextFiles("title"))
+    if change == "own file":
+        (root / "test.jsonl").write_bytes((root / "train.jsonl").read_bytes())
+    corpus = TextFiles("body" if change == "column" else "title", hold_out=5 if change == "hold_out" else 20)
+    again = stored(tmp_path / "shared", corpus)
+    assert again == stored(tmp_path / "fresh", corpus) != first
 
 
 def test_a_tokenizer_file(wikitext: Path) -> None:

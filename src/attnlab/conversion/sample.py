@@ -52,7 +52,7 @@ def sample_model(
         DataError: the corpus cannot be read, or the folder cannot be written.
     """
     digests = file_digests(corpus.files(root, "train"), cache_dir / "tokens" / "files.json")
-    settings = [VERSION, SIZES, STEPS, ROWS, WINDOW, LR, seed, sorted(digests.values())]
+    settings = [VERSION, SIZES, STEPS, ROWS, WINDOW, LR, seed, corpus.layout(root), sorted(digests.values())]
     if facts:
         settings += [FACTS_VERSION, facts, FACTS_LR, DIGITS, PLAIN, AGAIN, NEAREST, FARTHEST, TWO_FROM]
     if keys:

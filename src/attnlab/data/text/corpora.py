@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge
@@ -54,6 +54,15 @@ class TextCorpus(ABC):
     def shards(self, root: Path, split: Split, vocab_size: int) -> list[TokenFile]:
         """The files of a split that hold token ids; empty where the corpus has texts."""
         return []
+
+    def layout(self, root: Path) -> list[Any]:
+        """What the texts of a split depend on beside the contents of its files: settings, and the files of all splits.
+
+        Plain values, for the keys of what is stored.
+        """
+        files = [[path.relative_to(root).as_posix() for path in self.files(root, split)] for split in SPLITS]
+        settings = {key: value for key, value in vars(self).items() if key != "name"}
+        return [type(self).__name__, settings, files]
 
 
 def check_layout(root: Path, data: DictConfig) -> None:

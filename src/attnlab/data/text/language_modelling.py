@@ -156,8 +156,10 @@ class LanguageModellingData(Data):
             for file in shards:
                 file.read(0, min(len(file), 1 << 20))  # find the ids of another tokenizer early
             return shards
-        digests = file_digests(self.source.files(self.root, split), self.cache_dir / "tokens" / "files.json")
-        key = digest([VERSION, split, self.source.held_out, self.vocabulary.fingerprint, sorted(digests.values())])
+        files = self.source.files(self.root, split)
+        digests = file_digests(files, self.cache_dir / "tokens" / "files.json")
+        layout, contents = self.source.layout(self.root), [digests[path] for path in files]
+        key = digest([VERSION, split, layout, self.vocabulary.fingerprint, contents])
         name = "".join(c if c.isalnum() else "-" for c in self.source.name.lower())
         folder = self.cache_dir / "tokens" / f"{name}-{split}-{key[:24]}"
         return [build(folder, self._encoded(split), self.vocabulary.size)]

@@ -352,7 +352,8 @@ class Words:
         sources = [self.file] if self.file else [path for split in self.of for path in corpus.files(root, split)]
         digests = file_digests(sources, cache_dir / "tokens" / "files.json")
         settings = [2, vocab_size, self.end, self.unknown, self.ends, self.min_count, self.lower, bool(self.file)]
-        key = digest([settings, [digests[path] for path in sources]])
+        layout = [] if self.file else [self.of, corpus.layout(root)]
+        key = digest([settings, layout, [digests[path] for path in sources]])
 
         def learn(path: Path) -> None:
             words = self._cut(*(self._from_file() if self.file else self._counted(corpus, root)), vocab_size)
@@ -419,7 +420,7 @@ class BytePairs:
             key = "task.data.vocabulary.file=<GPT-2's tokenizer.json>"
             raise ConfigError(f"{files[0]}: token shards need the tokenizer that encoded them; set {key}")
         digests = file_digests(files, cache_dir / "tokens" / "files.json")
-        key = digest([1, vocab_size, self.sample, [digests[path] for path in files]])
+        key = digest([1, vocab_size, self.sample, corpus.layout(root), [digests[path] for path in files]])
         folder = cache_dir / "vocabularies" / f"bytes-{key[:24]}"
         path = learned(folder, lambda path: write_text(path, self.learn(corpus.texts(root, "train"), vocab_size)))
         return BytePairVocabulary(path.read_text(encoding="utf-8"), vocab_size, self.ends)
