@@ -92,6 +92,22 @@ def test_fineweb_documents_are_held_out_from_its_first_file(tmp_path: Path) -> N
             list(FineWebEdu("F", 8).texts(tmp_path, split))
 
 
+def test_fineweb_files_may_be_of_some_splits(tmp_path: Path) -> None:
+    for name, numbers in (("data/train-0", range(6)), ("data/validation-0", range(6, 8)), ("x/test/0", range(8, 9))):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.table({"text": [str(i) for i in numbers]}), tmp_path / f"{name}.parquet")
+    corpus = FineWebEdu("F", 2)
+    assert ["".join(corpus.texts(tmp_path, split)) for split in SPLITS] == ["012345", "67", "8"]
+    (tmp_path / "x" / "test" / "0.parquet").unlink()
+    assert ["".join(corpus.texts(tmp_path, split)) for split in SPLITS] == ["2345", "67", "01"]
+    (tmp_path / "data" / "validation-0.parquet").unlink()
+    assert ["".join(corpus.texts(tmp_path, split)) for split in SPLITS] == ["45", "01", "23"]
+    for name, ids in (("train", [1]), ("x_val_0", [2, 3]), ("x_test_0", [4, 5])):
+        write_shard(tmp_path / f"{name}.bin", ids)
+    shards = [FineWebEdu().shards(tmp_path, split, 10)[0] for split in SPLITS]
+    assert [file.read(0, len(file)).tolist() for file in shards] == [[1], [2, 3], [4, 5]]
+
+
 def test_fineweb_shards_are_read_without_their_headers(tmp_path: Path) -> None:
     write_shard(tmp_path / "fineweb_val_000000.bin", [1, 2, 3, 4])
     write_shard(tmp_path / "fineweb_train_000002.bin", [7])

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import soundfile
+from pyarrow import parquet
 
 from attnlab.config.check import check_present, compose
-from attnlab.data import Parallel, Table, TextFiles
+from attnlab.data import FineWebEdu, Parallel, Table, TextFiles
 from attnlab.data.corpus import Reader, Segment
 from attnlab.data.report import Report, Split
 from attnlab.errors import ConfigError, DataError
@@ -138,6 +140,53 @@ def test_files_of_folders_beside_a_table_are_counted(kind: str, tmp_path: Path) 
     names = {"hidden file or folder": 1}
     names |= {f"file in the folder {name}, which no split reads": i for name, i in (("more", 1), ("test", 2))}
     assert {reason: note.count for reason, note in files.left_out.items()} == names
+
+
+NAMES = ("news-{}", "wiki.{}", "{}-00000-of-00001", "my_{}_2", "WMT {} set", "{}2019")  # of files of a split
+SYNONYMS = (("train", "dev", "test"), ("Training", "valid", "Testing"), ("train", "Validation", "test"))
+
+
+@pytest.mark.parametrize("names", SYNONYMS, ids="/".join)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["pairs", "txt", "jsonl", "table", "parquet"])
+def test_a_split_is_a_word_of_a_file_s_name(kind: str, name: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    for word in names:
+        path = tmp_path / f"{name.format(word)}.{'jsonl' if kind == 'table' else kind}"
+        if kind == "pairs":
+            for language in ("en", "de"):
+                write(path.with_suffix(f".{language}"), word)
+        elif kind == "parquet":
+            parquet.write_table(pyarrow.table({"text": [word]}), path)
+        else:
+            write(path, word if kind == "txt" else json.dumps({"source": word, "target": word}))
+    parts = ("train", "validation", "test") if kind in ("txt", "jsonl", "parquet") else ("train", "dev", "test")
+    corpus = FineWebEdu() if kind == "parquet" else TextFiles("target")
+    reader = {"pairs": Parallel(), "table": Table()}.get(kind)
+    for part, word in zip(parts, names, strict=True):
+        texts = split(reader, tmp_path, part) if reader else [*corpus.texts(tmp_path, part)]  # type: ignore[arg-type]
+        assert texts == [word]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("news-train-test", "b"), "news-train-test: the name is that of train and of test; rename it"),
+        (("a-train", "b-train", "c-test"), "both a-train.* and b-train.*; keep one of them"),
+        (("a-train", "b-val", "c-dev"), "both b-val.* and c-dev.*; keep one of them"),
+    ],
+)
+def test_names_of_two_splits_or_two_files_of_one_are_refused(names: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    for name in names:
+        for suffix in ("en", "de", "txt"):
+            write(tmp_path / f"{name}.{suffix}", "a")
+    for check in (lambda: TextFiles().check(tmp_path), lambda: Parallel().check(tmp_path, ("train",), "text")):
+        with pytest.raises(DataError, match=told):
+            check()
+
+
+def test_a_file_alone_may_have_any_name(tmp_path: Path) -> None:
+    write(tmp_path / "driving-test.txt", *map(str, range(9)))
+    assert [*TextFiles(hold_out=3).texts(tmp_path, "test")] == ["0", "3", "6"]
 
 
 def test_recordings_of_all_suffixes_and_what_is_none(tmp_path: Path) -> None:

@@ -463,13 +463,33 @@ def files_below(
     return sorted(paths)
 
 
-def by_split(paths: Iterable[Path]) -> dict[str, Path]:
-    """The file or folder of each split of SPLITS that has one.  DataError: two are of one split."""
+def split_of(name: str) -> str | None:
+    """The key of SPLITS that a name has as a word between signs or digits: train of news-train.  DataError: several."""
+    words = re.split(r"[\W\d_]+", name.lower())
+    splits = [split for split, names in SPLITS.items() if not set(names).isdisjoint(words)]
+    if len(splits) > 1:
+        raise DataError(f"{name}: the name is that of {' and of '.join(splits)}; rename it to one of them")
+    return splits[0] if splits else None
+
+
+def by_split(paths: Iterable[Path], words: bool = False) -> dict[str, Path]:
+    """The file or folder of each split of SPLITS that has one.  DataError: two are of one split.
+
+    Args:
+        words: without a file `train`, among several files those whose names have the split as a word count too.
+    """
     places: dict[str, list[Path]] = {}
+    others: list[Path] = []
     for path in sorted(paths):
         name = (path.name if path.is_dir() else path.stem).lower()
-        if split := next((split for split, names in SPLITS.items() if name in names), None):
-            places.setdefault(split, []).append(path)
+        split = next((split for split, names in SPLITS.items() if name in names), None)
+        (places.setdefault(split, []) if split else others).append(path)
+    if words and "train" not in places and len(places) + len(others) > 1:
+        named: dict[str, list[Path]] = {}
+        for path in others:
+            if (part := split_of(path.stem)) and part not in places:
+                named.setdefault(part, []).append(path)
+        places |= named
     return {split: same[0] for split, same in places.items() if only(same)}
 
 

@@ -47,8 +47,9 @@ Name = Annotated[str, MinLen(1)]
 def tables_of(root: Path, suffixes: Sequence[str] = SUFFIXES) -> tuple[dict[str, Path], list[Path]]:
     """The table of each split, "all" for one of TOGETHER, and the other tables.  DataError: two are of one split."""
     tables = [path for path in entries(root) if path.suffix.lower() in suffixes and path.is_file()]
-    places = by_split(tables)
-    if "train" not in places and (together := only([path for path in tables if path.stem.lower() in TOGETHER])):
+    together = only([path for path in tables if path.stem.lower() in TOGETHER])
+    places = by_split(tables, words=together is None)
+    if "train" not in places and together:
         places["all"] = together
     return places, [path for path in tables if path not in places.values()]
 

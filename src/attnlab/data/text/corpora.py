@@ -12,7 +12,7 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import check_folder, files_below, first_of, held_out, read_lines, read_parquet, rows
+from attnlab.data.corpus import check_folder, files_below, first_of, held_out, read_lines, read_parquet, rows, split_of
 from attnlab.data.report import FILES, Report, noted
 from attnlab.data.samples import markov, write_lines
 from attnlab.data.samples.markov import Source
@@ -175,10 +175,10 @@ class BillionWords(TextCorpus):
 class FineWebEdu(TextCorpus):
     """FineWeb-Edu: Parquet files with a column `text`, or the uint16 token shards that the T6 system makes of them.
 
-    Parquet: the first `held_out_documents` documents of the first file are for validation, as many after them for the
-    test.  Shards: *_val_*.bin (or val.bin) are held out; the first half of each is for validation, the second for the
-    test, because the published system has no test set.
-
+    Files are of the split that their names, or the names of their folders below the root, have as a word.  Parquet: of
+    splits without files the first `held_out_documents` documents of the first training file are for validation, as
+    many after them for the test.  Shards: *_val_*.bin (or val.bin) are held out; the first half of each is for
+    validation, the second for the test, because the published system has no test set.
     """
 
     def __init__(self, name: str = "FineWeb-Edu", held_out_documents: Annotated[int, Ge(1)] = 10_000) -> None:
@@ -189,25 +189,36 @@ class FineWebEdu(TextCorpus):
         )
 
     def files(self, root: Path, split: Split) -> list[Path]:
-        shards = files_below(root, [".bin"])
-        if shards:
-            validation = [path for path in shards if "_val_" in path.name or path.name == "val.bin"]
-            chosen = [path for path in shards if path not in validation] if split == "train" else validation
-        else:
-            files = files_below(root, [".parquet"])
-            chosen = files if split == "train" else files[:1]
+        parts = self._parts(root)
+        others = parts["train"]
+        others = others[:1] if others and others[0].suffix == ".parquet" else parts["validation"] or parts["test"]
+        chosen = parts[split] or (others if split != "train" else [])
         if not chosen:
             raise DataError(f"{root}: no files for {split}; expected sample/100BT/*.parquet, or {SHARDS}")
         return chosen
 
+    def _parts(self, root: Path) -> dict[Split, list[Path]]:
+        """The files whose names have a split, and all others for training."""
+        parts: dict[Split, list[Path]] = {split: [] for split in SPLITS}
+        names: dict[str | None, Split] = {"dev": "validation", "test": "test"}
+        for path in files_below(root, [".bin"]) or files_below(root, [".parquet"]):
+            parts[names.get(split_of(path.relative_to(root).with_suffix("").as_posix()), "train")].append(path)
+        return parts
+
     def texts(self, root: Path, split: Split) -> Iterator[str]:
-        bounds = {"validation": (0, self.number), "test": (self.number, 2 * self.number)}
-        first, last = bounds.get(split, (2 * self.number, None))
+        parts = self._parts(root)
+        missing = [name for name in SPLITS[1:] if not parts[name]]  # the documents of each begin the training files
+        first, last = len(missing) * self.number, None
+        if split in missing:
+            first = missing.index(split) * self.number
+            last = first + self.number
+        elif split != "train":
+            first = 0
         text = None
         for text in islice((text for path in self.files(root, split) for text in parquet_texts(path)), first, last):
             yield text
         if text is None:
-            lower = f"2 x {self.number} are held out; lower task.data.corpus.held_out_documents"
+            lower = f"{len(missing)} x {self.number} are held out; lower task.data.corpus.held_out_documents"
             raise DataError(f"{root}: no document is left for {split}: {lower}")
 
     def shards(self, root: Path, split: Split, vocab_size: int) -> list[TokenFile]:
@@ -215,7 +226,10 @@ class FineWebEdu(TextCorpus):
         if files[0].suffix != ".bin":
             return []
         opened = [open_shard(path, vocab_size) for path in files]
-        return opened if split == "train" else [file.half(0 if split == "validation" else 1) for file in opened]
+        parts = self._parts(root)
+        if split == "train" or (parts["validation"] and parts["test"]):
+            return opened
+        return [file.half(0 if split == "validation" else 1) for file in opened]
 
     def write_sample(self, root: Path, source: Source) -> None:
         import pyarrow

@@ -12,7 +12,7 @@ SciTLDR: <root>/{train,dev,test}.jsonl            source, a list of sentences; t
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -121,18 +121,18 @@ class Parallel(Reader):
     def files(self, root: Path) -> Files:
         """The layout of `root`.  Raises DataError where no layout fits, or two pairs of files are of one split."""
         pairs = self._pairs_of_files(root)
-        splits = by_split(pairs) if self.chosen == "auto" else {}
+        splits = by_split(pairs) if self.chosen == "auto" else {}  # two of one name are an error in any layout
         for name, files in LAYOUTS.items():
             if self.chosen == name or (self.chosen == "auto" and all(p.is_file() for p in self._all(root, files))):
                 return files
         if len(splits) == len(self.splits):
-            return self._named(root, pairs, splits)
+            return self._named(root, pairs)
         nearest = max(LAYOUTS.values(), key=lambda files: sum(path.exists() for path in self._all(root, files)))
         paths = list(self._all(root, nearest))
         if any(path.exists() for path in paths):
             self.missing(min((path for path in paths if not path.is_file()), key=lambda path: not path.exists()))
         if pairs and self.chosen == "auto":
-            return self._named(root, pairs, splits)
+            return self._named(root, pairs)
         raise DataError(f"data_root={root}: unknown layout (found {contents(root)}); {self.layout}")
 
     def _pairs_of_files(self, root: Path) -> list[Path]:
@@ -140,9 +140,9 @@ class Parallel(Reader):
         source, target = self.languages
         return [x for x in entries(root) if x.suffix == f".{source}" and x.with_suffix(f".{target}").is_file()]
 
-    def _named(self, root: Path, pairs: Sequence[Path], splits: Mapping[str, Path]) -> Files:
+    def _named(self, root: Path, pairs: Sequence[Path]) -> Files:
         """The layout of files of any names, of which some may be those of splits."""
-        self.name = root.name
+        self.name, splits = root.name, by_split(pairs, words=True)
         others = [path for path in pairs if path not in splits.values()]
         if not (train := [splits["train"]] if "train" in splits else others):
             self.missing(root / self._fill("train.{lang}", 0))
