@@ -358,8 +358,8 @@ NOTED = {  # a test set, its examples, and what the report says
     "marks": ("tsv", TSV + '"a ""b"""\t"c"\n', [('"a ""b"""', '"c"')], "text in quotation marks, which are part of it"),
     "mac": ("tsv", TSV + "a\rb\tc\n", [("a b", "c")], "carriage return inside a line, read as white space"),
     "lines": ("csv", CSV + '"a\nb",c\n', [("a b", "c")], "row of several lines, whose texts are joined"),
-    "blank": ("tsv", TSV + "a\tb\n\nc\td\n", [("a", "b"), ("c", "d")], "blank line"),
-    "blank csv": ("csv", CSV + "\na,b\n\n", [("a", "b")], "blank line"),
+    "blank": ("tsv", TSV + "a\tb\n\nc\td\n", [("a", "b"), ("c", "d")], "blank line, which is no row"),
+    "blank csv": ("csv", CSV + "\na,b\n\n", [("a", "b")], "blank line, which is no row"),
 }
 REFUSED = {  # a test set, and its error
     "line end": ("tsv", TSV + '"a\nb"\tc\n', "line 2: expected 2 columns as in the header, not 1.*csv or .jsonl"),
@@ -397,7 +397,33 @@ def test_what_a_table_does_not_say_clearly(
     suffix: str, text: str, expected: list[tuple[str, str]], note: str, tmp_path: Path
 ) -> None:
     examples, report = examples_of(tmp_path, suffix, text)
-    assert examples == expected and [*report.left_out, *report.noted] == [note]
+    assert examples == expected and [*report.noted] == [note] and report.missing == 0
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "pairs", "text"])
+def test_what_is_noted_of_a_row_counts_for_the_split_that_has_it(kind: str, tmp_path: Path) -> None:
+    """Of nine rows one for dev, one for test and one for training are not clear, and a blank line follows each."""
+    rows = [f"s{i}\tt{i}" if i > 2 else f"s{i}\ra\tt{i}" for i in range(9)]
+    if kind == "csv":
+        rows = ['"{}","{}"'.format(*row.replace("\r", "\n").split("\t")) for row in rows]
+    if kind == "pairs":
+        write(tmp_path / "a.en", *(row.split("\t")[0] for row in rows))
+        write(tmp_path / "a.de", *rows)
+    elif kind == "text":
+        write(tmp_path / "a.txt", *rows)
+    else:
+        write(tmp_path / f"a.{kind}", {"csv": CSV, "tsv": TSV}[kind], *(f"{row}\n" for row in rows))
+    reader = Parallel(hold_out=4) if kind == "pairs" else Table(hold_out=4)
+    for part in ("train", "dev", "test"):
+        with Report().of(part) as report:
+            if kind == "text":
+                report.used = len([*TextFiles(hold_out=4).texts(tmp_path, {"dev": "validation"}.get(part, part))])  # type: ignore[arg-type]
+            else:
+                report.used = len(reader.read(tmp_path, part, "text", False))
+        counts = {reason.split(",")[0]: note.count for reason, note in report.noted.items()}
+        blank = counts.pop("blank line", report.used)
+        assert list(counts.values()) == [2 if kind == "pairs" else 1]
+        assert report.missing == 0 and abs(blank - report.used) <= 1
 
 
 @pytest.mark.parametrize(("suffix", "text", "message"), REFUSED.values(), ids=REFUSED)

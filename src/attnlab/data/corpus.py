@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 from attnlab.config.batch import counted
 from attnlab.config.build import instantiate
 from attnlab.data.lengths import lengths
-from attnlab.data.report import FILES, Report, left_out, noted
+from attnlab.data.report import FILES, Report, apart, left_out, noted, restore
 from attnlab.errors import DataError
 from attnlab.run.cache import digest, stored_files
 
@@ -304,10 +304,14 @@ def refuse_empty(places: Iterable[str], drop_empty: bool) -> None:
 
 
 def held_out(items: Iterable[Item], split: str, missing: Sequence[str], every: int) -> Iterator[Item]:
-    """The training items of `split`: each of `missing`, the splits without files, takes every `every`-th item."""
-    for i, item in enumerate(items):
+    """The training items of `split`: each of `missing`, the splits without files, takes every `every`-th item.
+
+    What is noted while an item is read counts for the split that has it.
+    """
+    for i, (item, notes) in enumerate(apart(items)):
         place = i % every
         if (missing[place] if place < len(missing) else None) == (split if split in missing else None):
+            restore(notes.plain())
             yield item
 
 
@@ -687,7 +691,7 @@ def _separated(path: Path, lines: Iterator[tuple[int, list[str]]], advice: str) 
         if len(header) > 1 and not any(cells) and len(cells) < 2:
             blank.append(row.where)  # at the end of a file it is no row
             continue
-        left_out("blank line", blank[0] if blank else "", len(blank))
+        noted("blank line, which is no row", blank[0] if blank else "", len(blank))
         blank = []
         if len(cells) != len(header):
             expected = f"expected {counted(len(header), 'column')} as in the header"

@@ -6,14 +6,15 @@ inside the block do not see it.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
 FILES = "files"  # the name of the block for what belongs to no split
 
 
@@ -112,6 +113,22 @@ def restore(plain: Mapping[str, Any]) -> None:
     for kind in ("left_out", "noted"):
         for text, note in plain.get(kind, {}).items():
             _note(kind, text, note["example"], note["count"])
+
+
+def apart(items: Iterable[Item]) -> Iterator[tuple[Item, Split]]:
+    """Each item with what is noted while it is read, for :func:`restore` where the item is used."""
+    iterator, notes = iter(items), Split()
+    while True:
+        reached = _reached.set(notes)
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            _reached.reset(reached)
+        yield item, notes
+        if notes.left_out or notes.noted:
+            notes = Split()
 
 
 def _note(kind: str, text: str, example: str, count: int) -> None:

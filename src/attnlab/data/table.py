@@ -8,7 +8,7 @@
 A row of a recording may name a part of it, in seconds: offset and duration, or start and end.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -157,16 +157,21 @@ class Table(Reader):
         places, _ = self._places(root)
         place = places.get(split) or places.get("train") or places["all"]
         missing = [] if split in places and split != "train" else [x for x in ("test", "dev") if x not in places]
-        every: list[Path | Row] = [*(files_below(place, AUDIO) if place.is_dir() else rows(place))]
-        if not every:
-            raise DataError(f"{place}: no examples; {self.layout}")
         prefix = split if split in places else "train" if "train" in places else "all"
-        ids = [self._id(place, x, prefix) for x in every]
+        ids: list[str] = []
+
+        def every() -> Iterator[tuple[str, Path | Row]]:
+            for item in files_below(place, AUDIO) if place.is_dir() else rows(place):
+                ids.append(self._id(place, item, prefix))
+                yield ids[-1], item
+
+        chosen = list(held_out(every(), split, missing, self.hold_out))
+        if not ids:
+            raise DataError(f"{place}: no examples; {self.layout}")
         if (id := repeated(ids)) is not None:
             raise DataError(f"{place}: the id {id!r} occurs twice")
-        chosen = list(held_out(zip(ids, every, strict=True), split, missing, self.hold_out))
         if not chosen:
-            raise DataError(f"{place}: {len(every)} examples are too few to hold some out for {split}")
+            raise DataError(f"{place}: {len(ids)} examples are too few to hold some out for {split}")
         texts = texts_of(place) if place.is_dir() else {}
         examples = [
             self._example(root, id, x) if isinstance(x, Row) else self._recording(id, x, texts) for id, x in chosen

@@ -12,8 +12,9 @@ SciTLDR: <root>/{train,dev,test}.jsonl            source, a list of sentences; t
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,7 +39,7 @@ from attnlab.data.corpus import (
     squeeze,
     trimmed,
 )
-from attnlab.data.report import left_out, noted
+from attnlab.data.report import apart, left_out, noted, restore
 from attnlab.data.samples.written import write_articles, write_translations
 from attnlab.errors import DataError
 
@@ -162,18 +163,16 @@ class Parallel(Reader):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         files = self.files(root)
         if name := {"dev": files.dev, "test": files.test}.get(split):
-            return self._pairs(root, name, split, drop_empty, files.subwords)
-        train: list[Utterance] = []
-        for name in files.train:
-            train += self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords)
+            return list(self._pairs(root, name, split, drop_empty, files.subwords))
+        train = chain.from_iterable(
+            self._pairs(root, name, Path(name).name.split(".")[0], drop_empty, files.subwords) for name in files.train
+        )
         missing = [split for split, name in (("dev", files.dev), ("test", files.test)) if not name]
         return list(held_out(train, split, missing, self.hold_out))
 
-    def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> list[Utterance]:
-        pairs = read_pairs(root / self._fill(name, 0), root / self._fill(name, 1), split, drop_empty)
-        return [
-            replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords)) for x in pairs
-        ]
+    def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> Iterator[Utterance]:
+        for x in read_pairs(root / self._fill(name, 0), root / self._fill(name, 1), split, drop_empty):
+            yield replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords))
 
     def plain(self, text: str) -> str:
         return self._plain(super().plain(text), subwords=False)
@@ -232,7 +231,7 @@ class XSum(Reader):
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         file, targets = self._files(root, split)
         if targets is not None:
-            return read_pairs(file, targets, split, drop_empty)
+            return list(read_pairs(file, targets, split, drop_empty))
         if file.name == SPLIT_FILE:
             return self._original(root, file, split, drop_empty)
         utterances = []
@@ -293,7 +292,7 @@ def _texts(row: Row, key: str) -> list[str]:
 # --- both ---
 
 
-def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[Utterance]:
+def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> Iterator[Utterance]:
     """Examples from two files: item i of both is one example, with the id `name`_i.
 
     Items are lines, or the segments of SGML files.  DataError: their numbers differ, or one is empty.
@@ -301,7 +300,8 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[
     segments = source.suffix == ".sgm"
     read = sgml_segments if segments else read_lines
     unit = "segment" if segments else "line"
-    sides = [[squeeze(text) for text in read(path)] for path in (source, target)]
+    lines = [[(squeeze(text), notes) for text, notes in apart(read(path))] for path in (source, target)]
+    sides = [[text for text, _ in side] for side in lines]
     sides = [trimmed(sides[0], len(sides[1])), trimmed(sides[1], len(sides[0]))]
     if len(sides[0]) != len(sides[1]):
         raise DataError(f"{source} has {len(sides[0])} {unit}s, {target.name} {len(sides[1])}; expected equal numbers")
@@ -311,7 +311,10 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> list[
     ]
     empty = ((i, x) for i, x in enumerate(pairs, 1) if not (x.source and x.target))
     refuse_empty((f"{target if x.source else source} {unit} {i}" for i, x in empty), drop_empty)
-    return pairs
+    for pair, *both in zip(pairs, *lines, strict=False):
+        for _, notes in both:
+            restore(notes.plain())
+        yield pair
 
 
 def sgml_segments(path: Path) -> list[str]:
