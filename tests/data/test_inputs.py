@@ -40,6 +40,23 @@ def test_texts(tmp_path: Path) -> None:
     assert [(item.value, item.fields) for item in inputs] == [("a\nb", rows[0]), ("c", rows[1])]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", 'n,text\n1,"x, y"\n2,z\n', ["x, y", "z"]),
+        ("a.CSV", 'text\nx\n"y\nz"\n', ["x", "y\nz"]),
+        ("a.tsv", "source\tn\nx, y\t1\n\n", ["x, y"]),
+        ("a.json", '[\n {"text": "a"},\n {"text": "b"}\n]', ["a", "b"]),
+        ("a.json", '{"text": "a",\n"n": 1}', ["a"]),
+        ("a.ndjson", '{"text": "a"}\n{"text": "b"}', ["a", "b"]),
+        ("a.md", "# A\nb,c\n", ["# A", "b,c"]),
+    ],
+)
+def test_rows_of_a_table_are_inputs(tmp_path: Path, name: str, content: str, expected: list[str]) -> None:
+    (tmp_path / name).write_text(content)
+    assert values_of(tmp_path / name, TEXT) == expected
+
+
 def test_files(tmp_path: Path) -> None:
     for name in ("b.wav", "a.FLAC", "deep/c.wav", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -57,6 +74,12 @@ def test_files(tmp_path: Path) -> None:
     ("name", "content", "kind", "told"),
     [
         ("gone.txt", None, TEXT, "gone.txt: no such file"),
+        ("a.csv", b"x, y\n1,2\n", TEXT, r"line 2: 'text' is missing \(found: x, +y\)"),
+        ("a.json", b'["a", "b"]', TEXT, "item 1: expected a JSON object, not str"),
+        ("a.tsv", b"text\tn\na\n", TEXT, "line 2: expected 2 columns"),
+        ("a.jsonl.gz", b"", TEXT, "a .gz table; unpack it, or convert it to a .jsonl file"),
+        ("a.csv.ZIP", b"", TEXT, "a .zip table; unpack it"),
+        ("a.parquet", b"", TEXT, "a .parquet table; unpack it, or convert"),
         ("gone", None, TEXT, "no such file; if it is a text, give"),
         ("gone.wav", None, SPEECH, "gone.wav: no such file"),
         ("empty.txt", b"", TEXT, "empty.txt: an empty file; expected a text"),

@@ -16,7 +16,9 @@ from attnlab.errors import DataError
 log = logging.getLogger(__name__)
 
 PATHS = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".md", ".gz", ".wav", ".png", ".jpg")  # of a file
-LINES, OBJECTS = (".txt",), (".jsonl", ".ndjson")  # files with one input a line: as it is, or in a JSON object
+LINES = (".txt",)  # files with one input a line
+OBJECTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")  # tables: one input in each JSON object or row
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".parquet")  # of tables that are not read
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Inputs:
         source: a text or a path; for a kind of file also a folder, with its subfolders. A Path is never a text.
 
     Attributes:
-        form: "one", "folder", "lines" (a text file) or "objects" (JSONL, whose paths are relative to its folder).
+        form: "one", "folder", "lines" (a text file) or "objects" (a table, whose paths are relative to its folder).
 
     Raises:
         DataError: a file is missing or empty, or a text in a JSON object is empty; names the line.
@@ -108,6 +110,8 @@ class Inputs:
                 raise DataError(f"input={path}: no {kind.name} in this folder; expected {', '.join(kind.suffixes)}")
             return "folder"
         if path.is_file():
+            if suffix in PACKED and (suffix == ".parquet" or {x.lower() for x in path.suffixes} & {*OBJECTS}):
+                raise DataError(f"input={path}: a {suffix} table; unpack it, or convert it to a {OBJECTS[0]} file")
             return "objects" if suffix in OBJECTS else "one" if kind.suffixes else "lines"
         if kind.suffixes or is_path:
             raise DataError(f"input={self.source}: no such file")
