@@ -98,6 +98,26 @@ def test_one_text_in_two_forms_has_no_errors(code: str) -> None:
     assert score(ROUGE, [apart, text, unseen], [text, apart, text], tokenize="unicode")["rouge2"] == 100
 
 
+APART = {  # one text in two spellings
+    "English": ("don\u2019t stop", "don't stop"),
+    "French": ("l\u2019eau d\u2019été", "l'eau d'été"),
+    "Ukrainian": ("м\u2019ята", "м\u02bcята"),
+    "Ukrainian ASCII": ("м\u2019ята", "м'ята"),
+    "Uzbek": ("ma\u02bcno", "ma\u2019no"),
+    "Italian": ("l\u2019acqua", "l'acqua"),
+    "quotation": ("\u2018we don\u2019t\u2019", "we don't"),
+    "Arabic": ("مـحـمد", "محمد"),
+    "Urdu": ("بــہت", "بہت"),
+}
+
+
+@pytest.mark.parametrize(("text", "other"), APART.values(), ids=APART)
+def test_apostrophes_and_tatweel_are_no_errors(text: str, other: str) -> None:
+    values = score(WER, [text, other], [other, text])
+    assert values["wer"] == 0 and values["words"] == 2 * len(other.split())
+    assert (score(WERAsWritten, [text], [other])["wer"] == 0) == ("\u0640" in text)
+
+
 def test_characters_are_scored_beside_the_words_of_other_scripts() -> None:
     assert words("我用 iPhone 15 拍照。") == ["我", "用", "iphone", "15", "拍", "照"]
     values = score(WER, ["我用iPhone拍了照"], ["我用 iPhone 拍照"])
@@ -124,7 +144,13 @@ def test_characters_are_scored_beside_the_words_of_other_scripts() -> None:
         ("人々〇ー", "人 々 〇 ー"),
         ("한국어 문장", "한국어 문장"),
         ("a_b 'tis—so\u3000x", "a_b 'tis so x"),
-        ("O\u2019Neill 3,5 €", "o neill 3 5"),
+        ("O\u2019Neill 3,5 €", "o'neill 3 5"),
+        ("\u2018don\u2019t stop\u2019", "don't stop"),
+        ("dogs\u2019 \u2019tis", "dogs' 'tis"),
+        ("«l\u2019eau» d\u2019été", "l'eau d'été"),
+        ("м\u02bcята", "м'ята"),
+        ("\u2019\u02bc'", "' ' '".replace(" ", "")),
+        ("مـحـمد", "محمد"),
         ("שָׁלוֹם\u05beעולם", "שָׁלוֹם עולם"),
     ],
 )
@@ -166,6 +192,7 @@ def test_words_of_real_english_and_german_are_letters_between_signs(corpora: Pat
     different = 0
     for path in root.glob("*.txt.gz"):
         for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+            line = re.sub(r"(?<=\w)\u2019(?=\w)" if "\u2018" in line else "\u2019", "'", line)
             different += words(line, "'_") != re.sub(r"[^\w\s']", " ", line).lower().split()
     assert different == 3  # lines with a soft hyphen
 

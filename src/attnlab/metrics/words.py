@@ -22,7 +22,11 @@ CODES = {  # of ISO 639-2 and -3, and of languages that are written as one of SC
     "zh": "zho chi cmn yue wuu nan hak lzh", "ja": "jpn", "ko": "kor", "th": "tha", "lo": "lao", "km": "khm",
     "my": "mya bur shn", "bo": "bod tib dzo dz",
 }  # fmt: skip
-IGNORED = ("VARIATION SELECTOR", "COMBINING GRAPHEME JOINER", "MONGOLIAN FREE VARIATION SELECTOR")  # nothing is seen
+IGNORED = (  # nothing is seen, or a line that makes a word longer
+    "VARIATION SELECTOR", "COMBINING GRAPHEME JOINER", "MONGOLIAN FREE VARIATION SELECTOR", "ARABIC TATWEEL",
+)  # fmt: skip
+APOSTROPHES = re.compile("[\u2019\u02bc]")  # as typesetting and some alphabets write them
+INSIDE = re.compile(r"(?<=\w)[\u2019\u02bc](?=\w)")  # where a text has quotations in single marks
 KANA = 0.05  # least share of kana in a Japanese text
 
 Kind = Literal["letter", "mark", "unspaced", "ignored", "other"]
@@ -31,7 +35,8 @@ Kind = Literal["letter", "mark", "unspaced", "ignored", "other"]
 @cache
 def kind(char: str) -> Kind:
     """What a character is in a text: a letter or digit, a mark that belongs to the letter before it, a letter or mark
-    of a script without blanks, a sign that is not seen (joiners, direction marks, soft hyphens), or another sign."""
+    of a script without blanks, a sign that is no part of a word's spelling (joiners, direction marks, soft hyphens,
+    tatweel), or another sign."""
     category, name = unicodedata.category(char), unicodedata.name(char, "")
     if category == "Cf" or name.startswith(IGNORED):
         return "ignored"
@@ -62,7 +67,7 @@ _TABLES: dict[str, _Table] = {}
 
 
 def lower(text: str) -> str:
-    """A text in lower case, composed (NFC), without signs that are not seen.
+    """A text in lower case, composed (NFC), without signs that are not seen and tatweel.
 
     A dotted capital I becomes i, as in Turkish; a capital I does too, as in all other languages.
     """
@@ -76,11 +81,16 @@ def lower(text: str) -> str:
 def words(text: str, signs: str = "") -> list[str]:
     """The words of a text in lower case: letters, digits and combining marks, and these signs.
 
+    With the sign ' typographic apostrophes (U+2019, U+02BC) are that sign. In a text with an opening mark (U+2018) they
+    are so inside words alone, because the mark that closes a quotation is the same character.
+
     Other signs and blanks separate words. In scripts without blanks (Chinese, Japanese, Thai, Lao, Khmer, Burmese)
     every character is a word, beside words of other scripts: `ja 東京 2024` gives ja, 東, 京 and 2024. Korean has
     blanks, and its words are what stands between them.
     """
     table = _TABLES.setdefault(signs, _Table(signs))
+    if "'" in signs and not text.isascii():
+        text = (INSIDE if "\u2018" in text else APOSTROPHES).sub("'", text)
     parts = lower(text).translate(table).split()
     return parts if text.isascii() else [part for part in parts if any(kind(char) != "mark" for char in part)]
 
