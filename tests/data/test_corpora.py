@@ -56,6 +56,7 @@ def test_raw_text_is_joined_as_the_rows_of_the_data_set_are(tmp_path: Path) -> N
     (tmp_path / "wiki.test.raw").write_text("".join(lines))
     (raw,) = WikiTextRaw().texts(tmp_path, "test")
     assert raw == " = A = \n\n\n\n\n a b \n"
+    (tmp_path / "wiki.test.raw").unlink()
     folder = tmp_path / "wikitext-2-raw-v1"
     folder.mkdir()
     rows = [line if line.strip() else "" for line in lines]

@@ -11,7 +11,7 @@ import soundfile
 from pyarrow import parquet
 
 from attnlab.config.check import check_present, compose
-from attnlab.data import FineWebEdu, Parallel, Table, TextFiles
+from attnlab.data import BillionWords, FineWebEdu, Parallel, Table, TextFiles, WikiText, WikiTextRaw, XSum
 from attnlab.data.corpus import Reader, Segment
 from attnlab.data.report import Report, Split
 from attnlab.errors import ConfigError, DataError
@@ -182,6 +182,46 @@ def test_names_of_two_splits_or_two_files_of_one_are_refused(names: tuple[str, .
     for check in (lambda: TextFiles().check(tmp_path), lambda: Parallel().check(tmp_path, ("train",), "text")):
         with pytest.raises(DataError, match=told):
             check()
+
+
+EXTRA = {"xsum": ("test.raw.source", "test2.source", "train.source.gz"), "wikitext": ("wiki.train.raw", "more/a.txt"),
+    "parquet": ("b.jsonl", "a.parquet.gz", "x/a.txt"), "pairs": ("lonely.en", "train.fr", "x/train.en", "._train.en"),
+    "lm1b": ("training-monolingual.tokenized.shuffled/news.en-00004-of-00100~", "x.txt")}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EXTRA)
+def test_files_that_published_layouts_do_not_have_are_reported(kind: str, tmp_path: Path) -> None:
+    corpus = {"wikitext": WikiText, "parquet": FineWebEdu, "lm1b": BillionWords}.get(kind)
+    reader = {"xsum": XSum(), "pairs": Parallel()}.get(kind)
+    for part in ("train", "valid", "test"):
+        for suffix in {"xsum": ("source", "target"), "pairs": ("en", "de"), "wikitext": ("txt",)}.get(kind, ()):
+            write(tmp_path / f"{part}.{suffix}", "a")
+    if kind == "parquet":
+        parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "train.parquet")
+    if kind == "lm1b":
+        write(tmp_path / BillionWords.TRAIN / "news.en-00001-of-00100", "a")
+        for i in range(2):
+            write(tmp_path / BillionWords.HELD / f"news.en.heldout-0000{i}-of-00050", "a")
+    for name in EXTRA[kind]:
+        write(tmp_path / name, "b")
+    with Report().of("files") as files:
+        corpus().check(tmp_path) if corpus else reader.check(tmp_path, reader.splits, "text")  # type: ignore[union-attr]
+    assert sum(note.count for note in files.left_out.values()) == len(EXTRA[kind])
+    if corpus is BillionWords:
+        assert [*corpus().texts(tmp_path, "train")] == ["a"]
+
+
+def test_two_layouts_of_one_split_are_refused(tmp_path: Path) -> None:
+    for part in XSum.splits:
+        write(tmp_path / f"{part}.source", "a")
+        write(tmp_path / f"{part}.target", "a")
+        write(tmp_path / f"wiki.{part.replace('validation', 'valid')}.raw", "a")
+    write(tmp_path / "test.jsonl", json.dumps({"document": "b", "summary": "b"}))
+    with pytest.raises(DataError, match="both test.jsonl and test.source; keep one of them"):
+        XSum().check(tmp_path, XSum.splits, "text")
+    parquet.write_table(pyarrow.table({"text": ["b"]}), tmp_path / "test-0.parquet")
+    with pytest.raises(DataError, match="both wiki.test.raw and test-0.parquet; keep one of them"):
+        WikiTextRaw().check(tmp_path)
 
 
 def test_a_file_alone_may_have_any_name(tmp_path: Path) -> None:

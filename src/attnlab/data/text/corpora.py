@@ -1,7 +1,7 @@
 """Text corpora in their published layouts: the files of each split, and their texts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -12,7 +12,17 @@ from annotated_types import Ge
 from omegaconf import DictConfig
 
 from attnlab.config.build import instantiate
-from attnlab.data.corpus import check_folder, files_below, first_of, held_out, read_lines, read_parquet, rows, split_of
+from attnlab.data.corpus import (
+    check_folder,
+    files_below,
+    first_of,
+    held_out,
+    only,
+    read_lines,
+    read_parquet,
+    rows,
+    split_of,
+)
 from attnlab.data.report import FILES, Report, noted
 from attnlab.data.samples import markov, write_lines
 from attnlab.data.samples.markov import Source
@@ -37,10 +47,15 @@ class TextCorpus(ABC):
         """The files of a split, in order.  Raises DataError where one is missing."""
 
     def check(self, root: Path) -> None:
-        """Check that the files of all splits exist.  Raises DataError where one is missing."""
+        """Check that the files of all splits exist, and report the others.  Raises DataError where one is missing."""
         check_folder(root, f"data_root names the directory of {self.name}")
-        for split in SPLITS:
-            self.files(root, split)
+        self.unread(root, {path for split in SPLITS for path in self.files(root, split)})
+
+    def unread(self, root: Path, files: Collection[Path]) -> None:
+        """Report what no split reads, in the root and the folders of `files`, which are read."""
+        read = {*files, *(folder for path in files for folder in path.parents)}
+        for folder in sorted({root, *(path.parent for path in files)}):
+            report_unread(folder, read, ())
 
     @abstractmethod
     def write_sample(self, root: Path, source: Source) -> None:
@@ -128,6 +143,9 @@ class WikiTextRaw(SplitFiles):
 
     def files(self, root: Path, split: Split) -> list[Path]:
         parquet = sorted(path for folder in self.folders for path in (root / folder).glob(f"{split}-*.parquet"))
+        raw = [root / folder / f"wiki.{STEMS[split]}.raw" for folder in self.folders]
+        if parquet and (both := [path for path in raw if path.is_file()]):
+            only([*both, *parquet])
         return parquet or super().files(root, split)
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
@@ -156,7 +174,7 @@ class BillionWords(TextCorpus):
     def files(self, root: Path, split: Split) -> list[Path]:
         folder, pattern = (self.TRAIN, "news.en-*") if split == "train" else (self.HELD, "news.en.heldout-*")
         bases = (root, *root.glob("1-billion-word*"))
-        files = sorted(path for base in bases for path in (base / folder).glob(f"{pattern}-of-*"))
+        files = sorted(path for base in bases for path in (base / folder).glob(f"{pattern}-of-[0-9]*[0-9]"))
         if split != "train":
             files = [path for path in files if ("heldout-00000-of-" in path.name) == (split == "test")]
         if not files:
@@ -272,10 +290,9 @@ class TextFiles(TextCorpus):
         self.column, self.named, self.hold_out = column, name, hold_out
         self.name, self.held_out = name or "own text", f"own files, or every {hold_out}th text"
 
-    def check(self, root: Path) -> None:
-        super().check(root)
+    def unread(self, root: Path, files: Collection[Path]) -> None:
         places, others = self._places(root)
-        report_unread(root, [*places.values(), *self.files(root, "train")], others)
+        report_unread(root, [*places.values(), *files], others)
 
     def files(self, root: Path, split: Split) -> list[Path]:
         places, tables = self._places(root)

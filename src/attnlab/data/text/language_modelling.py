@@ -110,8 +110,9 @@ class LanguageModellingData(Data):
             log.warning("NO data_root IS SET: this is the %s", embedded(self.source.name))
             self.root = write_sample(self.cache_dir, self.source)
         splits: Sequence[Split] = ("test",) if stage == "test" else SPLITS
-        with self.report.of(FILES):
-            self.source.check(self.root)  # a missing file is named before the others are encoded
+        if not self.is_sample:
+            with self.report.of(FILES):
+                self.source.check(self.root)  # a missing file is named before the others are encoded
         with Report().of("train"):  # texts that the vocabulary is learned from are read again, and counted then
             self.vocabulary = self.run_vocabulary or self.settings.build(
                 self.source, self.root, self.cache_dir, self.vocab_size

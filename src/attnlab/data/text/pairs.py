@@ -41,6 +41,7 @@ from attnlab.data.corpus import (
 )
 from attnlab.data.report import apart, left_out, noted, restore
 from attnlab.data.samples.written import write_articles, write_translations
+from attnlab.data.table import report_unread
 from attnlab.errors import DataError
 
 _SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
@@ -157,8 +158,11 @@ class Parallel(Reader):
     def find(self, root: Path, split: str, kind: Kind) -> None:
         read = [*self._all(root, self.files(root))]
         self.need(*read)
-        if split == self.splits[0] and (others := [path for path in self._pairs_of_files(root) if path not in read]):
-            left_out("pair of files that no split reads", str(others[0]), len(others))
+        if split == self.splits[0]:
+            others = [path for path in self._pairs_of_files(root) if path not in read]
+            left_out("pair of files that no split reads", str(next(iter(others), "")), len(others))
+            pairs = [path.with_suffix(f".{language}") for path in others for language in self.languages]
+            report_unread(root, [*read, *pairs, *(folder for path in read for folder in path.parents)], ())
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
         files = self.files(root)
@@ -210,6 +214,11 @@ class XSum(Reader):
         "summary, or {train,validation,test}.source and .target"
     )
 
+    def check(self, root: Path, splits: Sequence[str], kind: Kind) -> None:
+        super().check(root, splits, kind)
+        files = [path for split in splits for path in self._files(root, split) if path]
+        report_unread(root, [*files, root / "bbc-summary-data"], ())
+
     def find(self, root: Path, split: str, kind: Kind) -> None:
         self._files(root, split)
 
@@ -219,13 +228,16 @@ class XSum(Reader):
             self.need(root / SPLIT_FILE)
             return root / SPLIT_FILE, None
         part, there = "dev" if split == "validation" else split, entries(root)
-        if path := by_split(x for x in there if x.suffix.lower() in RECORDS).get(part):
-            return path, None
+        record = by_split(x for x in there if x.suffix.lower() in RECORDS).get(part)
         for source, target in PAIRS:
             names = [f"{name}{source}" for name in SPLITS[part]]
-            if path := only([x for x in there if x.name.lower() in names]):
+            if path := only([*([record] if record else []), *(x for x in there if x.name.lower() in names)]):
+                if path == record:
+                    continue
                 self.need(other := path.with_name(path.name[: -len(source)] + target))
                 return path, other
+        if record:
+            return record, None
         self.missing(root / f"{split}.source")
 
     def read(self, root: Path, split: str, kind: Kind, drop_empty: bool) -> Sequence[Utterance]:
