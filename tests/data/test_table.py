@@ -14,6 +14,7 @@ from attnlab.config.check import check_present, compose
 from attnlab.data import BillionWords, FineWebEdu, Parallel, Table, TextFiles, WikiText, WikiTextRaw, XSum
 from attnlab.data.corpus import Reader, Segment
 from attnlab.data.report import Report, Split
+from attnlab.data.text.corpora import SPLITS as LANGUAGE_SPLITS
 from attnlab.errors import ConfigError, DataError
 from tests.data.layouts import RATE, audio, write
 
@@ -222,6 +223,19 @@ def test_two_layouts_of_one_split_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["b"]}), tmp_path / "test-0.parquet")
     with pytest.raises(DataError, match="both wiki.test.raw and test-0.parquet; keep one of them"):
         WikiTextRaw().check(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "pairs"])
+def test_blank_lines_at_the_end_are_no_examples(suffix: str, tmp_path: Path) -> None:
+    if suffix == "pairs":
+        for language in ("en", "de"):
+            write(tmp_path / f"a.{language}", *"abcd", "", " ", *[""] * (language == "de"))
+        texts = [text for part in Parallel.splits for text in split(Parallel(hold_out=3), tmp_path, part)]
+    else:
+        write(tmp_path / f"a.{suffix}", "text", *"abcd", "", "")
+        corpus = TextFiles(hold_out=3)
+        texts = [text for part in LANGUAGE_SPLITS for text in corpus.texts(tmp_path, part)]
+    assert sorted(texts) == list("abcd")
 
 
 def test_a_file_alone_may_have_any_name(tmp_path: Path) -> None:

@@ -688,7 +688,7 @@ def _separated(path: Path, lines: Iterator[tuple[int, list[str]]], advice: str) 
     blank: list[str] = []
     for number, cells in lines:
         row = Row(dict(zip(header, cells, strict=False)), path, number)
-        if len(header) > 1 and not any(cells) and len(cells) < 2:
+        if not any(cells) and len(cells) < 2:
             blank.append(row.where)  # at the end of a file it is no row
             continue
         noted("blank line, which is no row", blank[0] if blank else "", len(blank))

@@ -315,6 +315,9 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> Itera
     lines = [[(squeeze(text), notes) for text, notes in apart(read(path))] for path in (source, target)]
     sides = [[text for text, _ in side] for side in lines]
     sides = [trimmed(sides[0], len(sides[1])), trimmed(sides[1], len(sides[0]))]
+    while len(sides[0]) == len(sides[1]) > 1 and not (sides[0][-1] or sides[1][-1]):  # blank lines at the end
+        for side in sides:
+            side.pop()
     if len(sides[0]) != len(sides[1]):
         raise DataError(f"{source} has {len(sides[0])} {unit}s, {target.name} {len(sides[1])}; expected equal numbers")
     pairs = [
