@@ -405,6 +405,8 @@ AWKWARD = {  # a test set and its examples
     "blank end": ("tsv", TSV + "a\tb\n\n\n", [("a", "b")]),
     "no end": ("tsv", TSV + "a\tb", [("a", "b")]),
     "quoted": ("csv", CSV + '5" pipe,x\n"a ""b"", c",y\n', [('5" pipe', "x"), ('a "b", c', "y")]),
+    "blank before a quote": ("csv", CSV + 's1, "t1, u"\n "a ""b""",  c\n', [("s1", "t1, u"), ('a "b"', "c")]),
+    "blanks in a header": ("csv", 'source, "target"\na, b\n', [("a", "b")]),
     "carriage returns": ("csv", "source,target\ra,b\r", [("a", "b")]),
     "long": ("csv", f'{CSV}"{"x, " * 99999}",y\n', [(("x, " * 99999).strip(), "y")]),
 }  # fmt: skip
@@ -423,6 +425,7 @@ REFUSED = {  # a test set, and its error
     "blank header": ("tsv", "\n" + TSV, "a blank first line; expected a header"),
     "open": ("csv", CSV + '"open,x\nb,y\n', "line 2: unexpected end of data; .*quotation marks"),
     "merged": ("csv", CSV + 'c,d\n"Hello, he said,x\nb,"y"\n', "line 3: ',' expected"),
+    "after a blank": ("csv", CSV + 'x, "Hello" he said\n', "line 2: ',' expected after"),
     "after": ("csv", CSV + '"Hello" he said,x\n', "line 2: ',' expected after"),
     "escaped zero": ("jsonl", '{"source": "a\\u0000b", "target": "b"}', "line 1: 'source' has a zero character"),
     "twice": ("jsonl", '{"source": "a", "source": "b", "target": "c"}', "line 1: .* 'source' occurs twice"),

@@ -705,7 +705,7 @@ def _cells(path: Path) -> tuple[Iterator[tuple[int, list[str]]], str]:
     advice = 'a text with a comma, a quotation mark or a line end stands in quotation marks, each of its own as ""'
 
     def read() -> Iterator[tuple[int, list[str]]]:
-        table = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+        table = csv.reader(io.StringIO(read_text(path), newline=""), strict=True, skipinitialspace=True)
         before = 0
         try:
             for cells in table:
