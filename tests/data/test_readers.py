@@ -16,6 +16,7 @@ from attnlab.data import AMI, AN4, SLURP, Kaldi, MustC, Parallel, Picovoice, Sci
 from attnlab.data.corpus import Kind, Reader, Segment, Stored
 from attnlab.data.report import Report
 from attnlab.data.speech.ami import DEV, EVAL, MAX_WORDS
+from attnlab.data.text import pairs
 from attnlab.errors import DataError
 from tests.data.conftest import SEGMENTS, Edit, write_corpus
 from tests.data.layouts import LAYOUTS, RATE, an4, prompt, read, texts, word, write
@@ -249,6 +250,32 @@ def test_parallel_text_in_each_layout(tmp_path: Path) -> None:
     reader = Parallel(hold_out=3)
     assert [x.source for x in read(reader, tmp_path / "named", "dev", "text")] == list("036")
     assert reader.name == "named"
+
+
+def sgml(path: Path, *segments: str) -> Path:
+    return write(path, '<refset><DOC origlang="en" docid="d 1">', *segments, "</DOC></refset>")
+
+
+def test_segments_are_paired_by_their_numbers(tmp_path: Path) -> None:
+    source = sgml(tmp_path / "a.en.sgm", '<seg id="1">one</seg>', '<seg id="2">two</seg>', "<SEG id='3'/>")
+    target = sgml(tmp_path / "a.de.sgm", '<seg id="2">zwei</seg>', "<seg id=3></seg>", '<seg id="1">eins</seg>')
+    read = list(pairs.read_pairs(source, target, "test", True))
+    assert [(x.id, x.source, x.target) for x in read[:2]] == [("test_1", "one", "eins"), ("test_2", "two", "zwei")]
+
+
+@pytest.mark.parametrize(
+    ("segments", "told"),
+    [
+        (['<seg id="1">eins</seg>'], "a.de.sgm: no segment 2"),
+        (['<seg id="1">a</seg>', '<seg id="2">b</seg>', '<seg id="3">c</seg>'], "a.en.sgm: no segment 3"),
+        (['<seg id="1">a</seg>', '<seg id="1">b</seg>'], "a.de.sgm: the segment 1 of .* occurs twice"),
+        (['<seg id="1">a', '<seg id="2">b</seg>'], "a.de.sgm: the segment 1 of .* has no end"),
+    ],
+)
+def test_segments_of_one_side_alone_are_refused(segments: list[str], told: str, tmp_path: Path) -> None:
+    source = sgml(tmp_path / "a.en.sgm", '<seg id="1">one</seg>', '<seg id="2">two</seg>')
+    with pytest.raises(DataError, match=told):
+        list(pairs.read_pairs(source, sgml(tmp_path / "a.de.sgm", *segments), "test", True))
 
 
 def test_marks_of_pieces_are_text_where_the_layout_has_none(tmp_path: Path) -> None:

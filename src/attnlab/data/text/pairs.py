@@ -44,7 +44,10 @@ from attnlab.data.samples.written import write_articles, write_translations
 from attnlab.data.table import report_unread
 from attnlab.errors import DataError
 
-_SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
+_SEGMENT = re.compile(
+    r"<doc\b(?P<doc>[^>]*)>|<seg\b(?P<seg>[^>]*?)(?:/>|>(?P<text>.*?)</seg>)", re.DOTALL | re.IGNORECASE
+)
+_ID = re.compile(r"""\b(?:doc)?id\s*=\s*("[^"]*"|'[^']*'|[^\s"'>]+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -310,9 +313,9 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> Itera
     Items are lines, or the segments of SGML files.  DataError: their numbers differ, or one is empty.
     """
     segments = source.suffix == ".sgm"
-    read = sgml_segments if segments else read_lines
+    read = sgml_pairs(source, target) if segments else [read_lines(path) for path in (source, target)]
     unit = "segment" if segments else "line"
-    lines = [[(squeeze(text), notes) for text, notes in apart(read(path))] for path in (source, target)]
+    lines = [[(squeeze(text), notes) for text, notes in apart(texts)] for texts in read]
     sides = [[text for text, _ in side] for side in lines]
     sides = [trimmed(sides[0], len(sides[1])), trimmed(sides[1], len(sides[0]))]
     while len(sides[0]) == len(sides[1]) > 1 and not (sides[0][-1] or sides[1][-1]):  # blank lines at the end
@@ -332,9 +335,33 @@ def read_pairs(source: Path, target: Path, name: str, drop_empty: bool) -> Itera
         yield pair
 
 
-def sgml_segments(path: Path) -> list[str]:
-    """The texts of the segments of an SGML file, as WMT's test sets have them."""
-    return [html.unescape(text) for text in _SEGMENT.findall(read_text(path))]
+def sgml_pairs(source: Path, target: Path) -> list[list[str]]:
+    """The texts of the segments of two SGML files, as WMT's test sets have them, in the order of the source.
+
+    DataError: a segment of one file is not in the other, which their documents and numbers tell.
+    """
+    left, right = sgml_segments(source), sgml_segments(target)
+    if alone := sorted(left.keys() ^ right.keys()):
+        (document, number), path = alone[0], target if alone[0] in left else source
+        raise DataError(f"{path}: no segment {number} of the document {document!r}; expected the same in both files")
+    return [[*left.values()], [right[key] for key in left]]
+
+
+def sgml_segments(path: Path) -> dict[tuple[str, str], str]:
+    """The texts of an SGML file by document and number of the segment; without these by their places."""
+    segments: dict[tuple[str, str], str] = {}
+    document, place = "", 0
+    for match in _SEGMENT.finditer(read_text(path)):
+        if match["seg"] is None:
+            document, place = (_ID.findall(match["doc"]) or [""])[0].strip("\"'"), 0
+            continue
+        place += 1
+        key, text = (document, (_ID.findall(match["seg"]) or [str(place)])[0].strip("\"'")), match["text"] or ""
+        if key in segments or "<seg" in text.lower():
+            wrong = "occurs twice" if key in segments else "has no end"
+            raise DataError(f"{path}: the segment {key[1]} of the document {document!r} {wrong}")
+        segments[key] = html.unescape(text)
+    return segments
 
 
 def whole(pairs: Sequence[tuple[str, Utterance]], drop_empty: bool) -> list[Utterance]:
