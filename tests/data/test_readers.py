@@ -278,6 +278,16 @@ def test_segments_of_one_side_alone_are_refused(segments: list[str], told: str, 
         list(pairs.read_pairs(source, sgml(tmp_path / "a.de.sgm", *segments), "test", True))
 
 
+def test_apostrophes_that_are_changed_are_noted_for_their_split(tmp_path: Path) -> None:
+    for lang in ("en", "de"):
+        write(tmp_path / f"a.{lang}", "it’s", *"bcd", "I’m" if lang == "en" else "e")
+    for split, count in (("test", 1), ("dev", 1), ("train", 0)):
+        with Report().of(split) as report:
+            texts = [x.source for x in Parallel(hold_out=3).read(tmp_path, split, "text", False)]
+        assert [note.count for note in report.noted.values()] == [count] * bool(count)
+        assert sum("'" in text for text in texts) == count
+
+
 def test_marks_of_pieces_are_text_where_the_layout_has_none(tmp_path: Path) -> None:
     """Two German lines that hold `@@`, as in Multi30k."""
     german = ["@@", "Ein Schild mit der Aufschrift @@ hängt am Zaun ."]

@@ -179,6 +179,8 @@ class Parallel(Reader):
 
     def _pairs(self, root: Path, name: str, split: str, drop_empty: bool, subwords: bool) -> Iterator[Utterance]:
         for x in read_pairs(root / self._fill(name, 0), root / self._fill(name, 1), split, drop_empty):
+            if "’" in x.source + x.target:
+                noted("pair with typographic apostrophes, read as plain ones", x.id)
             yield replace(x, source=self._plain(x.source, subwords), target=self._plain(x.target, subwords))
 
     def plain(self, text: str) -> str:
