@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.data.corpus import read_json
 from attnlab.data.inputs import InputKind, Inputs, Item, items_of
+from attnlab.data.text.vocabulary import warn_left_out
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub, huggingface
@@ -115,9 +116,12 @@ class ExportedText(Model):
         model: of a class of transformers, in evaluation mode.
         tokenizer: that of the folder, or None.
         of_source: the tokenizer's files are those of a pretrained model.
+        choice: settings of transformers' GenerationConfig, the same for every continuation: ids that end it, and those
+            that are never chosen.
 
     Raises:
         ConfigError: the model has a class of its own, or transformers is not installed.
+        DataError: a file cannot be read.
     """
 
     input_kind = InputKind("text", (), ("text", "prompt", "input"))
@@ -146,6 +150,11 @@ class ExportedText(Model):
             raise DataError(
                 f"{folder / hub.CONFIG}: {type_} refuses it: {' '.join(str(error).split())[:200]}"
             ) from error
+        ends, left_out = huggingface.generation(str(folder), config)
+        self.choice: dict[str, Any] = {"eos_token_id": ends or None, "pad_token_id": ends[0] if ends else None}
+        if not self.of_source:
+            self.choice["suppress_tokens"] = left_out.pop("suppress_tokens", None)
+        warn_left_out(left_out, "the settings of predict choose tokens")
         model = hub.read_model(kind, known, hub.folder(str(folder)), str(folder), dtype=None)
         self.model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu")
         settings_file = folder / "tokenizer_config.json"
@@ -160,7 +169,7 @@ class ExportedText(Model):
         return f"ExportedText({self.folder}, {type(self.model).__name__})"
 
     def predictor(self, **settings: Any) -> Predictor:
-        return Generation(self.model, self.tokenizer, self.of_source, **settings)
+        return Generation(self.model, self.tokenizer, self.of_source, self.choice, **settings)
 
 
 class Generation(Predictor):
@@ -168,13 +177,21 @@ class Generation(Predictor):
 
     Args:
         of_source: the tokenizer is that of a pretrained model, whose special tokens are no text.
+        choice: as of :class:`ExportedText`.
         settings: fields of `Sampling`.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, of_source: bool = False, **settings: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, of_source: bool, choice: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(model, "32-true")
-        self.of_source = of_source
-        self.model, self.tokenizer, self.sampling = model, tokenizer, changed(Sampling(), settings, "predict")
+        self.model, self.tokenizer, self.of_source = model, tokenizer, of_source
+        self.sampling = sampling = changed(Sampling(), settings, "predict")
+        options: dict[str, Any] = {"do_sample": False}
+        if sampling.temperature:
+            options = {"do_sample": True, "temperature": sampling.temperature}
+            options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
+        kind = hub.transformers().GenerationConfig
+        model.generation_config = kind()  # `generate` takes what is None below from it, also if the folder has it
+        self.config = kind(**choice, **options, max_new_tokens=sampling.tokens)
 
     def read(self, value: Any) -> list[int]:
         if isinstance(value, str) and self.tokenizer is None:
@@ -192,16 +209,11 @@ class Generation(Predictor):
         return [{"prediction": self._continued(ids)} for ids in batch]
 
     def _continued(self, ids: list[int]) -> str | list[int]:
-        sampling = self.sampling
-        options: dict[str, Any] = {"do_sample": False}
-        if sampling.temperature:
-            options = {"do_sample": True, "temperature": sampling.temperature}
-            options |= {"top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}
         prompt = torch.tensor([ids], device=self.device)
         mask = torch.ones_like(prompt)
         with torch.random.fork_rng():
-            torch.manual_seed(sampling.seed)
-            row = self.model.generate(prompt, attention_mask=mask, max_new_tokens=sampling.tokens, **options)[0]
+            torch.manual_seed(self.sampling.seed)
+            row = self.model.generate(prompt, attention_mask=mask, generation_config=self.config)[0]
         new: list[int] = row[len(ids) :].tolist()
         if self.tokenizer is None:
             return new

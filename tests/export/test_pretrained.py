@@ -31,9 +31,18 @@ Convert = Callable[..., tuple[Path, Path]]
 def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Convert:
     monkeypatch.setattr(markov, "LINES", {"train": 60, "validation": 20, "test": 20})
 
-    def make(kind: str, target: str = "mla", *words: str, pieces_alone: bool = False) -> tuple[Path, Path]:
-        """The folder of the model, and the run."""
+    def make(
+        kind: str,
+        target: str = "mla",
+        *words: str,
+        pieces_alone: bool = False,
+        generation: dict[str, Any] | None = None,
+    ) -> tuple[Path, Path]:
+        """The folder of the model, and the run; `generation`: more settings of its generation config."""
         folder, run = pretrained(tmp_path / "source", kind), tmp_path / "run"
+        if generation is not None:
+            file = folder / "generation_config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | generation))
         if pieces_alone:
             sentence_pieces(folder)
         (folder / "additional_chat_templates").mkdir()
@@ -183,3 +192,22 @@ def test_a_class_that_follows_from_the_type_of_the_model_is_named(
     same_as_source(source, place, files)
     assert by_transformers(place) == generated(run)
     assert any("names PreTrainedTokenizerFast, and tokenizer.json" in message for message in caplog.messages)
+
+
+def test_settings_of_the_generation_config_are_not_applied(
+    converted: Convert, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`predict` of an export gives the text of its run, and a damaged generation config is refused."""
+    other = {"repetition_penalty": 3.0, "do_sample": True, "no_repeat_ngram_size": 1, "top_k": 3, "min_length": 90}
+    _, run = converted("bos", generation=other | {"temperature": 2.5, "bad_words_ids": [[5], [9]]})
+    text, place = generated(run), exported(run, "deepseek")
+    caplog.clear()
+    model = attnlab.load(place)
+    assert model.predict("The", tokens=24, temperature=0.0)["prediction"] == text
+    named = [message for message in caplog.messages if "not applied" in message]
+    assert len(named) == 1 and all(name in named[0] for name in other)
+    for content in ("[", "null", '{"eos_token_id": "two"}'):
+        (place / "generation_config.json").write_text(content)
+        with pytest.raises(DataError, match=r"generation_config\.json: ") as error:
+            attnlab.load(place)
+        assert "\n" not in str(error.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,11 @@ def copy_tokenizer(words: Any, folder: Path) -> None:
         words.save_pretrained(folder)
 
 
-def generation(source: str) -> tuple[list[int], dict[str, Any]]:
+def generation(source: str, config: Mapping[str, Any] | None = None) -> tuple[list[int], dict[str, Any]]:
     """The generation config of a model.
+
+    Args:
+        config: the model's config, which has the ids where there is no such file; None: :func:`config_of`.
 
     Returns:
         The ids at which `generate` of transformers ends a text, if any, and the other settings that choose tokens.
@@ -193,16 +197,16 @@ def generation(source: str) -> tuple[list[int], dict[str, Any]]:
     file, kind = hub.folder(source, weights=False) / GENERATION, hub.transformers().GenerationConfig
     try:
         if file.is_file():
-            config = kind.from_dict(dict(json.loads(file.read_bytes()).items()))
+            values = kind.from_dict(dict(json.loads(file.read_bytes()).items()))
         else:
-            config = kind(eos_token_id=config_of(source).get("eos_token_id"))
+            values = kind(eos_token_id=(config_of(source) if config is None else config).get("eos_token_id"))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # of json and its validators
         raise DataError(f"{file}: cannot be read as a generation config ({first_line(error)})") from error
-    ends = config.eos_token_id
+    ends = values.eos_token_id
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if wrong := [end for end in ends if type(end) is not int or not 0 <= end < 1 << 31]:
         raise DataError(f"{file}: eos_token_id: expected ids, got {wrong[0]!r}")
-    return ends, {name: value for name, value in config.to_diff_dict().items() if name not in IDS_AND_OUTPUTS}
+    return ends, {name: value for name, value in values.to_diff_dict().items() if name not in IDS_AND_OUTPUTS}
 
 
 def export(model: nn.Module, folder: Path, source: str | None = None) -> None:

@@ -263,9 +263,7 @@ class PretrainedVocabulary(BytePairVocabulary):
         return f", each begins with {tokens}" if tokens else ""
 
     def warn_left_out(self) -> dict[str, Any]:
-        if self.left_out:
-            settings = ", ".join(f"{name}={value}" for name, value in sorted(self.left_out.items()))
-            log.warning("generation_config.json: %s: not applied, task.sampling or the task chooses tokens", settings)
+        warn_left_out(self.left_out, "task.sampling or the task chooses tokens")
         return self.left_out
 
     def given(self, text: str, special: bool = True) -> list[int]:
@@ -296,6 +294,13 @@ class PretrainedVocabulary(BytePairVocabulary):
         values = {"end": self.mark, "bos": self.bos, "stops": self.stops, "left_out": self.left_out}
         files = {name: stored_text(content) for name, content in self.files.items()}
         return super().plain() | {"kind": "pretrained"} | values | {"config": self.config, "files": files}
+
+
+def warn_left_out(settings: Mapping[str, Any], why: str) -> None:
+    """Name the settings of a generation config that are not applied in one line of the log."""
+    if settings:
+        named = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+        log.warning("generation_config.json: %s: not applied, %s", named, why)
 
 
 def stored_text(content: bytes) -> str | dict[str, str]:
