@@ -21,12 +21,19 @@ from attnlab.compression.methods.tensorllm import TensorLLM
 from attnlab.config.build import instantiate
 from attnlab.config.check import check
 from attnlab.conversion.original import load_original
-from attnlab.data.text.vocabulary import END_OF_TEXT, BytePairVocabulary, PretrainedTokens, byte_tokenizer
+from attnlab.data.text.vocabulary import (
+    END_OF_TEXT,
+    BytePairVocabulary,
+    PretrainedTokens,
+    byte_tokenizer,
+    read_vocabulary,
+)
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import decoder, huggingface
 from attnlab.run.files import digest_of
 from attnlab.tasks.reasoning.model import AskedModel
 from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny
+from tests.pretrained.tokens import pretrained
 
 DECODERS = [kind for kind in OPTIONS if kind in decoder.KINDS]
 TABLES = {"gpt2": "transformer.wte.weight", "gptj": "transformer.wte.weight", "gpt_neox": "gpt_neox.embed_in.weight"}
@@ -488,3 +495,21 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
         PretrainedTokens(str(tmp_path)).vocabulary(256)
     with pytest.raises(DataError, match="they do not belong together"):
         AskedModel(str(tmp_path)).load(1, tmp_path, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("kind", ["bos", "gpt2", "pieces", "both"])
+def test_special_tokens_in_a_text_are_read_as_in_transformers(kind: str, split: bool, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = pretrained(tmp_path / "model", kind)
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"split_special_tokens": split}))
+    vocabulary, expected = PretrainedTokens(str(folder)).vocabulary(400), AutoTokenizer.from_pretrained(folder)
+    vocabulary.save(tmp_path / "vocabulary.json")
+    stored = read_vocabulary(tmp_path / "vocabulary.json")
+    assert stored.fingerprint == vocabulary.fingerprint
+    texts = ["a </s> b", "<s>", "<|eot|><|endoftext|> a", "a"]
+    for own in (vocabulary, stored):
+        assert [own.given(text) for text in texts] == [expected(text).input_ids for text in texts]
+        assert [own.ids(text) for text in texts] == [expected.encode(text, add_special_tokens=False) for text in texts]

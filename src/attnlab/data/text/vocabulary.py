@@ -218,6 +218,7 @@ class PretrainedVocabulary(BytePairVocabulary):
         config: the model's config, as :func:`attnlab.pretrained.huggingface.config_of` gives it.
         files: the files of the tokenizer, the chat template and the generation config, by name; text, or an object
             with the key `base64`.
+        split_special: special tokens that are written in a text are read as its letters.
 
     Attributes:
         after: ids that the tokenizer puts after every text.
@@ -237,8 +238,10 @@ class PretrainedVocabulary(BytePairVocabulary):
         left_out: Mapping[str, Any],
         config: Mapping[str, Any],
         files: Mapping[str, str | Mapping[str, str]],
+        split_special: bool = False,
     ) -> None:
         super().__init__(tokenizer, size, ends, end)
+        self.tokenizer.encode_special_tokens = self.split_special = split_special  # no part of a tokenizer.json
         self.num_ids = size  # as transformers, which chooses among all ids of the table
         self.bos, self.stops, self.left_out = bos, tuple(stops), dict(left_out)
         if wrong := [name for name in files if name == "config.json" or not TOKENIZER_FILE.fullmatch(name)]:
@@ -288,12 +291,17 @@ class PretrainedVocabulary(BytePairVocabulary):
     @property
     def fingerprint(self) -> str:
         added = {"before": self.before, "after": self.after} if self.before + self.after else {}
-        return digest(super().plain() | added)
+        return digest(super().plain() | added | self._split())
+
+    def _split(self) -> dict[str, bool]:
+        """The setting where it is not the usual one: earlier records lack it."""
+        return {"split_special": True} if self.split_special else {}
 
     def plain(self) -> dict[str, Any]:
-        values = {"end": self.mark, "bos": self.bos, "stops": self.stops, "left_out": self.left_out}
+        values: dict[str, Any] = {"end": self.mark, "bos": self.bos, "stops": self.stops, "left_out": self.left_out}
         files = {name: stored_text(content) for name, content in self.files.items()}
-        return super().plain() | {"kind": "pretrained"} | values | {"config": self.config, "files": files}
+        values |= {"config": self.config, "files": files} | self._split()
+        return super().plain() | {"kind": "pretrained"} | values
 
 
 def warn_left_out(settings: Mapping[str, Any], why: str) -> None:
@@ -495,6 +503,7 @@ class PretrainedTokens:
                 *huggingface.generation(self.source),
                 huggingface.config_of(self.source),
                 {name: stored_text(text) for name, text in huggingface.tokenizer_files(self.source).items()},
+                backend.encode_special_tokens,
             )
         except ValueError as error:
             raise ConfigError(f"model={self.source}: the tokenizer does not belong to the model: {error}") from error
