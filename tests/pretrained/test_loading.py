@@ -240,6 +240,9 @@ def test_warnings_of_transformers_are_logged_in_one_line(tmp_path: Path, caplog:
         ("gpt2", "n_inner", 0),
         ("gpt2", "layer_norm_epsilon", float("nan")),
         ("gpt2", "resid_pdrop", 1.5),
+        *((kind, "is_causal", False) for kind in OPTIONS if "bert" not in kind),
+        *(("llama", "is_causal", value) for value in (None, 0, "false")),
+        *((kind, "is_decoder", True) for kind in ("bert", "roberta")),
     ],
 )
 def test_values_that_no_model_has(kind: str, key: str, value: Any, tmp_path: Path) -> None:

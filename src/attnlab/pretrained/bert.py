@@ -30,6 +30,7 @@ class Bert(LanguageModel):
         "fc_in": "intermediate.dense",
         "fc_out": "output.dense",
     }
+    fixed: ClassVar[dict[str, bool]] = {"is_decoder": False}
     options = COMMON | frozenset(OPTIONS.split())
 
 

@@ -46,6 +46,7 @@ class LanguageModel(Family):
         places: path in a layer of q, k, v and o, and of the MLP's matrices, of which the last gives the output.
         between: what attention does between or after its projections besides the products; None: nothing.
         transposed: weights are stored as (in, out), as by transformers' Conv1D.
+        fixed: settings of a config that are no options, with the only value that is supported.
         known: configs of published models by hub name, for sizes without a network: where they differ from the
             defaults of transformers, which are the sizes of such a model.
     """
@@ -57,6 +58,7 @@ class LanguageModel(Family):
     places: ClassVar[dict[str, str]]
     between: ClassVar[str | None] = "rotates queries and keys by their positions"
     transposed: ClassVar[bool] = False
+    fixed: ClassVar[dict[str, bool]] = {"is_causal": True}
     known: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def rows(self, part: int, heads: int, width: int) -> range | tuple[int, ...] | None:
@@ -109,7 +111,13 @@ class LanguageModel(Family):
         return described
 
     def options_of(self, config: Any) -> dict[str, Any]:
-        """The options of `create` for the architecture of a config: those that its model type has."""
+        """The options of `create` for the architecture of a config: those that its model type has.
+
+        ConfigError: positions see others than those of this family, which no option says.
+        """
+        for key, usual in self.fixed.items():
+            if (value := getattr(config, key, usual)) is not usual:
+                raise ConfigError(f"{key}={value} is not supported; expected {str(usual).lower()}, or no such key")
         known = {*vars(type(config)()), "head_dim"}  # Qwen2 reads it from the config if it is there
         values = {key: getattr(config, key) for key in sorted(self.options & known) if hasattr(config, key)}
         if (values.get("pad_token_id") or 0) >= values["vocab_size"]:
