@@ -15,8 +15,10 @@ from omegaconf import OmegaConf
 import attnlab
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError, DataError
+from attnlab.export import language
 from attnlab.modes import train
 from attnlab.run.record import new, write
+from tests.export.trained import WORDS, config, model_of, record
 from tests.golden.runs import LANGUAGE, corpus
 from tests.pretrained.tiny import saved
 
@@ -100,6 +102,32 @@ def test_a_damaged_exported_folder_is_refused_in_one_line(tmp_path: Path, monkey
     config = folder / "config.json"
     counts.append(refused(folder, tmp_path, config, changes(config, list(json.loads(config.read_text())))))
     assert sum(count for count, _ in counts) > 80 and sum(count for _, count in counts) > 60
+
+
+MODEL = [{"num_layers": -1}, {"num_layers": "x"}, {"max_length": 0}, {"more": 1}, {"output_init": 3}]
+MECHANISM = [{"rope_theta": "500"}, {"num_heads": -1}, {"stride": []}, {"dropout": "x"}, {"rope_scaling": {"a": 1}}]
+SIZES = ("max_position_embeddings", "num_hidden_layers", "vocab_size", "hidden_size")
+
+
+@pytest.mark.parametrize("attention", ["mtla", "mha"])  # with classes of attnlab, and of transformers
+def test_values_of_an_exported_config_that_cannot_be_are_refused(attention: str, tmp_path: Path) -> None:
+    cfg = config(attention)
+    language.export(model_of(cfg), cfg, WORDS, record(attention), folder := tmp_path / "exported")
+    attnlab.load(folder).predict("w1 w2", tokens=2)
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
+    others: dict[str, tuple[Any, ...]] = dict.fromkeys(SIZES, ("x", [], {}, -1, 0, None, 2.5))
+    if attention == "mtla":
+        others |= {"mechanisms": ([], {}, None, "x", [[]], [{}], [3]), "model": ([], {}, None, "x", 3)}
+    wrong = [(key, {key: value}) for key, several in others.items() for value in several]
+    if attention == "mtla":
+        wrong += [("model", {"model": values["model"] | change}) for change in MODEL]
+        wrong += [("attention", {"mechanisms": [values["mechanisms"][0] | change]}) for change in MECHANISM]
+    for key, change in wrong:
+        file.write_text(json.dumps(values | change))
+        with pytest.raises(DataError, match=rf"config\.json: (\S+ refuses it: .*)?{key}") as error:
+            attnlab.load(folder)
+        assert "\n" not in str(error.value), change
 
 
 @pytest.mark.slow

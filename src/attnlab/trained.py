@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from attnlab.config.nodes import check_nodes, require
 from attnlab.data.corpus import read_json
 from attnlab.data.inputs import InputKind, Inputs, Item, items_of
 from attnlab.data.text.vocabulary import warn_left_out
@@ -128,13 +130,12 @@ class ExportedText(Model):
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         library, type_ = hub.transformers(), config.get("model_type")
+        check_sizes(config, folder)
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if type_ == "attnlab":
-            from attnlab.export.modeling_attnlab import CLASSES, AttnlabConfig, AttnlabForCausalLM
+            from attnlab.export.modeling_attnlab import AttnlabConfig, AttnlabForCausalLM
 
-            kind, settings, parts = AttnlabForCausalLM, AttnlabConfig, (config["model"], *config["mechanisms"])
-            if own := sorted({part["class"] for part in parts} - CLASSES.keys()):
-                raise ConfigError(f"{folder}: {own[0]} is no class of attnlab; transformers loads this folder")
+            kind, settings = AttnlabForCausalLM, AttnlabConfig
         elif str(type_) not in names:
             raise ConfigError(
                 f"{folder}: the model_type {type_!r} is no language model of transformers, and code that a folder "
@@ -266,6 +267,42 @@ def exported(folder: Path) -> ExportedText | ExportedImages:
         with readable(folder, "exported model"):
             return (ExportedImages if "architecture" in config else ExportedText)(folder, config)
     raise ConfigError(f"{folder}: no model of transformers or timm; to use plain weights, load their run directory")
+
+
+def check_sizes(config: Mapping[str, Any], folder: Path) -> None:
+    """Check the sizes in a config of a language model and, as those of a run, the arguments of attnlab's classes.
+
+    DataError: a value that cannot be. ConfigError: a class that attnlab does not have.
+    """
+    own, file = config.get("model_type") == "attnlab", folder / hub.CONFIG
+    parts = {"model": [config.get("model")], "mechanisms": config.get("mechanisms")} if own else {}
+    for key, values in parts.items():
+        if not isinstance(values, list) or not values or not all(isinstance(x, dict) and "class" in x for x in values):
+            raise DataError(f"{file}: {key}: expected a class and its arguments, got {values!r:.40}")
+    nodes = [(key, as_node(part, folder)) for key, values in parts.items() for part in values or ()]
+    try:
+        for key in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
+            if own or key in config:
+                require(key, Annotated[int, Ge(1)], config.get(key))
+        for key, node in nodes:
+            check_nodes(node, "task.model" if key == "model" else "attention")
+    except ConfigError as error:
+        raise DataError(f"{file}: {str(error).removeprefix('task.')}") from error
+
+
+def as_node(part: Any, folder: Path) -> Any:
+    """A part of a config with `_target_` in place of `class`. ConfigError: a class that attnlab does not have."""
+    from attnlab.export.modeling_attnlab import CLASSES
+
+    if not isinstance(part, dict):
+        return part
+    values = {key: as_node(value, folder) for key, value in part.items() if key != "class"}
+    if "class" not in part:
+        return values
+    name = part["class"]
+    if not isinstance(name, str) or name not in CLASSES:
+        raise ConfigError(f"{folder}: {name} is no class of attnlab; transformers loads this folder")
+    return {"_target_": f"{CLASSES[name].__module__}.{name}"} | values
 
 
 def is_one(value: Any) -> bool:
