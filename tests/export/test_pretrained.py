@@ -158,8 +158,8 @@ def test_a_run_of_an_earlier_version_is_exported(
     assert any("an earlier version left out the tokenizer's files" in message for message in caplog.messages)
 
 
-def test_a_vocabulary_with_other_files_is_refused(converted: Convert) -> None:
-    """An export writes them by name."""
+def test_a_vocabulary_with_other_files_or_values_is_refused(converted: Convert) -> None:
+    """An export writes the files by name."""
     _, run = converted("no-bos")
     file = run / "vocabulary.json"
     plain = json.loads(file.read_text())
@@ -173,9 +173,18 @@ def test_a_vocabulary_with_other_files_is_refused(converted: Convert) -> None:
         "model.safetensors",
         "",
     ]
-    wrong = [{name: "text"} for name in names] + [{"a.json": value} for value in (3, {"base64": "%"}, {}, None)]
-    for files in wrong:
-        file.write_text(json.dumps(plain | {"files": files}))
+    files = [{name: "text"} for name in names] + [{"a.json": value} for value in (3, {"base64": "%"}, {}, None)]
+    others: dict[str, tuple[Any, ...]] = {
+        "files": (*files, [], "x", None, 3),
+        "stops": (["a"], [[1]], [-1], [1.0], [True], [None], "x", {}, 3, None, [1 << 40]),
+        "bos": ("x", -1, 1.5, [], {}, True, 1 << 40),
+        "ends": ("x", None, [], 3),
+        "split_special": ("x", 1, None),
+        **dict.fromkeys(("left_out", "config"), ([], "x", None, 3)),
+        **dict.fromkeys(("size", "end", "tokenizer"), ("no token", None, [], {}, -1, 2.5)),
+    }
+    for key, value in [(key, value) for key, values in others.items() for value in values]:
+        file.write_text(json.dumps(plain | {key: value}))
         with pytest.raises(DataError, match=r"vocabulary\.json") as error:
             exported(run, "hf")
         assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -174,6 +174,8 @@ class BytePairVocabulary(Vocabulary):
         if max(pieces, mark + 1) > size:
             table = f"the {size} ids of the model's table (task.data.vocab_size, or a pretrained model's vocab_size)"
             raise ValueError(f"the tokenizer has {max(pieces, mark + 1)} pieces, more than {table}")
+        if ends not in get_args(Ends):
+            raise ValueError(f"ends: expected {', '.join(get_args(Ends))}, got {ends!r:.40}")
         total = self.tokenizer.get_vocab_size()
         self.json, self.size, self.num_ids, self.ends, self.end = tokenizer, size, min(total, size), ends, mark
         self.mark = end
@@ -224,7 +226,7 @@ class PretrainedVocabulary(BytePairVocabulary):
         after: ids that the tokenizer puts after every text.
 
     Raises:
-        ValueError: as for the base class, or a name is not that of a tokenizer's file.
+        ValueError: as for the base class, a value is of another type, or a name is not that of a tokenizer's file.
     """
 
     def __init__(
@@ -241,6 +243,15 @@ class PretrainedVocabulary(BytePairVocabulary):
         split_special: bool = False,
     ) -> None:
         super().__init__(tokenizer, size, ends, end)
+        if not isinstance(stops, list | tuple):
+            raise ValueError(f"stops: expected ids, got {stops!r:.40}")
+        for key, value in [("stops", i) for i in stops] + [("bos", bos)] * (bos is not None):
+            if type(value) is not int or not 0 <= value < 1 << 31:
+                raise ValueError(f"{key}: expected ids, got {value!r:.40}")
+        kinds = {"left_out": (left_out, Mapping), "config": (config, Mapping), "files": (files, Mapping)}
+        for key, (given, kind) in (kinds | {"split_special": (split_special, bool)}).items():
+            if not isinstance(given, kind):
+                raise ValueError(f"{key}: expected {kind.__name__}, got {given!r:.40}")
         self.tokenizer.encode_special_tokens = self.split_special = split_special  # no part of a tokenizer.json
         self.num_ids = size  # as transformers, which chooses among all ids of the table
         self.bos, self.stops, self.left_out = bos, tuple(stops), dict(left_out)
