@@ -91,6 +91,16 @@ def test_a_run_that_is_used(value: str, run: Path) -> None:
         assert (job.data_root, job.task.data.root, job.output) == (f"/d{value}", f"/d{value}", value)
 
 
+@pytest.mark.parametrize("key", ["prompt", "data_root", "output", "prove.python", "logger.wandb.name"])
+@pytest.mark.parametrize("typed", ["???", "'???'", '"???"'])
+def test_the_mark_of_a_missing_value_is_no_text(typed: str, key: str, run: Path) -> None:
+    words = [f"{key}={typed}", *["logger=wandb"] * key.startswith("logger")]
+    for command in (["mode=generate", f"checkpoint={run}"], ["task=wikitext2"]):
+        with pytest.raises(ConfigError, match=rf"^{key}=\?\?\?: ") as error:
+            check([*command, *words], load)
+        assert "\n" not in str(error.value)
+
+
 def test_which_keys_take_texts() -> None:
     with Composer().hydra():
         plain = written(Composer().compose(["task=lm1b"]))

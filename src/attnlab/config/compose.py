@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
@@ -277,7 +277,9 @@ def assigned(plain: dict[str, Any], setting: Override) -> list[tuple[str, Any]]:
         for key, value in flat(setting.key_or_group, setting.value())
     ]
     adding = setting.is_add() or setting.is_force_add()
-    for key, _ in pairs:
+    for key, value in pairs:
+        if value == MISSING:
+            raise ConfigError(f"{key}={value}: this text marks a value that is missing; give another")
         node, _, rest = walk(plain, key)
         if adding and key.startswith("hydra."):
             continue  # Hydra checks its own schema
