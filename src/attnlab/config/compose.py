@@ -118,7 +118,7 @@ class Composer:
                 config.PATTERN in map(_key, texts) and "attention" not in map(_key, texts)
             )
             plain: dict[str, Any] = config.written(self.compose([*implied, *map(str, first)]))
-        except (ConfigError, HydraException):  # which the check of the whole command line reports
+        except (ConfigError, HydraException, TypeError):  # which the check of the whole command line reports
             return {}
         return plain
 
