@@ -82,7 +82,7 @@ class Cache(ABC):
 
     @abstractmethod
     def select(self, prefixes: Tensor) -> None:
-        """Keep only these prefixes, (N',) int64, and their rows."""
+        """Keep only these prefixes, (N',) int64, and their rows. One that is named several times is copied."""
 
     @abstractmethod
     def crop(self, length: int) -> None:

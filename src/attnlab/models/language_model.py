@@ -114,10 +114,15 @@ class LanguageModel(Layered, ABC):
     @torch.no_grad()
     def step(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
         """Next tokens (B, n) -> logits (B, n, V), using and updating the caches."""
+        return self.logits(self.continued(tokens, caches))
+
+    @torch.no_grad()
+    def continued(self, tokens: Tensor, caches: list[Cache]) -> Tensor:
+        """`hidden` of the next tokens, (B, n) -> (B, n, d), using and updating the caches."""
         x = self.embed(tokens, caches[0].start)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, partial(block.attention.extend, cache=cache))
-        return self.logits(self.final(x))
+        return self.final(x)
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         """Multiply-adds of one cached step of one row at `context` positions, including the output layer."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import chdir
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +16,14 @@ import attnlab.torchvision_schemas  # noqa: F401  (before transformers)
 import torch
 from annotated_types import Ge, MinLen
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained.hub import offline_if_unreachable
 from attnlab.pretrained.weights import first_line
+from attnlab.run.console import progress
 from attnlab.run.device import autocast
+from attnlab.tasks.language_modelling.continuations import log_likelihoods
 
 try:
     from huggingface_hub.errors import OfflineModeIsEnabled as HFOfflineModeIsEnabled
@@ -164,20 +165,13 @@ class TrainedRun(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """For each (text, context, continuation): log p(continuation | context) in nats, and whether it is greedy."""
         results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
-        for first in range(0, len(order), self.size):
-            chosen = order[first : first + self.size]
-            rows = [self._row(*requests[i][1:]) for i in chosen]
-            tokens = pad_sequence([torch.tensor(ids[:-1]) for ids in rows], True).to(self.module.device)
-            with autocast(tokens.device, self.dtype):
-                logp = self.model(tokens).float().log_softmax(-1)
-            for i, ids, row in zip(chosen, rows, logp, strict=True):
-                target = torch.tensor(requests[i][2], device=self.module.device)
-                last = row[len(ids) - 1 - len(target) : len(ids) - 1]
-                greedy = bool((last[:, : self.vocabulary.num_ids].argmax(-1) == target).all())
-                results[i] = float(last.gather(1, target[:, None]).sum()), greedy
+        texts, counts = [self._row(*ids) for _, *ids in requests], [len(ids) for *_, ids in requests]
+        with autocast(self.module.device, self.dtype), progress("scoring continuations", len(requests)) as advance:
+            for i, *result in log_likelihoods(self.model, texts, counts, self.size, self.vocabulary.num_ids):
+                results[i] = (result[0], result[1])
                 if requests[i][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
+                advance(1)
         return results
 
     def _row(self, context: list[int], continuation: list[int]) -> list[int]:
@@ -196,12 +190,16 @@ class TrainedRun(TemplateLM):
         Windows are as long as the context; each token is predicted once, the first one after the end mark, or after the
         token that begins the texts of a pretrained model.
         """
-        sums = []
-        for (text,) in (request.args for request in requests):
+        texts = [text for (text,) in (request.args for request in requests)]
+        pairs, counts = [], []
+        for text in texts:
             windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.model.longest, 1)
-            pairs = [(None, *make_disjoint_window(pair)) for pair in windows]
-            sums.append(math.fsum(value for value, _ in self._loglikelihood_tokens(pairs)))
-            self.cache_hook.add_partial("loglikelihood_rolling", (text,), sums[-1])
+            pairs += [(None, *make_disjoint_window(pair)) for pair in windows]
+            counts.append(len(pairs) - sum(counts))
+        values = iter(self._loglikelihood_tokens(pairs))
+        sums = [math.fsum(value for value, _ in islice(values, count)) for count in counts]
+        for text, total in zip(texts, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
         return sums
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
