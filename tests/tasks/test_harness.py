@@ -1,6 +1,8 @@
 """lm-evaluation-harness: its numbers are those of a trained run or of a compressed model of transformers."""
 
 import copy
+import gzip
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ import attnlab.torchvision_schemas  # noqa: F401  (before lightning)
 
 import pytest
 import torch
+import yaml
 from lm_eval.models.dummy import DummyLM
 
 from attnlab.attention import MHA
@@ -23,7 +26,7 @@ from attnlab.models import T6
 from attnlab.modes import evaluate
 from attnlab.pretrained import huggingface
 from attnlab.run.record import new
-from attnlab.tasks.harness import TrainedRun, TransformersEvaluation
+from attnlab.tasks.harness import LIGHTEVAL, TrainedRun, TransformersEvaluation
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.training.schedule import WarmupCosine
 from tests.pretrained.tiny import tiny, words
@@ -174,3 +177,75 @@ def test_mode_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = record["quality"]["tasks"]["claims"]
     assert scores["acc"] == 0.5 and scores["examples"] == 6
     assert record["parameters"]["total"] == sum(p.numel() for p in model.parameters())
+
+
+def test_examples_are_evenly_spread_and_accuracies_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MMLU is in the order of its subjects: its first questions are of one."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(TransformersEvaluation, "lm", lambda *_: Affirmative())
+    for name, labels in (("one", "0001"), ("two", "00001111"), ("three", "000000001111")):
+        (tmp_path / f"{name}.json").write_text("\n".join(f'{{"label": {label}}}' for label in labels))
+        (tmp_path / f"{name}.yaml").write_text(TASK.replace("FILE", f"{name}.json").replace("claims", name))
+    names, groups = ["one", "two", "three"], [["one"], ["two", "three"]]
+    scores = TransformersEvaluation(names, limit=4, folder=str(tmp_path), spread=True, mean=groups)(None, 0)[0]
+    assert [scores[name]["acc"] for name in names] == [0.75, 0.5, 0.75]  # of indices 1, 4, 7, 10 of three
+    mean, errors = scores["mean"], [scores[name]["acc_stderr"] for name in names]
+    assert mean["accuracy"] == pytest.approx((0.75 + (0.5 + 0.75) / 2) / 2) and mean["examples"] == 12
+    assert mean["accuracy_stderr"] == pytest.approx(
+        sum((e * w) ** 2 for e, w in zip(errors, (2, 1, 1), strict=True)) ** 0.5 / 4
+    )
+    first = TransformersEvaluation(names, limit=4, folder=str(tmp_path))(None, 0)[0]
+    assert [first[name]["acc"] for name in names] == [0.75, 1.0, 1.0] and "mean" not in first
+
+
+@pytest.mark.parametrize("mean", [[["one"], ["other"]], [["one", "one"]], [["one"], ["one"]]])
+def test_a_mean_of_other_tasks(mean: list[list[str]]) -> None:
+    with pytest.raises(ValueError, match=r"mean: expected names of tasks, one, two, each once; not (one|other)"):
+        TransformersEvaluation(["one", "two"], mean=mean)
+
+
+class Affirmative(DummyLM):
+    """Answers `true` to everything, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, str]] = []
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        self.asked = [request.args for request in requests]
+        return [(-float("true" not in answer), False) for _, answer in self.asked]
+
+
+def test_forms_of_lighteval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experiment's tasks, read from files in a folder without task files of its own."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    settings = compose("experiment=convert/evaluation", "mode=evaluate", f"checkpoint='{tmp_path}'").task.evaluation
+    row: dict[str, Any] = {
+        "query": "What now?",
+        "choices": ["true", "no"],
+        "gold": 0,
+        "subject": "high_art",
+        "source": {},
+    }
+    row["source"] = {
+        "question": "Why?",
+        "choices": ["a", "b"],
+        "sentence": "As _ ran.",
+        "option1": "I",
+        "option2": "he",
+    }
+    for file in LIGHTEVAL.glob("*.yaml"):
+        data = tmp_path / yaml.safe_load(file.read_text())["dataset_kwargs"]["data_files"]["test"]
+        data.parent.mkdir(exist_ok=True)
+        data.write_bytes((gzip.compress if data.suffix == ".gz" else bytes)(json.dumps(row).encode()))
+    lm = Affirmative()
+    monkeypatch.setattr(TransformersEvaluation, "lm", lambda *_: lm)
+    evaluation = TransformersEvaluation([*settings.tasks], folder=str(tmp_path), mean=[*map(list, settings.mean)])
+    scores = evaluation(None, 0)[0]
+    assert set(settings.tasks) < set(scores) and scores["mean"]["examples"] == 7
+    assert {name: scores[name]["version"] for name in settings.tasks} == dict.fromkeys(settings.tasks, "lighteval")
+    assert lm.asked[:2] == [
+        ("The following are questions about high art.\nQuestion: Why?\nAnswer:", f" {answer}") for answer in "ab"
+    ]
+    assert ("As ", "I ran.") in lm.asked and ("As ", "he ran.") in lm.asked
+    assert ("What now? ", " true") in lm.asked and lm.asked.count(("What now?", " true")) == 4

@@ -247,6 +247,8 @@ ABSENT: dict[str, dict[str, Any]] = {
         "validate_score": None,
         "validate_search": dict.fromkeys(("beam", "max_len_a", "max_len_b", "temperature")),
     },
+    "Evaluation": {"spread": False, "mean": None},
+    "TransformersEvaluation": {"spread": False, "mean": None},
     "Calibration": {"facts": 0.0},
     "Healing": {"facts": 0.0},
     "Needle": {"keys": 1, "hops": 1},

@@ -39,6 +39,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.module import LanguageModelling
 
+LIGHTEVAL = Path(__file__).parent / "lighteval"  # the tasks of MHA2MLA in the forms of lighteval
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
@@ -50,13 +51,18 @@ class Harness(ABC):
 
     Args:
         num_fewshot: the number of solved examples before each question; a list: all tasks with each of these numbers.
-        limit: the largest number of examples of a task; None: all.
+        limit: the largest number of examples of a task, or of each part of a group of tasks; None: all.
+        spread: whether `limit` takes examples evenly spread over a task; else its first ones, as the harness does.
+            Tasks can be in an order: MMLU by subject, HellaSwag by source.
+        mean: groups of tasks. The accuracy of a group is the mean of its tasks', and their mean is given too. It is
+            acc_norm where a task has it, else acc. Its standard error takes the tasks as independent.
         folder: a directory with YAML files of tasks, in place of those of the harness; None: the harness's. Relative
-            paths of data are below it. Tasks can bring code, which is run (`!function`, templates of prompts), so only
-            the command line may name it.
+            paths of data are below it. Tasks that it lacks may be those of `tasks/lighteval`, with data in it. Tasks
+            can bring code, which is run (`!function`, templates of prompts), so only the command line may name it.
+        batch_size: texts, each a question with one of its answers, that are scored together.
 
     Raises:
-        ValueError: `folder` does not exist, or `num_fewshot` has a number twice.
+        ValueError: `folder` does not exist, `num_fewshot` has a number twice, or `mean` names another task.
     """
 
     tasks: Annotated[list[str], MinLen(1)]
@@ -64,12 +70,17 @@ class Harness(ABC):
     limit: Annotated[int, Ge(1)] | None = None
     batch_size: Annotated[int, Ge(1)] = 16
     folder: str | None = None
+    spread: bool = False
+    mean: Annotated[list[Annotated[list[str], MinLen(1)]], MinLen(1)] | None = None
 
     def __post_init__(self) -> None:
         if self.folder is not None and not Path(self.folder).expanduser().is_dir():
             raise ValueError(f"folder={self.folder}: no such directory of task files")
         if len(set(self.shots)) < len(self.shots):
             raise ValueError(f"num_fewshot={self.shots}: expected each number once")
+        averaged = [name for group in self.mean or () for name in group]
+        if other := [name for name in averaged if name not in self.tasks or averaged.count(name) > 1]:
+            raise ValueError(f"mean: expected names of tasks, {', '.join(self.tasks)}, each once; not {other[0]}")
 
     @property
     def shots(self) -> list[int]:
@@ -95,7 +106,7 @@ class Harness(ABC):
         """
         key = "task.evaluation.tasks"
         folder = None if self.folder is None else str(Path(self.folder).expanduser())
-        manager = TaskManager(include_path=folder, include_defaults=self.folder is None)
+        manager = TaskManager(include_path=folder and [str(LIGHTEVAL), folder], include_defaults=folder is None)
         for name in self.tasks:
             if name not in manager.all_tasks:  # the harness would take the path of a file
                 where = self.folder or "lm-evaluation-harness"
@@ -121,10 +132,14 @@ class Harness(ABC):
                 ) from error
 
     def _scores(self, lm: LM, manager: TaskManager, shots: int, seed: int) -> dict[str, dict[str, Any]]:
-        arguments = dict.fromkeys(SEEDS, seed) | {"num_fewshot": shots, "limit": self.limit}
+        arguments: dict[str, Any] = dict.fromkeys(SEEDS, seed) | {"num_fewshot": shots, "limit": self.limit}
+        if self.spread and self.limit is not None:
+            tasks, most = manager.load(list(self.tasks))["tasks"], self.limit
+            samples = {name: spread(len(task.eval_docs), most) for name, task in tasks.items()}
+            arguments |= {"limit": None, "samples": samples}
         results = simple_evaluate(lm, tasks=list(self.tasks), task_manager=manager, log_samples=False, **arguments)
         assert results is not None
-        return {
+        scores = {
             name: {key.removesuffix(",none"): value for key, value in metrics.items() if isinstance(value, int | float)}
             | {
                 "version": results["versions"].get(name),
@@ -132,6 +147,29 @@ class Harness(ABC):
             }
             for name, metrics in results["results"].items()
         }
+        return scores if self.mean is None else scores | {"mean": mean_accuracy(scores, self.mean)}
+
+
+def spread(size: int, most: int) -> list[int]:
+    """Indices of at most `most` of `size` examples, evenly spread."""
+    count = min(size, most)
+    return [(2 * i + 1) * size // (2 * count) for i in range(count)]
+
+
+def mean_accuracy(scores: dict[str, dict[str, Any]], groups: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Mean over groups of the mean accuracy of their tasks, its standard error, and the number of examples."""
+    mean, variance = 0.0, 0.0
+    for group in groups:
+        for name in group:
+            metric = "acc_norm" if "acc_norm" in scores[name] else "acc"
+            if metric not in scores[name]:
+                raise ConfigError(f"task.evaluation.mean: {name} has no accuracy, only {', '.join(scores[name])}")
+            share = 1 / (len(groups) * len(group))
+            mean += share * scores[name][metric]
+            variance += (share * scores[name].get(f"{metric}_stderr", math.nan)) ** 2
+    examples = [scores[name]["examples"] for group in groups for name in group]
+    total = None if None in examples else sum(examples)  # the harness does not count those of a group of tasks
+    return {"accuracy": mean, "accuracy_stderr": math.sqrt(variance), "examples": total}
 
 
 class TrainedRun(TemplateLM):
@@ -167,8 +205,8 @@ class TrainedRun(TemplateLM):
         results: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         texts, counts = [self._row(*ids) for _, *ids in requests], [len(ids) for *_, ids in requests]
         with autocast(self.module.device, self.dtype), progress("scoring continuations", len(requests)) as advance:
-            for i, *result in log_likelihoods(self.model, texts, counts, self.size, self.vocabulary.num_ids):
-                results[i] = (result[0], result[1])
+            for i, value, greedy in log_likelihoods(self.model, texts, counts, self.size, self.vocabulary.num_ids):
+                results[i] = value, greedy
                 if requests[i][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[i][0], results[i])
                 advance(1)
@@ -191,7 +229,7 @@ class TrainedRun(TemplateLM):
         token that begins the texts of a pretrained model.
         """
         texts = [text for (text,) in (request.args for request in requests)]
-        pairs, counts = [], []
+        pairs, counts = [], list[int]()
         for text in texts:
             windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.model.longest, 1)
             pairs += [(None, *make_disjoint_window(pair)) for pair in windows]
