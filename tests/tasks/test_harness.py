@@ -19,6 +19,7 @@ from lm_eval.models.dummy import DummyLM
 from attnlab.attention import MHA
 from attnlab.compression import compress, densify, save
 from attnlab.compression.methods.tensorllm import TensorLLM
+from attnlab.config.build import CONF
 from attnlab.config.check import compose
 from attnlab.data.text.vocabulary import WordVocabulary
 from attnlab.errors import ConfigError, DataError
@@ -219,7 +220,8 @@ class Affirmative(DummyLM):
 def test_forms_of_lighteval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The experiment's tasks, read from files in a folder without task files of its own."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    settings = compose("experiment=convert/evaluation", "mode=evaluate", f"checkpoint='{tmp_path}'").task.evaluation
+    experiment = yaml.safe_load((CONF / "experiment" / "convert" / "evaluation.yaml").read_text())
+    settings = experiment["task"]["evaluation"]
     row: dict[str, Any] = {
         "query": "What now?",
         "choices": ["true", "no"],
@@ -240,10 +242,12 @@ def test_forms_of_lighteval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         data.write_bytes((gzip.compress if data.suffix == ".gz" else bytes)(json.dumps(row).encode()))
     lm = Affirmative()
     monkeypatch.setattr(TransformersEvaluation, "lm", lambda *_: lm)
-    evaluation = TransformersEvaluation([*settings.tasks], folder=str(tmp_path), mean=[*map(list, settings.mean)])
+    evaluation = TransformersEvaluation(settings["tasks"], folder=str(tmp_path), mean=settings["mean"])
     scores = evaluation(None, 0)[0]
-    assert set(settings.tasks) < set(scores) and scores["mean"]["examples"] == 7
-    assert {name: scores[name]["version"] for name in settings.tasks} == dict.fromkeys(settings.tasks, "lighteval")
+    assert set(settings["tasks"]) < set(scores) and scores["mean"]["examples"] == 7
+    assert {name: scores[name]["version"] for name in settings["tasks"]} == dict.fromkeys(
+        settings["tasks"], "lighteval"
+    )
     assert lm.asked[:2] == [
         ("The following are questions about high art.\nQuestion: Why?\nAnswer:", f" {answer}") for answer in "ab"
     ]
