@@ -1,5 +1,6 @@
 """Log-likelihoods of continuations. What several texts begin with is computed once."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from attnlab.attention import Cache
 from attnlab.models import LanguageModel
 from attnlab.models.token_loss import at_least_float32, in_chunks, nats
 
@@ -37,18 +39,17 @@ def shared_beginnings(texts: Sequence[list[int]], most: int) -> list[Group]:
 
 
 def batches(texts: Sequence[list[int]], size: int) -> Iterator[list[Group]]:
-    """Groups of `shared_beginnings` of similar length, long ones first, with at most `size` texts together."""
+    """At most `size` groups of `shared_beginnings` of similar length, long ones first."""
     batch: list[Group] = []
 
     def length_first(group: Group) -> tuple[int, int]:
         return -group[0], -max(len(texts[i]) for i in group[1])
 
-    for length, members in sorted(shared_beginnings(texts, size), key=length_first):
-        full = sum(len(others) for _, others in batch) + len(members) > size
-        if batch and (full or length < batch[0][0] - batch[0][0] // 8):
+    for group in sorted(shared_beginnings(texts, size), key=length_first):
+        if batch and (len(batch) == size or group[0] < batch[0][0] - batch[0][0] // 8):
             yield batch
             batch = []
-        batch.append((length, members))
+        batch.append(group)
     if batch:
         yield batch
 
@@ -64,7 +65,7 @@ def log_likelihoods(
     Args:
         texts: tokens, each with one more than the model's context at most.
         counts: number of tokens of each text's continuation.
-        size: maximum number of texts of a batch.
+        size: maximum number of beginnings, and of texts, that are computed together.
         num_ids: number of ids that may be generated; None: all.
 
     Yields:
@@ -79,37 +80,41 @@ def log_likelihoods(
 
     for batch in batches(inputs, size):
         begun = min(length for length, _ in batch)
-        rows = [i for _, members in batch for i in members]
-        hidden = _hidden(model, inputs, batch, begun, device)
-        width = max(len(inputs[i]) for i in rows) - begun
-        places = []
-        for row, (group, i) in enumerate((g, i) for g, (_, members) in enumerate(batch) for i in members):
-            place = torch.arange(len(inputs[i]) - counts[i], len(inputs[i]))
-            rest = len(batch) * begun + row * width - begun
-            places.append(place + torch.where(place < begun, group * begun, rest))
-        targets = torch.tensor([id for i in rows for id in texts[i][-counts[i] :]], device=device)
-        losses, greedy = in_chunks(scores, (hidden[torch.cat(places).to(device)], targets), LOGITS)
-        sizes = [counts[i] for i in rows]
-        for i, loss, right in zip(rows, losses.cpu().split(sizes), greedy.cpu().split(sizes), strict=True):
-            yield i, -float(loss.sum()), bool(right.all())
+        rows = sorted((len(inputs[i]), group, i) for group, (_, members) in enumerate(batch) for i in members)
+        beginnings = torch.tensor([inputs[members[0]][:begun] for _, members in batch], dtype=torch.long, device=device)
+        first, caches = _begin(model, beginnings, rows[-1][0])
+        for start in range(0, len(rows), size):
+            part = [(group, i) for _, group, i in rows[start : start + size]]
+            rest = pad_sequence([torch.tensor(inputs[i][begun:], dtype=torch.long) for _, i in part], True).to(device)
+            copies = caches if start + size >= len(rows) else [copy.copy(cache) for cache in caches]
+            states = _continue(model, rest, torch.tensor([group for group, _ in part], device=device), copies)
+            places = []
+            for row, (group, i) in enumerate(part):
+                place = torch.arange(len(inputs[i]) - counts[i], len(inputs[i]))
+                offset = first.shape[0] + row * rest.shape[1] - begun
+                places.append(place + torch.where(place < begun, group * begun, offset))
+            hidden = torch.cat((first, states))[torch.cat(places).to(device)]
+            targets = torch.tensor([id for _, i in part for id in texts[i][-counts[i] :]], device=device)
+            losses, greedy = (values.cpu() for values in in_chunks(scores, (hidden, targets), LOGITS))
+            sizes = [counts[i] for _, i in part]
+            for (_, i), loss, right in zip(part, losses.split(sizes), greedy.split(sizes), strict=True):
+                yield i, -float(loss.sum()), bool(right.all())
 
 
-def _hidden(
-    model: LanguageModel, inputs: Sequence[list[int]], batch: list[Group], begun: int, device: torch.device
-) -> Tensor:
-    """States of the first `begun` tokens of each group, then of the padded rest of each text, (positions, d)."""
-    rows = [i for _, members in batch for i in members]
-    rest = pad_sequence([torch.tensor(inputs[i][begun:], dtype=torch.long) for i in rows], True).to(device)
-    if not begun:
-        return model.hidden(rest).flatten(0, 1)
-    first = torch.tensor([inputs[members[0]][:begun] for _, members in batch], device=device)
-    kind = device.type
+def _begin(model: LanguageModel, tokens: Tensor, capacity: int) -> tuple[Tensor, list[Cache]]:
+    """States of beginnings (N, n), (N * n, d), and their caches; without positions no caches."""
+    if not tokens.shape[1]:
+        return model.hidden(tokens).flatten(0, 1), []
+    kind = tokens.device.type
     low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and model.scored_through_caches else None
-    caches = model.start(len(batch), begun + rest.shape[1], dtype=low, device=device)
-    states = [model.continued(first, caches).flatten(0, 1)]
-    if rest.shape[1]:
-        sources = torch.tensor([group for group, (_, members) in enumerate(batch) for _ in members], device=device)
-        for cache in caches:
-            cache.select(sources)
-        states.append(model.continued(rest, caches).flatten(0, 1))
-    return torch.cat(states)
+    caches = model.start(len(tokens), capacity, dtype=low, device=tokens.device)
+    return model.continued(tokens, caches).flatten(0, 1), caches
+
+
+def _continue(model: LanguageModel, tokens: Tensor, sources: Tensor, caches: list[Cache]) -> Tensor:
+    """States of tokens (B, n) after the beginnings of these numbers (B,), (B * n, d). It changes the caches."""
+    if not caches:
+        return model.hidden(tokens).flatten(0, 1)
+    for cache in caches:
+        cache.select(sources)
+    return model.continued(tokens, caches).flatten(0, 1)
