@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attnlab.attention import MLA, MTLA, Attention, Cache, MTLAWindow
 from attnlab.attention.ops.quantised import Coded, attend
+from attnlab.attention.sliding_window import Windowed
 from attnlab.decoding import BeamSearch
 from attnlab.models import Decoder, PrefixDecoder
 from tests.attention.mechanisms import EVERY, Mechanism, error, extend_by, prefix_lengths, random_chunks
@@ -44,6 +45,8 @@ class Twin:
         self.lag = self.first = 0
         if isinstance(attention, MTLAWindow):
             self.lag, self.first = attention.first + attention.recent, attention.raw
+        if isinstance(attention, Windowed):
+            self.lag = self.first = attention.sinks
 
     def extend(self, x: Tensor) -> Tensor:
         size, outs = BLOCK * self.stride, []
@@ -57,9 +60,9 @@ class Twin:
         last = max(0, length - self.lag) // self.stride // BLOCK * BLOCK
         for name, buffer in self.cache.text.items():
             slots = buffer.movedim(self.cache.axes[name], -2) if buffer.dim() > 3 else buffer
-            window = getattr(self.attention, "window", None) and slots.shape[-2]
+            window = slots.shape[-2] - self.first if isinstance(self.attention, Windowed) else None
             for slot in range(self.done, last):
-                if window is None or slot >= self.cache.length - window:
+                if window is None or self.first + slot >= self.cache.length - window:
                     place = slots[..., self.first + (slot if window is None else slot % window), :]
                     place.copy_(rounded(place, self.bits))
         self.done = max(self.done, last)

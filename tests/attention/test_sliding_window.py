@@ -1,5 +1,6 @@
 """A sliding window: what is right about windowed, and that a false one is caught."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,19 +40,31 @@ class OffByOne(SlidingWindow):
         return range(max(0, position - self.window + 2), position + 1)
 
 
+class LosesASink(SlidingWindow):
+    """Declares a first position less than it reads."""
+
+    def visible(self, position: int) -> Sequence[int]:
+        return [seen for seen in super().visible(position) if seen or not position]
+
+
 def test_a_false_window_fails_the_check_of_visibility() -> None:
     check_visibility(SlidingWindow(8, 2, window=3).double(), 2, 7, draw(2, 2, 8))
-    for kind in (SeesAll, OffByOne):
+    check_visibility(SlidingWindow(8, 2, window=3, sinks=2).double(), 2, 7, draw(2, 2, 8))
+    for kind, sinks in ((SeesAll, 0), (SeesAll, 2), (OffByOne, 0), (LosesASink, 1)):
         with pytest.raises(AssertionError):
-            check_visibility(kind(8, 2, window=3).double(), 2, 7, draw(2, 2, 8))
+            check_visibility(kind(8, 2, window=3, sinks=sinks).double(), 2, 7, draw(2, 2, 8))
 
 
 @pytest.mark.parametrize(
-    ("window", "groups"), [(1, 4), (2, 1), (63, 2), (64, 4), (65, 1), (100, 2), (129, 4), (130, 1), (131, 2), (500, 4)]
-)
-def test_equals_a_dense_softmax_across_blocks(window: int, groups: int) -> None:
+    ("window", "groups", "sinks"),
+    [
+        (1, 4, 0), (2, 1, 4), (63, 2, 0), (63, 2, 3), (64, 4, 1), (65, 1, 80), (100, 2, 0), (129, 4, 0), (129, 4, 1),
+        (130, 1, 0), (131, 2, 0), (500, 4, 9),
+    ],
+)  # fmt: skip
+def test_equals_a_dense_softmax_across_blocks(window: int, groups: int, sinks: int) -> None:
     """Longer than a block of queries; forward, gradients, and chunks."""
-    attention, steps = SlidingWindow(32, 4, groups, window=window).double(), 130
+    attention, steps = SlidingWindow(32, 4, groups, window=window, sinks=sinks).double(), 130
     x, prefix, lengths = draw(2, steps, 32).requires_grad_(), draw(2, 5, 32), torch.tensor([5, 2])
     y = attention(x, prefix, prefix_lengths=lengths)
     want = dense(attention, x, prefix, lengths)
@@ -75,7 +88,7 @@ def dense(attention: SlidingWindow, x: Tensor, prefix: Tensor, lengths: Tensor) 
         )
         q, k, v = rotate(q, *table), rotate(k, *table).repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         i, j = torch.arange(len(joint))[:, None], torch.arange(len(joint))
-        seen = (j <= i) & ((j < size) | (i - j < attention.window))
+        seen = (j <= i) & ((j < size + attention.sinks) | (i - j < attention.window))
         logits = (q @ k.mT * attention.head_dim**-0.5).masked_fill(~seen, float("-inf"))
         rows.append(attention.out((logits.softmax(-1) @ v).transpose(0, 1).flatten(1))[size:])
     return torch.stack(rows)

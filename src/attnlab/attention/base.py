@@ -15,6 +15,7 @@ Every text position sees all of it.
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import torch
@@ -348,7 +349,7 @@ class Attention(nn.Module, ABC):
                 "{}: its cache has {} bytes, cache_elements gives {}".format(type(self).__name__, *bytes_of)
             )
 
-    def visible(self, position: int) -> range:
+    def visible(self, position: int) -> Sequence[int]:
         """Text positions that text position `position` sees; by default, itself and all earlier ones.
 
         A mechanism that does not read all of its past overrides this, and is tested against it.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Cache, length_mask
-from .bounds import Size
+from .bounds import Size, SizeOrZero
 from .mla import MLA, LatentCache, LatentOptions
 from .sliding_window import BLOCK, WindowCache, Windowed
 
@@ -14,20 +14,22 @@ WIDEST = 256  # queries per kernel call, at most: kernels for values narrower th
 
 
 class LatentWindowCache(WindowCache, LatentCache):
-    """[latent | rotary key] of the newest `window` text positions. Position t is in slot t mod window."""
+    """[latent | rotary key] of the first `sinks` text positions and of the newest `window`."""
 
 
 class MLAWindow(Windowed, MLA):
     r"""Multi-head latent attention to the newest `window` text positions and to the prefix.
 
     .. math:: o_{ih} = U^v_h \textstyle\sum_j P_{ihj} c_j, \quad P_{ihj} = 0 \text{ unless } i - \text{window} < j \le i
+        \text{ or } j < \text{sinks}
 
-    for text positions i and j, as in `SlidingWindow` (Mistral 7B, section 2).
-    With a window of at least the text's length this is `MLA`. Cache: r + d_r elements per position for at most `window`
-    text positions, none for older ones; prefixes are cached in full.
+    for text positions i and j, as in `SlidingWindow` (Mistral 7B, section 2; StreamingLLM, section 3.1).
+    With a window of at least the text's length this is `MLA`. Cache: r + d_r elements per position for at most sinks +
+    window text positions, none for others; prefixes are cached in full.
 
     Args:
-        window: number of text positions that a position sees, including itself, at least 1.
+        window: number of newest text positions that a position sees, including itself, at least 1.
+        sinks: number of first text positions that every position sees besides.
         Others are those of `MLA`.
 
     ValueError: `window` is below 1, or as for `MLA`.
@@ -42,10 +44,11 @@ class MLAWindow(Windowed, MLA):
         num_heads: Size,
         *,
         window: Size = 128,
+        sinks: SizeOrZero = 0,
         **options: Unpack[LatentOptions],
     ) -> None:
         super().__init__(d_model, num_heads, **options)
-        self._slide(window)
+        self._slide(window, sinks)
 
     @property
     def block(self) -> int:
@@ -54,7 +57,7 @@ class MLAWindow(Windowed, MLA):
     def _forward(
         self, x: Tensor, prefix: Tensor | None, lengths: Tensor | None, prefix_lengths: Tensor | None
     ) -> Tensor:
-        if x.shape[1] <= self.window:
+        if x.shape[1] <= self.sinks + self.window:
             return super()._forward(x, prefix, lengths, prefix_lengths)
         angles, before = self._angles(x, prefix, prefix_lengths)
         mask = None if prefix is None or prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
@@ -78,7 +81,7 @@ class MLAWindow(Windowed, MLA):
         return key, value
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Every position sees those less than `window` away from it, on both sides."""
+        """Every position sees the sinks, and those less than `window` away from it, on both sides."""
         angles, _ = self._angles(x, None, None)
         q, packed = self._queries(x, angles), self._expand(*self._latents(x, angles))
         dropout = self.dropout if self.training else 0.0
@@ -87,7 +90,7 @@ class MLAWindow(Windowed, MLA):
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentWindowCache)
         new, start, size = x.shape[1], cache.start, cache.prefix_size
-        inside = not isinstance(start, Tensor) and start + new <= self.window  # every position is still in the window
+        inside = not isinstance(start, Tensor) and start + new <= self.sinks + self.window  # all are seen
         if inside or new == 1 and not cache.coded:
             return super()._extend(x, cache)
         angles = cache.angles(start, start + new)
@@ -103,5 +106,5 @@ class MLAWindow(Windowed, MLA):
         return out
 
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
-        read = prefix + min(context - prefix, self.window)
+        read = prefix + min(context - prefix, self.sinks + self.window)
         return super().multiply_adds(1) + (read - 1) * self.num_heads * (2 * self.latent_dim + self.rope_dim)

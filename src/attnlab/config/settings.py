@@ -288,5 +288,6 @@ ABSENT: dict[str, dict[str, Any]] = {
     "CPSlimAtt": {"vo": "truncatt", "keep_of": "parameters", "start": "global", "restarts": 4, "fusion": "free"},
     "IrrAtt": {"vo": "truncatt", "keep_of": "parameters", "restarts": 4},
     "MHA": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6},
-    "SlidingWindow": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6},
+    "SlidingWindow": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6, "sinks": 0},
+    "MLAWindow": {"sinks": 0},
 }

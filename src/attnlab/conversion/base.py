@@ -18,6 +18,7 @@ from attnlab.conversion.statistics import Statistics
 from attnlab.conversion.texts import Calibration
 from attnlab.errors import ConfigError
 
+SINKS = 4  # first positions that a layer with a window sees too: trained models attend to them wherever they are
 Inputs = Callable[[], Iterable[Tensor]]  # a new pass over the batches (B, T, d) of a layer's inputs
 
 
@@ -130,10 +131,10 @@ def attention_of(node: Mapping[str, Any], like: Attention | None = None) -> Atte
 
 
 def within(attention: MHA, window: int | None) -> MHA:
-    """The same attention to the `window` newest positions; None: itself."""
+    """The same attention to the `SINKS` first and the `window` newest positions; None: itself."""
     if window is None:
         return attention
-    node = mha_node(attention) | {"_target_": "attnlab.attention.SlidingWindow", "window": window}
+    node = mha_node(attention) | {"_target_": "attnlab.attention.SlidingWindow", "window": window, "sinks": SINKS}
     narrow = attention_of(node, attention)
     narrow.load_state_dict(attention.state_dict())
     assert isinstance(narrow, MHA)
@@ -160,5 +161,5 @@ def mha_node(attention: MHA) -> dict[str, Any]:
     if attention.rope_scaling is not None:
         node["rope_scaling"] = {"_target_": "attnlab.attention.Llama3Scaling"} | asdict(attention.rope_scaling)
     if isinstance(attention, SlidingWindow):
-        node["window"] = attention.window
+        node |= {"window": attention.window, "sinks": attention.sinks}
     return node

@@ -143,7 +143,7 @@ class ToMLA(Conversion):
         if self.norm == "rms" and normed:
             raise ConfigError("convert.norm=rms: the original has norms of queries and keys, as DeepSeek has not")
         biased = [("query", attention.query.bias), ("down", attention.key.bias if rope else None), ("out", True)]
-        window = {"window": attention.window} if isinstance(attention, SlidingWindow) else {}
+        window = _window(attention)
         return {
             "_target_": f"attnlab.attention.{'MLAWindow' if window else 'MLA'}",
             "d_model": attention.d_model,
@@ -255,7 +255,7 @@ class ToMLA(Conversion):
             normed = attention_of(node | {"bias": ["out"]}, attention)
             assert isinstance(normed, MLA)
             converted = natively(converted, normed, inputs)
-        window = {"window": attention.window} if isinstance(attention, SlidingWindow) else {}
+        window = _window(attention)
         about = window | {"rope_dim": rope, "latent_dim": split.rank, "predicted_error": split.lost}
         return Layer(node, converted, about | {"weight_error": _weight_error(attention, statistics, split)})
 
@@ -419,6 +419,11 @@ def natively(exact: MLA, native: MLA, inputs: Inputs) -> MLA:
     native.out.load_state_dict(exact.out.state_dict())
     native.frequencies = exact.frequencies.clone()
     return native
+
+
+def _window(attention: MHA) -> dict[str, int]:
+    """Arguments of `MLAWindow` that `MLA` has not; {}: the layer sees all positions."""
+    return {"window": attention.window, "sinks": attention.sinks} if isinstance(attention, SlidingWindow) else {}
 
 
 def _weight_error(attention: MHA, statistics: Statistics, split: Split) -> float:

@@ -171,13 +171,13 @@ def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[
     lags = q.new_zeros(heads, steps, dtype=torch.float64)
     for first in range(0, steps, QUERIES):
         last = min(first + QUERIES, steps)
-        rows, begin = last - first, max(0, first + 1 - a.window) if isinstance(a, SlidingWindow) else 0
+        rows, begin = last - first, max(0, first + 1 - a.window) if isinstance(a, SlidingWindow) and not a.sinks else 0
         logits = (q[:, :, :, first:last].flatten(2, 3) @ k[:, :, begin:last].mT).to(wide)
         logits = logits.unflatten(2, (-1, rows))  # (B, G, H / G, rows, keys)
         at, before = places[first:last, None], places[begin:last]
         logits[..., first - begin :].masked_fill_(before[first - begin :] > at, float("-inf"))
         if isinstance(a, SlidingWindow):
-            logits.masked_fill_(before <= at - a.window, float("-inf"))
+            logits.masked_fill_((before <= at - a.window) & (before >= a.sinks), float("-inf"))
         p = logits.softmax(-1)
         square = torch.square(p, out=logits)  # fresh memory takes as long as the squares
         flat = p.flatten(2, 3)

@@ -75,19 +75,24 @@ def windowed(
     window: int,
     scale: float,
     prefix: tuple[Tensor, Tensor, Tensor | None] | None,
+    sinks: int = 0,
 ) -> Tensor:
-    """Attention of the newest positions of a text to a window of the text and to a prefix.
+    """Attention of the newest positions of a text to a window of the text, to its first positions and to a prefix.
 
     Args:
         q: the last n of K positions, (B, H, n, D).
-        key, value: text, (B, G, K, .); G divides H.
+        key, value: text, (B, G, K, .), the sinks first and the others without a gap; G divides H.
         prefix: keys and values (B, G, S, .), and a mask of those that exist, (B, S) or None; None: no prefix.
+        sinks: number of first positions that every position sees.
 
     Returns:
         (B, H, n, Dv).
     """
     place = torch.arange(key.shape[2] - q.shape[2], key.shape[2], device=q.device)
-    outs = [attend(q, SeenKeys(key, value, (place + 1 - window).clamp(min=0), place + 1), scale)]
+    outs = [attend(q, SeenKeys(key, value, (place + 1 - window).clamp(min=sinks), place + 1), scale)]
+    if sinks:
+        first = SeenKeys(key[:, :, :sinks], value[:, :, :sinks], torch.zeros_like(place), (place + 1).clamp(max=sinks))
+        outs.append(attend(q, first, scale))
     if prefix is not None:
         key, value, exists = prefix
         outs.append(attend(q, SeenKeys(key, value, exists=exists), scale))

@@ -141,14 +141,14 @@ def mha(a: MHA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split
 
 @formula(SlidingWindow)
 def sliding_window(a: SlidingWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MHA over the prefix and the `window` newest text positions; x (T, d), prefix (S, d)."""
+    """MHA over the prefix, the sinks and the `window` newest text positions; x (T, d), prefix (S, d)."""
     return read_keys(a, x, prefix, turn, window(a, x, prefix))
 
 
 def window(a: SlidingWindow | MLAWindow, x: Tensor, prefix: Tensor | None) -> list[list[int]]:
     """Positions of prefix and text that each position sees; x (T, d), prefix (S, d)."""
     start = 0 if prefix is None else len(prefix)
-    return [[j for j in range(i + 1) if j < start or i - j < a.window] for i in range(start + len(x))]
+    return [[j for j in range(i + 1) if j < start + a.sinks or i - j < a.window] for i in range(start + len(x))]
 
 
 def read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: list[list[int]]) -> Tensor:
@@ -193,7 +193,7 @@ def mla(a: MLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split
 
 @formula(MLAWindow)
 def mla_window(a: MLAWindow, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
-    """MLA over the prefix and the `window` newest text positions; x (T, d), prefix (S, d)."""
+    """MLA over the prefix, the sinks and the `window` newest text positions; x (T, d), prefix (S, d)."""
     c, kp = latents(a, x, prefix, turn)
     return read_latents(a, x, prefix, turn, c, kp, window(a, x, prefix))
 
