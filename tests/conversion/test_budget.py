@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attnlab.attention import MHA, MLA
 from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers, measured, texts
-from attnlab.conversion.base import attention_of
+from attnlab.conversion.base import SINKS, attention_of
 from attnlab.conversion.budget import Survey, distribute, near
 from attnlab.conversion.layers import convert, refit
 from attnlab.conversion.measured import Predictions, retrieved
@@ -68,10 +68,16 @@ def test_the_first_position_does_not_decide_the_sizes_of_later_layers(monkeypatc
 
 
 def test_measured_sizes_fit_the_cache_and_go_where_predictions_change() -> None:
-    """A layer that hardly changes predictions gets the smallest choice, and the other one the rest of the cache."""
+    """A layer that hardly changes predictions gets the smallest choice, a short window or merged latents.
+
+    The other one gets the rest of the cache.
+    """
     original, texts = copy.deepcopy(exact("llama")), tokens(16, 72)
     original.blocks[0].attention.out.weight.data.mul_(1e-4)
-    for target, least in ((ToMLA(keep=0.5), 8 * 32), (ToMTLA(keep=0.5), 4 * 44)):  # a short window; merged latents
+    for target, least in (
+        (ToMLA(keep=0.5), 8 * (32 + SINKS)),
+        (ToMTLA(keep=0.5), 4 * 44),
+    ):
         result = copy.deepcopy(original)
         convert(result, target, texts)
         first, second = (attention.cache_elements(1, 72) for attention in result.attentions)
@@ -188,7 +194,7 @@ def test_deepseek_with_equal_layers() -> None:
 
 
 def test_an_interrupted_conversion_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished layer is read again, and a damaged one is converted again."""
+    """The plans and a finished layer are read again, and a damaged one is converted again."""
     complete, again = converted(ToMLA(keep=0.4, layers="budget")), copy.deepcopy(exact("llama"))
     calls: list[int] = []
 
@@ -202,13 +208,35 @@ def test_an_interrupted_conversion_continues(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt):
         convert(copy.deepcopy(again), ToMLA(keep=0.4, layers="budget"), TEXTS, tmp_path)
     convert(again, ToMLA(keep=0.4, layers="budget"), TEXTS, tmp_path)
-    assert len(calls) == 4 + 3 and error(again(TEXTS), complete(TEXTS)) < 1e-12
+    assert len(calls) == 4 + 1 and error(again(TEXTS), complete(TEXTS)) < 1e-12
     for file in tmp_path.rglob(TENSORS):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     calls[:] = [0] * 4
     repeated = copy.deepcopy(exact("llama"))
     convert(repeated, ToMLA(keep=0.4, layers="budget"), TEXTS, tmp_path)
-    assert len(calls) == 4 + 4 and torch.equal(repeated(TEXTS), again(TEXTS))
+    assert len(calls) == 4 + 2 and torch.equal(repeated(TEXTS), again(TEXTS))
+
+
+def test_an_interrupted_measurement_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is read again."""
+    target, complete, again = ToMLA(keep=0.5), copy.deepcopy(exact("llama")), copy.deepcopy(exact("llama"))
+    calls, measure = list[int](), Predictions.divergence
+
+    def counted(predictions: Predictions, attention: Attention) -> float:
+        calls.append(predictions.block)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return measure(predictions, attention)
+
+    convert(complete, target, TEXTS)
+    monkeypatch.setattr(Predictions, "divergence", counted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(copy.deepcopy(again), target, TEXTS, tmp_path)
+    convert(again, target, TEXTS, tmp_path)
+    together = len(calls) - 1  # one of them was interrupted
+    calls[:] = [0] * 3
+    convert(copy.deepcopy(exact("llama")), target, TEXTS)
+    assert len(calls) - 3 == together and torch.equal(again(TEXTS), complete(TEXTS))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +58,25 @@ class LayerPlan:
     turned: Tensor | None = None
     window: int | None = None
     merged: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of a choice among those of one layer."""
+        return f"{self.window or 'all'}-{'merged' if self.merged else 'plain'}-{self.total}"
+
+    def plain(self) -> dict[str, Any]:
+        """The values of a JSON file."""
+        return asdict(self) | {"turned": None if self.turned is None else self.turned.tolist()}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> LayerPlan:
+        """The plan of the values that :meth:`plain` gives."""
+        ropes, turned = plain["rope_dims"], plain["turned"]
+        changed = {
+            "rope_dims": None if ropes is None else tuple(ropes),
+            "turned": None if turned is None else torch.tensor(turned, dtype=torch.bool),
+        }
+        return cls(**{**plain, **changed})
 
 
 def distribute(lost: Sequence[Tensor], totals: Sequence[int], least: Sequence[int]) -> list[int]:

@@ -7,7 +7,8 @@ import hashlib
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,17 +23,18 @@ from attnlab.attention import MHA, Attention
 from attnlab.conversion.base import Conversion, Layer, attention_of, within
 from attnlab.conversion.budget import LayerPlan, Survey, cheapest
 from attnlab.conversion.healing import Healing
-from attnlab.conversion.measured import Choice, Predictions, due, losses
+from attnlab.conversion.measured import DOUBT, LEAST, PASSES, TOKENS, Choice, Predictions, due, losses
 from attnlab.conversion.statistics import Statistics, add_products, collect, symmetric
 from attnlab.conversion.texts import Texts
 from attnlab.errors import DataError
 from attnlab.models.decoder import Decoder, DecoderBlock
-from attnlab.run.cache import Damaged, digest, opened, read_tensors, stored, write_tensors
-from attnlab.run.console import each, progress
+from attnlab.run.cache import Damaged, digest, opened, read_index, read_tensors, stored, write_index, write_tensors
+from attnlab.run.console import progress
 from attnlab.run.files import writing
 from attnlab.run.record import first_process
 
 log = logging.getLogger(__name__)
+Advance = Callable[[str], None]  # called with what was done in a layer
 STORED = "conversions"  # folder in the cache for finished layers, until the run has saved its weights
 BATCH = 4  # windows that are chosen together
 PIECE = 2  # windows computed at a time: more take more memory, and no less time
@@ -110,9 +112,9 @@ def convert(
     """
     for attention in decoder.attentions:
         target.planned_for(attention)
-    plans = _plans(decoder, target, tokens, healed)
     layers, last = [], len(decoder.blocks) - 1
-    with TemporaryDirectory() as temporary, progress("converting layers", last + 1) as advance:
+    with TemporaryDirectory() as temporary, _progress(decoder, target, tokens) as advance:
+        plans = _plans(decoder, target, tokens, healed, folder, advance)
         texts = Texts(decoder, tokens, BATCH, PIECE, temporary)
         for number, block in enumerate(decoder.blocks):
             attention = block.attention
@@ -141,37 +143,80 @@ def convert(
                 layer = replace(layer, about=layer.about | {"output_error": error})
                 _write(path, layer)
             layers.append(layer)
-            advance(1)
+            advance("converting layers")
     return layers
 
 
-def _plans(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> Sequence[LayerPlan | None]:
+@contextmanager
+def _progress(decoder: Decoder, target: Conversion, tokens: Tensor) -> Iterator[Advance]:
+    """Show how far the whole conversion is, in tokens that pass through layers; call the result after each layer."""
+    count, attention = len(decoder.blocks), decoder.blocks[0].attention
+    assert isinstance(attention, MHA)
+    weights = {"surveying": tokens.numel() // SURVEYED, "converting": tokens.numel()}
+    rows = {"surveying": count * target.looks_ahead(attention), "converting": count, "measuring": 0}
+    if rows["surveying"] and target.measured:  # a choice passes through half of the layers, on average
+        weights["measuring"], rows["measuring"] = max(LEAST, TOKENS // count) * count // 2, PASSES * count
+    with progress("converting", sum(weights[what] * rows[what] for what in weights)) as shown:
+
+        def advance(what: str) -> None:
+            stage = what.split()[0]
+            rows[stage] -= 1
+            if stage == "converting":  # what was expected before, and was stored or not necessary
+                shown(sum(weights[other] * rows[other] for other in weights if other != stage), what=what)
+                rows.update(surveying=0, measuring=0)
+            shown(weights[stage], what=what)
+
+        yield advance
+
+
+def _plans(
+    decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool, stored_in: Path | None, advance: Advance
+) -> Sequence[LayerPlan | None]:
     """The plan of each layer, from a pass of a part of the texts through the original."""
     attentions = [attention for attention in decoder.attentions if isinstance(attention, MHA)]
     if not target.looks_ahead(attentions[0]):
         return [None] * len(attentions)
-    if target.measured:
-        return _measured(decoder, target, tokens, healed)
-    surveys, last = list[Survey](), len(attentions) - 1
-    with TemporaryDirectory() as folder, progress("surveying layers", last + 1) as advance:
+
+    def plans() -> dict[str, Any]:
+        if target.measured:
+            return {"plans": [p.plain() for p in _measured(decoder, target, tokens, healed, stored_in, advance)]}
+        return {"plans": [p.plain() for p in target.plans(attentions, _surveys(decoder, target, tokens, advance))]}
+
+    return [LayerPlan.of(plan) for plan in _once(stored_in, "plans", plans)["plans"]]
+
+
+def _once(folder: Path | None, name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Plain values that are computed, or read if an interrupted conversion has stored them."""
+    if folder is None:
+        return compute()
+    return stored(folder / name, read_index, lambda place: write_index(place, compute()))
+
+
+def _surveys(decoder: Decoder, target: Conversion, tokens: Tensor, advance: Advance) -> list[Survey]:
+    surveys, last = list[Survey](), len(decoder.blocks) - 1
+    with TemporaryDirectory() as folder:
         texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE, folder)
-        for number, (block, attention) in enumerate(zip(decoder.blocks, attentions, strict=True)):
+        for number, block in enumerate(decoder.blocks):
+            attention = block.attention
+            assert isinstance(attention, MHA)
             statistics = _collected(attention, block, texts, number)
             energy = torch.cat([texts.hidden(i).double().square().sum(-1).flatten() for i in texts.some()]).median()
             surveys.append(replace(target.survey(attention, statistics), weight=1 / max(float(energy), TINY)))
             if number < last:
                 texts.enter(block)
-            advance(1)
-    return target.plans(attentions, surveys)
+            advance("surveying layers")
+    return surveys
 
 
-def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> Sequence[LayerPlan]:
+def _measured(
+    decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool, stored_in: Path | None, advance: Advance
+) -> list[LayerPlan]:
     """The plan of each layer, by the predictions of the original with each choice for this layer alone."""
     positions, room, layers = tokens.shape[1], 0, list[list[Choice]]()
     predictions = Predictions(decoder, tokens)
     with TemporaryDirectory() as folder:  # inputs and statistics of all layers may be larger than the model
         texts = Texts(decoder, tokens[::SURVEYED], BATCH, PIECE, folder, keep_files=True)
-        for number, block in enumerate(each("surveying layers", decoder.blocks)):
+        for number, block in enumerate(decoder.blocks):
             attention, statistics = block.attention, dict[int | None, Statistics]()
             room += attention_of(target.planned_for(attention)).cache_elements(1, positions)
             layers.append([])
@@ -187,24 +232,31 @@ def _measured(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool
                 pickle.dump((predictions.hidden, statistics, outputs), file)
             texts.enter(block)
             predictions.enter()
+            advance("surveying layers")
+
+        def measured(number: int, choice: Choice) -> dict[str, float]:
+            block, window = decoder.blocks[number], choice.plan.window
+            with Path(folder, str(number)).open("rb") as file:
+                predictions.hidden, means, outputs = pickle.load(file)
+            texts.number = predictions.block = number
+            inputs = partial(texts.inputs, block)
+            tried = target.convert(within(block.attention, window), means[window], inputs, choice.plan)
+            if target.refit:
+                refit(tried.attention, zip(inputs(), outputs, strict=True))
+            return {"divergence": predictions.divergence(target.finished(tried).attention)}
+
         room = max(room, sum(min(choice.cost for choice in layer) for layer in layers))  # sizes may be rounded up
-        while True:  # the best distribution by bounds of what is not measured, until all of it is
-            options = [losses(layer, HEALED if healed else 1.0) for layer in layers]
+        chosen: list[Choice | None] = [None] * len(layers)
+        for made in range(PASSES):  # the best distribution by bounds of what is not measured
+            missing = [(i, c) for i, layer in enumerate(layers) for c in due(layer, chosen[i])]
+            for number, choice in missing:
+                name = f"layer-{number:03}-{choice.plan.name}"
+                choice.divergence = _once(stored_in, name, partial(measured, number, choice))["divergence"]
+                advance(f"measuring sizes of layers, pass {made + 1} of at most {PASSES}")
+            doubt = DOUBT if made < PASSES - 1 else 1.0
+            options = [losses(layer, HEALED if healed else 1.0, doubt) for layer in layers]
             chosen = [layer[i] for layer, i in zip(layers, cheapest(options, room), strict=True)]
-            missing = [number for number, choice in enumerate(chosen) if choice.divergence is None]
-            if not missing:
-                return [choice.plan for choice in chosen]
-            for number in each("measuring sizes of layers", missing):
-                block, choice = decoder.blocks[number], due(layers[number], chosen[number])
-                outputs.clear()  # before the next ones are read
-                with Path(folder, str(number)).open("rb") as file:
-                    predictions.hidden, means, outputs = pickle.load(file)
-                texts.number = predictions.block = number
-                window, inputs = choice.plan.window, partial(texts.inputs, block)
-                tried = target.convert(within(block.attention, window), means[window], inputs, choice.plan)
-                if target.refit:
-                    refit(tried.attention, zip(inputs(), outputs, strict=True))
-                choice.divergence = predictions.divergence(target.finished(tried).attention)
+        return [choice.plan for choice in chosen if choice is not None]
 
 
 def _collected(
@@ -304,7 +356,7 @@ def _key(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> 
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
     settings = repr(replace(target, healing=Healing()))  # healing comes after the conversion
-    return digest([7, content.hexdigest(), type(target).__name__, settings, healed])
+    return digest([8, content.hexdigest(), type(target).__name__, settings, healed])
 
 
 def _write(path: Path | None, layer: Layer) -> None:

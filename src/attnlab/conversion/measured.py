@@ -6,6 +6,7 @@ needs a few exact positions, and one that retrieves needs every position. Both m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,12 +22,14 @@ from attnlab.models.token_loss import at_least_float32
 
 SAME = 6  # ids before a token that stand before it earlier in the text too: then it can be retrieved
 TOKENS = 32768  # on which predictions are compared, over the number of layers: a choice passes through all later ones
-LEAST = 4096  # with fewer other sizes are chosen
+LEAST = 2048  # with fewer other sizes are chosen
+PASSES = 3  # of measuring, at most: what is not measured after them is estimated
 PIECE = 2  # texts computed at a time
 ROWS = 128  # positions whose distributions over the vocabulary are computed at a time
 POSITIONS = 1024  # of either kind, at most: each has a distribution over the vocabulary
 RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the others
 DOUBT = 2.0  # a divergence by its ratio to the predicted error may be so many times too large
+FIRST = 2  # kinds of choices, full latents and the longest window, that the first pass measures in every layer
 ROUNDING = 1e-7  # least divergence that float32 can tell from none
 
 
@@ -45,33 +48,48 @@ def kinds(choices: Sequence[Choice]) -> list[list[Choice]]:
     return [list(kind) for _, kind in groupby(choices, lambda choice: (choice.plan.window, choice.plan.merged))]
 
 
-def losses(choices: Sequence[Choice], left: float) -> list[tuple[int, float]]:
+def losses(choices: Sequence[Choice], left: float, doubt: float = DOUBT) -> list[tuple[int, float]]:
     """The cost of each choice of a layer, and its divergence, or a bound for it. The smaller of equals wins.
 
     A smaller size has at least the divergence of a larger one, and a window at least that of a longer one, which comes
-    before it. A size of the first kind has at least half of the least measured ratio to the predicted error. Healing
+    before it. A size has at least the least measured ratio to the predicted error, over `doubt`, times its own. Healing
     leaves a share `left` of what a smaller size adds.
+
+    Args:
+        doubt: 1: estimates in place of bounds. A window of which no size is measured is then infinitely bad.
     """
-    result, floor, most = list[tuple[int, float]](), 0.0, max(choice.cost for choice in choices)
+    result, unseen, most = list[tuple[int, float]](), 0.0, max(choice.cost for choice in choices)
+    known = [(c.predicted, c.divergence) for c in kinds(choices)[0] if c.divergence is not None]
+    ratio = min((lost / error for error, lost in known if error > 0), default=0.0) / doubt
     for kind in kinds(choices):
         known = [(c.predicted, c.divergence) for c in kind if c.divergence is not None]
-        ratio = min((lost / error for error, lost in known if error > 0), default=0.0) * (kind[0] is choices[0])
+        floor = unseen if kind[0].plan.window else 0.0
+        if kind[0] is not choices[0]:  # what the largest size loses that is not its size
+            floor = max([floor] + [lost - ratio * error for error, lost in known[-1:]])
+            floor = math.inf if doubt == 1 and not known else floor
         bounds = list[float]()
         for c in kind:
-            bound = max((lost for error, lost in known if error <= c.predicted), default=floor)
-            bounds.append(max(bound, ratio * c.predicted / DOUBT) if c.divergence is None else c.divergence)
-        floor = min(bounds) if kind[0].plan.window else 0.0  # what the window loses
-        pairs = zip(kind, bounds, strict=True)
-        result += [(c.cost, floor + left * (bound - floor) + ROUNDING * c.cost / most) for c, bound in pairs]
+            bound = max((lost for error, lost in known if error <= c.predicted), default=0.0)
+            bounds.append(max(bound, floor + ratio * c.predicted) if c.divergence is None else c.divergence)
+        if kind[0].plan.window:
+            unseen = floor
+        floor = min(unseen, *bounds) if kind[0].plan.window else 0.0  # what healing does not bring back
+        for c, bound in zip(kind, bounds, strict=True):
+            lost = floor + left * (bound - floor) if bound < math.inf else bound
+            result.append((c.cost, lost + ROUNDING * c.cost / most))
     return result
 
 
-def due(choices: Sequence[Choice], chosen: Choice) -> Choice:
-    """What to measure for a choice: itself, after one of each kind before; the largest tells what a window loses."""
-    kind = next(kind for kind in kinds(choices) if chosen in kind or all(c.divergence is None for c in kind))
-    if any(choice.divergence is not None for choice in kind):
-        return chosen
-    return kind[len(kind) * 3 // 8 if kind[0] is choices[0] else -1]
+def due(choices: Sequence[Choice], chosen: Choice | None) -> list[Choice]:
+    """What to measure in a layer: for the first pass one size of the first kinds, and later the choice itself.
+
+    A size of a window comes after the largest one, which tells what the window loses.
+    """
+    if chosen is None:
+        return [kind[len(kind) * 3 // 8 if kind[0] is choices[0] else -1] for kind in kinds(choices)[:FIRST]]
+    kind = next(kind for kind in kinds(choices) if chosen in kind)
+    measured = any(choice.divergence is not None for choice in kind)
+    return [choice for choice in (chosen,) if choice.divergence is None] if measured else [kind[-1]]
 
 
 def retrieved(tokens: Tensor) -> Tensor:
