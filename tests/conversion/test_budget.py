@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.attention import MHA, MLA
+from attnlab.attention import MHA, MLA, Attention
 from attnlab.conversion import Conversion, ToGQA, ToMLA, ToMTLA, ToTPA, layers, measured, texts
 from attnlab.conversion.base import SINKS, attention_of
 from attnlab.conversion.budget import Survey, distribute, near
