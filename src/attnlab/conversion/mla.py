@@ -36,8 +36,8 @@ ROWS = 256  # inputs of each batch for the size of a constant
 RIDGE = 1e-6  # of the mean diagonal of a Gram matrix
 TINY = torch.finfo(torch.float64).tiny
 CHOSEN = "the conversion chooses convert.rope_dim, on which parameters and multiply-adds depend"
-WINDOWS = (64, 32)  # that a layer is tried with, longest first
-PARTS = 8  # sizes that a layer is tried with are so many parts of the original's cache, without the last
+WINDOWS = ((64, 8), (32, 16))  # that a layer is tried with: so many positions, or that part of a longer text
+PARTS = 8  # sizes that a layer is tried with are so many parts of the original's cache
 SPLITS = 16  # splits of a cache into rotary and content parts to compare, at most
 
 
@@ -221,17 +221,18 @@ class ToMLA(Conversion):
 
     def windows(self, attention: MHA, positions: int) -> list[int]:
         longest = attention.window if isinstance(attention, SlidingWindow) else positions
-        return [window for window in WINDOWS if window < min(longest, positions) and self.norm == "none"]
+        tried = [max(least, positions // part) for least, part in WINDOWS]
+        return [window for window in tried if window < min(longest, positions) and self.norm == "none"]
 
     def choices(self, attention: MHA, statistics: Statistics) -> list[tuple[LayerPlan, dict[str, Any], float]]:
         survey, full = self.survey(attention, statistics), 2 * statistics.groups * statistics.width
         best = survey.rope_dims[survey.errors.argmin(0)].tolist()
-        parts = range(2, PARTS, 2) if isinstance(attention, SlidingWindow) else range(1, PARTS)
+        parts = range(2, PARTS + 1, 2) if isinstance(attention, SlidingWindow) else range(1, PARTS + 1)
         sizes = {full * part // (2 * PARTS) * 2 for part in parts} | {self.budget(attention)}
         return [
             (LayerPlan(n, (best[n],)), self.node(attention, (best[n], n - best[n])), float(survey.lost[n]))
             for n in sorted(sizes)
-            if survey.lost[n].isfinite()
+            if survey.lost[n].isfinite() and n - best[n] <= attention.d_model
         ]
 
     def _rope_dims(self, attention: MHA, total: int) -> list[int]:
