@@ -18,6 +18,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "part": {"num_kv_heads": 1, "rope_dim": 4},
     "not-turned": {"num_kv_heads": 2, "rope_dim": 0},
     "window": {"num_kv_heads": 2, "window": 7},
+    "sinks": {"num_kv_heads": 2, "window": 5, "sinks": 2},
 }
 
 
@@ -32,7 +33,6 @@ def naive(a: MHA, texts: list[Tensor]) -> dict[str, Tensor]:
     """One position, one head, one key at a time: the formulas in the docstring of `Statistics`."""
     sums: dict[str, Any] = dict.fromkeys(("moment", "mean", "of_query", "energy", "weighted", "spread", "turn"), 0)
     count, pairs, width = 0, a.turned // 2, a.head_dim
-    window = a.window if isinstance(a, SlidingWindow) else 10**9
     theta, output = frequencies_of(a), a.out.weight.unflatten(1, (a.num_heads, -1)).movedim(1, 0)
     for x in texts:
         q, k, v = (f(x).unflatten(-1, (-1, width)).transpose(1, 2) for f in (a.query, a.key, a.value))
@@ -44,7 +44,7 @@ def naive(a: MHA, texts: list[Tensor]) -> dict[str, Tensor]:
                 sums["moment"], sums["mean"] = sums["moment"] + torch.outer(y, y), sums["mean"] + y
                 of_heads: dict[str, list[Tensor]] = {name: [] for name in list(sums)[2:]}
                 for h in range(a.num_heads):
-                    g, seen = h * a.num_kv_heads // a.num_heads, range(max(0, t - window + 1), t + 1)
+                    g, seen = h * a.num_kv_heads // a.num_heads, a.visible(t)
                     logits = torch.stack([turned[0][b, h, t] @ turned[1][b, g, j] for j in seen]) / width**0.5
                     p, values = logits.softmax(0), torch.stack([v[b, g, j] for j in seen])
                     moved = (values - p @ values) @ output[h].mT

@@ -171,29 +171,37 @@ def _attended(a: MHA, q: Tensor, k: Tensor, v: Tensor, metric: Tensor) -> tuple[
     lags = q.new_zeros(heads, steps, dtype=torch.float64)
     for first in range(0, steps, QUERIES):
         last = min(first + QUERIES, steps)
-        rows, begin = last - first, max(0, first + 1 - a.window) if isinstance(a, SlidingWindow) and not a.sinks else 0
-        logits = (q[:, :, :, first:last].flatten(2, 3) @ k[:, :, begin:last].mT).to(wide)
+        rows, begin = last - first, max(0, first + 1 - a.window) if isinstance(a, SlidingWindow) else 0
+        sinks = min(a.sinks, begin) if isinstance(a, SlidingWindow) else 0
+        keys, both, before = (
+            torch.cat((every.narrow(axis, 0, sinks), every.narrow(axis, begin, last - begin)), axis)
+            for every, axis in ((k, 2), (read, 2), (places, 0))
+        )
+        logits = (q[:, :, :, first:last].flatten(2, 3) @ keys.mT).to(wide)
         logits = logits.unflatten(2, (-1, rows))  # (B, G, H / G, rows, keys)
-        at, before = places[first:last, None], places[begin:last]
-        logits[..., first - begin :].masked_fill_(before[first - begin :] > at, float("-inf"))
+        at, newest = places[first:last, None], sinks + first - begin
+        logits[..., newest:].masked_fill_(before[newest:] > at, float("-inf"))
         if isinstance(a, SlidingWindow):
             logits.masked_fill_((before <= at - a.window) & (before >= a.sinks), float("-inf"))
         p = logits.softmax(-1)
         square = torch.square(p, out=logits)  # fresh memory takes as long as the squares
         flat = p.flatten(2, 3)
-        out = (flat @ v[:, :, begin:last]).unflatten(2, (-1, rows))
+        out = (flat @ both[..., :width]).unflatten(2, (-1, rows))
         outputs[:, first:last] = out.movedim(3, 1)
-        squared = (square.flatten(2, 3) @ read[:, :, begin:last]).unflatten(2, (-1, rows))
+        squared = (square.flatten(2, 3) @ both).unflatten(2, (-1, rows))
         share = square.sum(-1)
-        values = squared[..., width:].diagonal(dim1=2, dim2=4).mT  # |W_o v|^2 of each head
+        sizes = squared[..., width:].diagonal(dim1=2, dim2=4).mT  # |W_o v|^2 of each head
         turned = out @ of_head
         cross = (squared[..., :width] * turned).sum(-1)
-        moved.append((values - 2 * cross + share * (out * turned).sum(-1)).flatten(1, 2))
+        moved.append((sizes - 2 * cross + share * (out * turned).sum(-1)).flatten(1, 2))
         total += share.double().sum((0, 3)).flatten()
+        summed = p.sum(0).flatten(0, 1)
+        for place in range(sinks):
+            lags[:, first - place : last - place] += summed[..., place]
         # each row is one place further to the left than the one above: a column has one distance
         columns = last - begin + rows - 1
         shifted = q.new_zeros(heads, rows * columns, dtype=torch.float64)
-        place = shifted.as_strided((heads, rows, last - begin), (rows * columns, columns - 1, 1), rows - 1)
-        place.copy_(p.sum(0).flatten(0, 1))
+        placed = shifted.as_strided((heads, rows, last - begin), (rows * columns, columns - 1, 1), rows - 1)
+        placed.copy_(summed[..., sinks:])
         lags[:, : last - begin] += shifted.view(heads, rows, columns)[..., : last - begin].sum(1).flip(1)
     return torch.cat(moved, 2).clamp(min=0).double(), total, lags, outputs.flatten(2)
