@@ -17,6 +17,7 @@ from tests.run.test_processes import write_texts
 from tests.tasks.language_modelling.test_task import TINY
 
 ROOT = Path(__file__).parents[1]
+QUESTIONS = ROOT / "src/attnlab/tasks/lighteval"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -60,6 +61,8 @@ def test_the_wheel_has_the_package_and_its_configuration_alone(wheel: Path) -> N
     for folder, files in (("src/attnlab", "*.py"), ("conf", "*.yaml"), *page):
         inside = "attnlab/conf" if folder == "conf" else "attnlab"
         expected = {f"{inside}/{path.relative_to(ROOT / folder)}" for path in (ROOT / folder).rglob(files)}
+        if folder == "conf":  # and the questions of mode=evaluate, in the harness's form
+            expected |= {f"attnlab/{path.relative_to(ROOT / 'src/attnlab')}" for path in QUESTIONS.rglob(files)}
         assert {name for name in names if name.endswith(files[1:])} == expected
 
 
