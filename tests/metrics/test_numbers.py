@@ -2,13 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.text import Perplexity as TorchmetricsPerplexity
 
 from attnlab.errors import DataError
-from attnlab.metrics.numbers import Perplexity, RecallAccuracy, TopAccuracy
+from attnlab.metrics.numbers import Perplexity, RecallAccuracy, TopAccuracy, exp_of_mean, wilson
 
 
 def test_top_accuracy_is_torchmetrics() -> None:
@@ -64,3 +66,26 @@ def test_recall_is_the_mean_over_sequences_of_the_share_of_right_answers() -> No
         "accuracy": round((1 + 0 + 1 / 4) / 3, 4), "loss": round(6.0 / 9, 4),
         "cells": {"short": 1.0, "long": 0.125}, "sequences": 3, "answers": 9,
     }  # fmt: skip
+
+
+def test_an_interval_of_windows_holds_the_mean_in_95_of_100_samples() -> None:
+    draw = np.random.default_rng(0)
+    holds = 0
+    for _ in range(400):
+        counts = draw.integers(50, 100, 20).astype(float)
+        nats = counts * draw.gamma(4, 0.75, 20)  # of a mean of 3
+        value, interval = exp_of_mean(nats.tolist(), counts.tolist())
+        assert interval is not None and interval[0] < value < interval[1]
+        holds += interval[0] <= math.exp(3) <= interval[1]
+    assert 0.91 < holds / 400 < 0.98
+    rows = draw.normal(3, 1, 12).tolist()  # of one length: Student's interval of a mean
+    usual = stats.t.interval(0.95, 11, np.mean(rows), stats.sem(rows))
+    assert exp_of_mean(rows, [1.0] * 12)[1] == pytest.approx(np.exp(usual), abs=1e-4)
+    assert exp_of_mean([0.0] * 5, [7.0] * 5) == (1.0, [1.0, 1.0])  # two models that are one
+    assert exp_of_mean([3.0], [1.0])[1] is None
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 10), (10, 10), (10, 20), (31, 32), (1, 1)])
+def test_wilson_is_that_of_scipy(right: int, count: int) -> None:
+    interval = stats.binomtest(right, count).proportion_ci(method="wilson")
+    assert wilson(right / count, count) == pytest.approx([interval.low, interval.high], abs=1e-4)

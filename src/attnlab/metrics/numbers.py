@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import islice
+from statistics import NormalDist
 from typing import Any
 
 from torch import Tensor
@@ -36,6 +37,8 @@ class Perplexity(IndexedMetric):
     def compute(self) -> dict[str, Any]:
         """`perplexity`, with `words_per_token` also `perplexity_per_word`, rounded to four digits; `tokens`.
 
+        `perplexity_interval` has the ends of its 95 % interval, see :func:`exp_of_mean`. One window has none.
+
         Raises:
             DataError: the sum is NaN or infinite.
         """
@@ -44,7 +47,39 @@ class Perplexity(IndexedMetric):
         values: dict[str, Any] = {"perplexity": _perplexity(nats, tokens)}
         if self.words_per_token is not None:
             values["perplexity_per_word"] = _perplexity(nats, tokens * self.words_per_token)
-        return values | {"tokens": tokens}
+        interval = exp_of_mean(losses, counts)[1]
+        return values | ({"perplexity_interval": interval} if interval else {}) | {"tokens": tokens}
+
+
+def exp_of_mean(nats: Sequence[float], counts: Sequence[float]) -> tuple[float, list[float] | None]:
+    """exp of the mean of a token, and the ends of its 95 % interval, over windows; None: there is one window.
+
+    With r_i = nats_i - mean counts_i of n windows, the variance of the mean is n / (n - 1) sum r_i^2 / (sum counts)^2
+    (the linearised ratio of two sums; Cochran 1977, section 2.11). The interval is exp(mean -+ t s), with Student's t
+    for n - 1 degrees of freedom. Windows count as independent, so that it is too narrow where neighbours are alike.
+
+    Args:
+        nats: sums of the windows' negative log-probabilities, or differences of two models', for a ratio of
+            perplexities.
+        counts: tokens of the windows.
+    """
+    from scipy.stats import t
+
+    tokens, windows = math.fsum(counts), len(nats)
+    mean = math.fsum(nats) / tokens
+    if windows < 2:
+        return _exp(mean), None
+    rest = math.fsum((x - mean * count) ** 2 for x, count in zip(nats, counts, strict=True))
+    width = float(t.ppf(0.975, windows - 1)) * math.sqrt(windows / (windows - 1) * rest) / tokens
+    return _exp(mean), [_exp(mean - width), _exp(mean + width)]
+
+
+def wilson(share: float, count: int) -> list[float]:
+    """The ends of Wilson's 95 % interval of a share of `count` independent questions, rounded to four digits."""
+    z = NormalDist().inv_cdf(0.975)
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    width = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / (1 + z * z / count)
+    return [round(max(0.0, middle - width), 4), round(min(1.0, middle + width), 4)]
 
 
 def _finite_sum(nats: Sequence[float]) -> float:
@@ -55,7 +90,11 @@ def _finite_sum(nats: Sequence[float]) -> float:
 
 
 def _perplexity(nats: float, count: float) -> float:
-    return round(math.exp(min(nats / count, 700.0)), 4)  # exp of more overflows a float64
+    return _exp(nats / count)
+
+
+def _exp(value: float) -> float:
+    return round(math.exp(min(value, 700.0)), 4)  # exp of more overflows a float64
 
 
 class RecallAccuracy(IndexedMetric):

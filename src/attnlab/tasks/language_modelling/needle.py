@@ -16,6 +16,7 @@ from attnlab.data.samples.world import NAMES, SAME, random_fact
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
+from attnlab.metrics.numbers import wilson
 from attnlab.models import Decoder, LanguageModel
 from attnlab.run.console import progress
 from attnlab.run.device import autocast
@@ -206,6 +207,8 @@ class Needle:
             `accuracy`: share of the trials in which each token of the answer is the most probable one. `gain`: mean
             log-probability of a token of the answer, in nats, minus that without the fact in the text. Both over
             everything, and in `cells` for each length and depth; `without`: the same for each length without the fact.
+            `accuracy_interval`: Wilson's 95 % interval of the accuracy. The texts of a trial that differ in the depth
+            alone count as one, so that it is too wide with several depths rather than too narrow.
         """
         depths = [None, *sorted(set(self.depths))]
         cells, without, sizes = [], [], []
@@ -226,8 +229,10 @@ class Needle:
                     {"length": length, "depth": depth, "accuracy": accuracy, "gain": round(logp - nats[0], 4)}
                     for depth, accuracy, logp in zip(depths[1:], right[1:], nats[1:], strict=True)
                 ]
+        accuracy = float(np.mean([cell["accuracy"] for cell in cells]))
         return {
-            "accuracy": round(float(np.mean([cell["accuracy"] for cell in cells])), 4),
+            "accuracy": round(accuracy, 4),
+            "accuracy_interval": wilson(accuracy, self.trials * len(self.ordered)),
             "gain": round(float(np.mean([cell["gain"] for cell in cells])), 4),
             "trials": self.trials,
             "answer_tokens": round(float(np.mean(sizes)), 2),
