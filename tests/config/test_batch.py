@@ -8,6 +8,7 @@ from attnlab.config.batch import FrameShare, Share, check_batch, share_equally, 
 from attnlab.config.check import compose
 from attnlab.errors import ConfigError
 from attnlab.run.identity import recipe
+from tests.command import ROOT
 from tests.config.test_command_line import RECIPES
 
 
@@ -72,6 +73,7 @@ def test_what_depends_on_the_machine_is_not_refused_early() -> None:
     compose("task=slurp", "hardware.devices=auto")
 
 
+MODEL = ROOT / "experiments" / "convert" / "llama_768"  # its config.json alone
 PUBLISHED = {  # updates of 60 windows, and a sample of 250 images that an update of 50 divides
     ("lm1b", "paper"): (1, 2, 4),
     ("wikitext103", "paper"): (1, 2, 4),
@@ -81,7 +83,8 @@ PUBLISHED = {  # updates of 60 windows, and a sample of 250 images that an updat
 
 @pytest.mark.parametrize(("task", "scale"), RECIPES)
 def test_one_two_four_and_eight_devices_train_every_recipe(task: str, scale: str) -> None:
-    cfg = compose(f"task={task}", f"scale={scale}", *["attention=multilinear"] * (task == "ptb"))
+    more = ["attention=multilinear"] * (task == "ptb")
+    cfg = compose(f"task={task}", f"scale={scale}", *([f"model={MODEL}"] if scale == "pretrained" else more))
     devices = PUBLISHED.get((task, scale), (1, 2, 4, 8))
     for count in (1, 2, 4, 8):
         with nullcontext() if count in devices else pytest.raises(ConfigError, match="cannot be shared equally"):

@@ -163,7 +163,7 @@ def test_a_task_is_one_file(tmp_path: Path) -> None:
     flag = write_option(tmp_path, "task/mine", text)
     cfg = check([flag, "task=mine"]).jobs[0]
     assert (cfg.choices.task, cfg.task.name, cfg.task.model.d_model) == ("mine", "mine", 128)
-    assert "task=mine has no scale=paper; there are: sample" in error(flag, "task=mine", "scale=paper")
+    assert "task=mine has no scale=paper; there are: pretrained, sample" in error(flag, "task=mine", "scale=paper")
 
 
 # --- the fixed configuration ------------------------------------------------------------------------------------

@@ -63,6 +63,10 @@ def test_raw_text_is_joined_as_the_rows_of_the_data_set_are(tmp_path: Path) -> N
     for part, texts in enumerate((rows[:2], rows[2:])):
         parquet.write_table(pyarrow.table({"text": texts}), folder / f"test-0000{part}-of-00002.parquet")
     assert list(WikiTextRaw().texts(tmp_path, "test")) == [raw]
+    for path in folder.iterdir():
+        path.unlink()
+    (tmp_path / "wiki.test.tokens").write_text("".join(lines).replace("a", "<unk>"))
+    assert list(WikiTextRaw().texts(tmp_path, "test")) == [raw.replace("a", "<unk>")]  # joined in the same way
 
 
 def test_lm1b_is_not_tested_on_what_checkpoints_are_chosen_by(tmp_path: Path) -> None:

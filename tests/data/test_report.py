@@ -10,7 +10,8 @@ from pyarrow import parquet
 from attnlab.data.report import Report, left_out, noted, restore
 from attnlab.data.text.corpora import TextFiles, WikiTextRaw
 from attnlab.data.text.language_modelling import LanguageModellingData
-from attnlab.data.text.vocabulary import BytePairs, Words
+from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Words
+from tests.pretrained.tokens import pretrained
 
 
 def test_notes_go_to_the_split_that_is_being_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -79,6 +80,20 @@ def test_a_language_model_s_data_notes_what_it_changes_also_from_the_cache(tmp_p
         }
     train, *_ = notes(tmp_path, corpus=TextFiles(), vocabulary=Words(min_count=2), update_tokens=12)
     assert train["window at the end of an epoch, too few for an update (others in each epoch)"] == 2
+
+
+def test_words_that_the_published_files_lack_are_noted_for_a_pretrained_model(tmp_path: Path) -> None:
+    """The corpus is read as running text all the same; a vocabulary of words has this mark itself."""
+    source = str(pretrained(tmp_path / "model", "gpt2"))
+    for split, text in {"train": "a <unk> c d", "valid": "a b c d", "test": "<unk> b\n<unk> c"}.items():
+        (tmp_path / f"wiki.{split}.tokens").write_bytes(f"{text}\n".encode())
+    known = [{"<unk>, which stands for a rare word of the raw text": n} if n else {} for n in (1, 0, 2)]
+    for _ in range(2):  # also from the cache
+        splits = notes(tmp_path, corpus=WikiTextRaw(), vocabulary=PretrainedTokens(source), vocab_size=400)
+        assert [{text: n for text, n in split.items() if "rare" in text} for split in splits] == known
+    assert not any(
+        "rare" in text for split in notes(tmp_path, corpus=WikiTextRaw(), vocabulary=Words()) for text in split
+    )
 
 
 def test_a_null_of_a_parquet_file_is_noted(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Resolvers for the files in conf/:
 
     ${or:a,b,...}             the first value that is not null; null if all are
     ${mul:a,b}  ${min:a,b}
+    ${fit:a,b}                how many times b fits into a, at least 1
     ${div:a,b}                must be exact
     ${pick:k,{a: 1, b: 2},3}  the value of k in the mapping, or the third argument, if there is one
     ${choice:group}           the name of the option chosen in a group
@@ -35,7 +36,7 @@ ABOUT = {  # the groups of conf/, as `attnlab list` prints them
     "attention": "the mechanism",
     "compress": "how a pretrained model's weights are made smaller",
     "convert": "what the attention of a pretrained decoder becomes",
-    "scale": "sample: minutes on two CPU cores; paper: the published recipe",
+    "scale": "sample: minutes on two CPU cores; paper: the published recipe; pretrained: with model=",
     "hardware": "accelerator, devices, precision, strategy",
     "recipe": "a task's values at a scale; follows from task and scale",
     "bench": "what mode=bench measures",
@@ -83,6 +84,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "or": lambda *values: next((value for value in values if value is not None), None),
     "unless": lambda first, value: value if first is None else None,
     "mul": lambda a, b: a * b,
+    "fit": lambda a, b: max(1, a // b),
     "div": _divide,
     "min": min,
     "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],

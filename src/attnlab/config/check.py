@@ -260,7 +260,10 @@ def _complete(cfg: DictConfig, settings: Sequence[Override], read_models: bool) 
     function = constant(f"{defined[0]}.CONFIGURE") if defined else None
     if not isinstance(function, str):
         return cfg
-    completed: DictConfig = pkgutil.resolve_name(function)(cfg, [s.key_or_group for s in settings], read_models)
+    try:
+        completed: DictConfig = pkgutil.resolve_name(function)(cfg, [s.key_or_group for s in settings], read_models)
+    except OmegaConfBaseException as error:  # of a reference that leads nowhere
+        raise ConfigError(one_line(error)) from error
     return completed
 
 

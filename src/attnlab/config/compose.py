@@ -28,6 +28,7 @@ from attnlab.errors import ConfigError, matches, nearest, printable
 
 COMMANDS = ("list", "explain", "report", "runs")  # the first word of a command line without a run
 TEXTS = ("prompt", "input", "output")  # in which ${...} is no reference
+PRETRAINED = "pretrained"  # the scale of a language model that model= names
 DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 VALUES = re.compile(rf"(?:^|(?<=,))(?:(?:{QUOTED.pattern})(?=,|$)|[^,]*)", re.DOTALL)
@@ -164,9 +165,8 @@ class Composer:
         """Compose the options that the settings of a job choose; then check and set its keys (else ConfigError)."""
         for setting in settings:
             self.check_form(setting)
-        options = [s for s in settings if "/" in s.key_or_group or s.key_or_group in config.GROUPS]
-        values = [setting for setting in settings if setting not in options]
-        cfg = copy.deepcopy(self.compose([*implied_options(settings), *(str(s.input_line) for s in options)]))
+        values = [setting for setting in settings if not _is_option(setting)]
+        cfg = copy.deepcopy(self.compose(self.options_of(settings)))
         if isinstance(name := config.written(cfg.task).get("score"), str):  # in a file: score: bleu
             cfg.task.score = {"name": name, "tokenize": None}
         if "pattern" in (cfg.get("attention") or {}):
@@ -182,6 +182,17 @@ class Composer:
         except OmegaConfBaseException as error:  # a key of Hydra
             raise ConfigError(one_line(error)) from error
         return cfg
+
+    def options_of(self, settings: Sequence[Override]) -> list[str]:
+        """The options that settings choose, and those that they imply: `model=` implies a scale if the task has it."""
+        lines = [*implied_options(settings), *(str(s.input_line) for s in settings if _is_option(s))]
+        cfg, given = self.compose(lines), {setting.key_or_group: setting for setting in settings}
+        choices, model = cfg.hydra.runtime.choices, given["model"].value() if "model" in given else cfg.model
+        if model is None or "scale" in given or choices.scale != "sample":
+            return lines
+        if PRETRAINED not in self.scales(choices.task):
+            return lines
+        return [f"scale={PRETRAINED}", *lines]
 
     def _add_mechanisms(self, cfg: DictConfig, settings: Sequence[Override]) -> None:
         """Put the files of a hybrid stack's mechanisms below `attention.mechanisms`."""
@@ -230,6 +241,10 @@ def literal(text: str, multirun: bool = False) -> str:
 def quoted(text: str) -> str:
     """A text in the quotes that Hydra's grammar needs; one that has them stays."""
     return text if QUOTED.fullmatch(text) else QuotedString(text, Quote.single).with_quotes()
+
+
+def _is_option(setting: Override) -> bool:
+    return "/" in setting.key_or_group or setting.key_or_group in config.GROUPS
 
 
 def _key(text: str) -> str:

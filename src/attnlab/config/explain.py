@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config.build import ABOUT, CONF, GROUPS, leaves, written
 from attnlab.config.check import parse_flags
-from attnlab.config.compose import Composer, implied_options, walk
+from attnlab.config.compose import Composer, walk
 from attnlab.config.nodes import declared, owner, words
 from attnlab.config.rules import TRAINER
 from attnlab.config.schema import documentation
@@ -134,8 +134,7 @@ def explain(arguments: Sequence[str]) -> str:
             composer.job([*settings, composer.parse(f"{key}=null")])  # it names the nearest keys
         place, comment = ("the command line", "") if key in [s.key_or_group for s in settings] else ("", "")
         if not place:
-            options = [str(s.input_line) for s in settings if s.key_or_group in GROUPS]
-            place, comment = _place(composer, [*implied_options(settings), *options], key)
+            place, comment = _place(composer, composer.options_of(settings), key)
     target = owner(parent, path) if isinstance(parent, dict) else ""
     facts = {
         "group": f"{ABOUT[key]}; its options: attnlab list {key}" if key in GROUPS else "",

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig, OmegaConf
 
 from attnlab.config import build as config
-from attnlab.config.compose import Composer
+from attnlab.config.compose import PRETRAINED, Composer
 from attnlab.config.schema import constant, definition
 from attnlab.config.settings import MODES
 from attnlab.errors import ConfigError, nearest
@@ -143,6 +143,8 @@ def _check_task(cfg: DictConfig, composer: Composer) -> None:
     follows = choices.recipe == f"{choices.task}_{choices.scale}"
     if follows and choices.scale not in (scales := composer.scales(choices.task)):
         raise ConfigError(f"task={choices.task} has no scale={choices.scale}{nearest(choices.scale, scales)}")
+    if choices.scale == PRETRAINED and cfg.model is None:
+        raise ConfigError(f"scale={PRETRAINED}: give model=<a folder or a name of the hub>, or take another scale")
     if choices.attention is not None and "attention_heads" not in cfg.task:
         raise ConfigError(f"attention={choices.attention}: task={choices.task} brings its own attention; leave it out")
     if choices.compress != "none" and not cfg.task.get("compressible"):

@@ -37,16 +37,35 @@ def completed(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         cfg.task.model = model
         cfg.task.data.vocab_size = options["vocab_size"]
         cfg.task.data.vocabulary = {"_target_": "attnlab.data.PretrainedTokens", "source": source}
+        if source != SAMPLE:  # whose width is a multiple of the heads of the sample's recipe
+            cfg.task.attention_heads, cfg.task.attention_head_dim = layers[0]["num_heads"], layers[0]["head_dim"]
         cfg.attention, name = attention_node(layers)
         cfg.hydra.runtime.choices.attention = name
-        for key in ("task.data.window", "convert.calibration.window"):
+        cut = []
+        for key in ("task.data.window", "task.data.eval_window", "convert.calibration.window"):
             if key not in overrides and (OmegaConf.select(cfg, key) or 0) > model["max_length"]:
                 OmegaConf.update(cfg, key, model["max_length"])
-    tokens, window = OmegaConf.select(cfg, "convert.healing.tokens"), cfg.task.data.window
-    valid = isinstance(tokens, int) and isinstance(window, int) and window > 0
-    if valid and "task.train.batch.tokens" not in overrides:
-        check_tokens("convert.healing.tokens", tokens, window)
+                cut.append(key)
+        _check_update(cfg, overrides, "task.data.window" in cut)
     return cfg
+
+
+def _check_update(cfg: DictConfig, overrides: Sequence[str], cut: bool) -> None:
+    """Refuse an update of healing that is not a multiple of the window.
+
+    Args:
+        cut: the model's positions decide the window; then a number of tokens that the user did not give follows it.
+    """
+    key, of_training = "convert.healing.tokens", "task.train.batch.tokens"
+    tokens, window = OmegaConf.select(cfg, key), cfg.task.data.window
+    valid = isinstance(tokens, int) and isinstance(window, int) and window > 0
+    if not valid or of_training in overrides or cfg.mode not in ("train", "describe"):
+        return
+    if cut and key not in overrides:
+        for name in (key, of_training):
+            OmegaConf.update(cfg, name, max(1, tokens // window) * window)
+    else:
+        check_tokens(key, tokens, window)
 
 
 def attention_node(layers: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:

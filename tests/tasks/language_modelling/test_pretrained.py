@@ -1,5 +1,6 @@
 """Windows, calibration texts, prompts and needles of a pretrained model begin as its tokenizer begins a text."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.tasks.conftest import recorded
 
 SETTINGS = ["hardware=cpu", "task=wikitext2", "task.data.window=16", "task.data.eval_batch_size=4"]
 SCORE = ["task.score.sliding_stride=8", "task.score.prompt_tokens=8", "task.score.continuations=2"]
+MODELS = os.environ.get("ATTNLAB_MODELS", "")
 Make = Callable[..., tuple[Path, Any]]
 
 
@@ -92,7 +94,31 @@ def test_perplexity_is_that_of_the_first_tokens_after_the_beginning(kind: str, m
     assert quality["tokens"] == count
     assert quality["perplexity"] == pytest.approx(torch.tensor(nats / count).exp().item(), rel=1e-4)
     assert ("each begins with <s>" in quality["signature"]) == (kind == "bos")
-    total = sum(len(text.split()) + 1 for text in texts_of(data, "test"))
+    total = sum(len(text.split()) + text.count("\n") + 1 for text in texts_of(data, "test"))
     predicted = len(stream) - stream.count(begins)
     per_word = torch.tensor(nats / count * predicted / total).exp().item()
     assert quality["perplexity_per_word"] == pytest.approx(per_word, rel=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.skipif(not MODELS, reason="reads ATTNLAB_MODELS, a folder of pretrained models")
+def test_smollm2_is_scored_on_wikitext_as_papers_do(corpora: Path, tmp_path: Path) -> None:
+    """Windows of 2,048 tokens of the whole text, without a word of settings; two of them, by transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, root = Path(MODELS) / "smollm2_135m", corpora / "lm_wikitext2"
+    words = ["task=wikitext2", "mode=test", f"model='{folder}'", f"data_root='{root}'", f"cache_dir='{tmp_path}/cache'"]
+    few = ["hardware=cpu", "task.data.eval_windows=2", "task.score.continuations=1", "task.sampling.tokens=2"]
+    cfg = check([*words, *few], load).jobs[0]
+    quality = recorded(scored, (cfg, new(cfg, "test")), tmp_path / "run")["quality"]
+    lines = (root / "wiki.test.tokens").read_text(encoding="utf-8").split("\n")[:-1]
+    text = "\n\n".join(f"{line}\n" if line.strip() else "" for line in lines)
+    words_of, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor(words_of(text).input_ids)
+    nats = []
+    for start in (0, 77 * 2048):  # of 154
+        logits = model(ids[None, start : start + 2048]).logits[0].float()
+        nats.append(torch.nn.functional.cross_entropy(logits, ids[start + 1 : start + 2049]))
+    assert quality["tokens"] == 4096
+    assert quality["perplexity"] == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)

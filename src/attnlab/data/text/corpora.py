@@ -130,14 +130,18 @@ class WikiText(SplitFiles):
 
 @dataclass(eq=False)
 class WikiTextRaw(SplitFiles):
-    """WikiText-2 or -103 before words are split; each part is one text, as perplexities of models are published.
+    """WikiText-2 or -103 with its rare words; each part is one text, as perplexities of models are published.
 
     Parts: wiki.{train,valid,test}.raw, or {train,validation,test}-*.parquet with the column text. Lines keep their line
     ends, those of white space alone are empty, and two line ends join them, as the rows of the Hugging Face hub's set.
+    Without these the files of :class:`WikiText` are read in the same way, in which rare words are <unk>.
     """
 
-    folders = ("", "wikitext-2-raw-v1/", "wikitext-2-raw/", "wikitext-103-raw-v1/", "wikitext-103-raw/")
-    names = ("wiki.{}.raw",)
+    folders = (
+        *("", "wikitext-2-raw-v1/", "wikitext-2-raw/", "wikitext-103-raw-v1/", "wikitext-103-raw/"),
+        *WikiText.folders[1:],
+    )
+    names = ("wiki.{}.raw", *WikiText.names)
 
     name: str = "WikiText-2 raw"
 

@@ -18,7 +18,15 @@ from attnlab.data.report import FILES, Report, noted
 from attnlab.data.samples.markov import Source
 from attnlab.data.text.corpora import SPLITS, Split, TextCorpus
 from attnlab.data.text.tokens import Ids, TokenFile, build
-from attnlab.data.text.vocabulary import BytePairs, PretrainedTokens, Vocabulary, Words, WordVocabulary, count_words
+from attnlab.data.text.vocabulary import (
+    BytePairs,
+    PretrainedTokens,
+    PretrainedVocabulary,
+    Vocabulary,
+    Words,
+    WordVocabulary,
+    count_words,
+)
 from attnlab.data.text.windows import (
     BegunWindows,
     EvaluationWindows,
@@ -37,6 +45,7 @@ log = logging.getLogger(__name__)
 LAYOUT = "attnlab.data.text.corpora.check_layout"  # checks the files of data_root without torch
 VERSION = 2  # to be raised when the same texts and vocabulary give other ids or another folder
 BATCH = 512  # texts encoded at a time
+UNKNOWN = "<unk>"  # in place of rare words in WikiText and in the Penn Treebank
 
 
 def write_sample(cache_dir: Path, corpus: TextCorpus) -> Path:
@@ -175,6 +184,9 @@ class LanguageModellingData(Data):
                 mark = self.vocabulary.unknown
                 others = sum(x.count(unknown) for x in ids) - sum(x.split().count(mark) for x in batch)
                 noted(f"word outside the vocabulary, read as {mark}", count=others)
+            elif isinstance(self.vocabulary, PretrainedVocabulary):
+                marks = sum(text.count(UNKNOWN) for text in batch)
+                noted(f"{UNKNOWN}, which stands for a rare word of the raw text", count=marks)
             yield ids, sum(map(count_words, batch))
 
     def tokens(self, split: Split) -> TokenFile:
