@@ -112,6 +112,16 @@ def test_a_source_is_shown_where_it_says_more_than_the_reference(
     assert capsys.readouterr().out.count("src ") == 1
 
 
+def test_the_original_of_a_conversion_is_shown_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The continuations of one text, by the ids of the rows."""
+    file = predicted(tmp_path, "a\tb\tof the original") / "predictions.tsv"
+    file.rename(tmp_path / "original.predictions.tsv")
+    show(blank(), predicted(tmp_path, "a\tb\tof the converted", "c\td\tanother"), samples=2)
+    words = capsys.readouterr().out.split()
+    assert words.index("original") < words.index("hyp") and words.count("hyp") == 2
+    assert " ".join(words).count("original of the original") == 1
+
+
 def test_samples_are_spread_over_the_file_and_shown_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,8 +30,10 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder
 from attnlab.modes import convert, describe, export, generate, test, train
 from attnlab.pretrained import huggingface
+from attnlab.run.directory import foreign
 from attnlab.run.loading import load
 from attnlab.run.record import new, write
+from attnlab.tasks.language_modelling import task
 from attnlab.tasks.language_modelling.module import Healed
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 from tests.conversion.models import FAMILIES, decoder_of, reference
@@ -108,6 +110,64 @@ def healed(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return directory, record
 
 
+def test_both_models_are_scored_on_the_same_windows(healed: tuple[Path, dict[str, Any]]) -> None:
+    """The record has the ratio of their perplexities; the files of the original stay."""
+    directory, record = healed
+    points, ratio = record["conversion"]["points"], record["conversion"]["perplexity_ratio"]
+    assert ratio["value"] == pytest.approx(points["healed"]["perplexity"] / points["original"]["perplexity"], abs=2e-4)
+    assert ratio["windows"] == 8 and ratio["interval"][0] < ratio["value"] < ratio["interval"][1]
+    apart = points["original"]["perplexity_interval"]  # of which windows have most: that of pairs is smaller
+    assert ratio["interval"][1] / ratio["interval"][0] < apart[1] / apart[0]
+    tables = [(directory / f"{name}windows.tsv").read_text().splitlines() for name in ("original.", "")]
+    assert len(tables[0]) == len(tables[1]) == 9 and tables[0] != tables[1]
+    assert (directory / "original.predictions.tsv").is_file()
+    assert not foreign(directory)
+    low, high = points["original"]["needle"]["accuracy_interval"]
+    assert 0 <= low <= points["original"]["needle"]["accuracy"] <= high <= 1
+
+
+def test_a_conversion_that_is_refused_is_refused_before_anything_is_scored(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[Any] = []
+
+    def refused(*arguments: Any) -> Any:
+        raise DataError("refused")
+
+    monkeypatch.setattr(task, "converted_copy", refused)
+    monkeypatch.setattr(LanguageModellingTask, "scored", lambda *arguments: scored.append(arguments))
+    for mode, settings in ((convert, ["mode=convert"]), (train, [])):
+        with pytest.raises(DataError, match="^refused$"):
+            recorded(mode, start("convert=mla", "convert.keep=0.5", *settings), tmp_path / mode.__name__)
+    assert not scored
+
+
+def test_a_first_answer_has_both_models_side_by_side(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["experiment=convert/quick", f"model='{model}'", "hardware=cpu", f"cache_dir='{tmp_path / 'cache'}'"]
+    few = ["task.score.prompt_tokens=8", "task.sampling.tokens=8", "task.score.needle.trials=2", *CALIBRATION]
+    cfg = check([*words, *few], load).jobs[0]
+    record = recorded(convert, (cfg, new(cfg, "test")), tmp_path / "run")
+    assert (record["scale"], cfg.task.data.window, cfg.convert.layers) == ("pretrained", 96, "budget")
+    assert 1 < record["conversion"]["perplexity_ratio"]["windows"] <= 20
+    assert "at most 20 of them" in record["quality"]["signature"]
+    shown = " ".join(capsys.readouterr().out.split())
+    for words_shown in ("original", "converted", "perplexity over the original's", "needle", "(95 %:", "ref", "hyp"):
+        assert words_shown in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wikitext103", "ptb", "lm1b", "fineweb_edu"])
+def test_every_language_task_scores_a_model_on_its_sample(name: str, model: Path, tmp_path: Path) -> None:
+    words = [f"task={name}", "mode=test", f"model='{model}'", "hardware=cpu", f"cache_dir='{tmp_path / 'cache'}'"]
+    few = ["task.score.continuations=1", "task.score.prompt_tokens=8", "task.sampling.tokens=8"]
+    cfg = check([*words, *few], load).jobs[0]
+    record = recorded(test, (cfg, new(cfg, "test")), tmp_path / "run")
+    low, high = record["quality"]["perplexity_interval"]
+    assert low < record["quality"]["perplexity"] < high and "disjoint windows of 96" in record["quality"]["signature"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_conversion_is_healed_on_a_gpu(start: Start, tmp_path: Path) -> None:
@@ -147,7 +207,7 @@ def test_a_record_has_the_losses_of_conversion_and_healing(healed: tuple[Path, d
     assert original["needle"]["gain"] != converted["needle"]["gain"] != after["needle"]["gain"]
     assert record["training"]["steps"] == 4
     assert [node["_target_"] for node in read_layers(directory / CONVERSION)] == ["attnlab.attention.MLA"] * 2
-    stored = {name: value for name, value in about.items() if name != "recall"}
+    stored = {name: value for name, value in about.items() if name not in ("recall", "perplexity_ratio")}
     assert read_about(directory / CONVERSION) == stored | {"points": about["points"] | {"healed": "not run"}}
     assert about["recall"] == {name: point["needle"]["accuracy"] for name, point in about["points"].items()}
     assert not list((Path(record["config"]["cache_dir"]) / STORED).iterdir())  # needed by an interrupted run alone
@@ -235,9 +295,11 @@ def test_mode_convert_trains_nothing_and_exports(
 ) -> None:
     """A folder with code that transformers loads, and DeepseekV3 without code."""
     run = tmp_path / "run"
+    caplog.set_level("INFO", "attnlab")
     settings = ("convert=mla", "convert.keep=0.5", "convert.layers=same")
     record = recorded(convert, start(*settings, "mode=convert"), run)
     assert record["conversion"]["points"]["healed"] == "not run" and record["training"]["steps"] == "not run"
+    assert "expected: about 1 min, an estimate" in caplog.text and "windows of 16 tokens" in caplog.text
     module: Any = attnlab.load(run)
     model: Decoder = module.module.model
     assert all(isinstance(attention, MLA) for attention in model.attentions)

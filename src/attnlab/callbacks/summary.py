@@ -12,6 +12,7 @@ from rich.table import Table
 
 from attnlab.config.batch import counted
 from attnlab.run.console import Screen
+from attnlab.run.directory import ORIGINAL, PREDICTIONS
 from attnlab.run.record import BUSY, NOT_RUN, corpus_of
 
 WIDTH = 130  # columns where the output is not a terminal
@@ -43,12 +44,15 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
     for name, value in lines_of(record):
         table.add_row(name, escape(value))
     console.print(table)
-    for row in spread(directory / "predictions.tsv", samples):
-        texts = (textwrap.shorten(row[key], LONGEST, placeholder=" …") for key in ("source", "reference", "hypothesis"))
+    originals = {row["id"]: row["hypothesis"] for row in spread(directory / f"{ORIGINAL}{PREDICTIONS}", samples)}
+    for row in spread(directory / PREDICTIONS, samples):
+        shown = {"src": ("dim", row["source"]), "ref": ("green", row["reference"])}
+        if row.get("id") in originals:  # the model before its conversion continues the same text
+            shown["original"] = ("magenta", originals[row["id"]])
         sample = Table.grid(padding=(0, 1))
-        for label, style, text in zip(("src", "ref", "hyp"), ("dim", "green", "cyan"), texts, strict=True):
-            if label != "src" or row["source"].strip() not in ("", row["reference"].strip()):
-                sample.add_row(f"[{style}]{label}[/]", escape(text))
+        for label, (style, text) in (shown | {"hyp": ("cyan", row["hypothesis"])}).items():
+            if label != "src" or text.strip() not in ("", row["reference"].strip()):
+                sample.add_row(f"[{style}]{label}[/]", escape(textwrap.shorten(text, LONGEST, placeholder=" …")))
         console.print(sample)
     console.print(f"record: {directory / 'record.json'}", soft_wrap=True)
 
@@ -80,14 +84,27 @@ def _quality_lines(quality: dict[str, Any], compression: dict[str, Any]) -> Iter
         for key in (headline, *(key for key in others if isinstance(quality[key], float))):
             signature = quality.get("signature" if key == headline else f"{key}_signature")
             name = "CER" if key == "wer" and characters else label(key)
-            yield name, f"{quality[key]}{f'   ({signature})' if signature else ''}"
+            yield (
+                name,
+                f"{quality[key]}{_interval(quality, f'{key}_interval')}{f'   ({signature})' if signature else ''}",
+            )
         yield from (("warning", text) for text in quality.get("warnings", ()))
         yield from ((label(key), str(quality[key])) for key in COUNTS if quality.get(key))
 
 
+def _interval(values: dict[str, Any], key: str, times: int = 1, digits: int = 2) -> str:
+    """The 95 % interval of a number, if the record has it."""
+    ends = [f"{times * end:.{digits}f}" for end in values.get(key, ())]
+    return f" (95 %: {' to '.join(ends)})" if ends else ""
+
+
+def _right(needle: dict[str, Any]) -> str:
+    return f"{100 * needle['accuracy']:.1f} %{_interval(needle, 'accuracy_interval', 100, 1)} right"
+
+
 def _needle(needle: dict[str, Any]) -> str:
     asked = f"of {needle['trials']} texts for each of {len(needle['cells'])} lengths and depths"
-    return f"{100 * needle['accuracy']:.1f} % right, {asked}; {needle['gain']:.3f} nats gained"
+    return f"{_right(needle)}, {asked}; {needle['gain']:.3f} nats gained"
 
 
 def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -96,7 +113,12 @@ def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
             size = f"{values['cache_bytes_per_token']:,.6g} bytes of cache per token of a long text"
             if not values["cache_bytes_per_token"]:
                 size = f"{values['cache_bytes_measured']:,} bytes of cache, which windows bound"
-            yield point, f"perplexity {values['perplexity']:.4f}, {size}, {values['tokens_per_second']} tokens/s"
+            scores = f"perplexity {values['perplexity']:.4f}{_interval(values, 'perplexity_interval')}"
+            scores += f", needle {_right(values['needle'])}" if "needle" in values else ""
+            yield point, f"{scores}, {size}, {values['tokens_per_second']} tokens/s"
+    if ratio := conversion.get("perplexity_ratio"):
+        interval = _interval(ratio, "interval", digits=4)
+        yield "perplexity over the original's", f"{ratio['value']:.4f}{interval}, {ratio['windows']} windows in pairs"
     if cache := conversion.get("cache"):
         share = f"{100 * cache['share']:.1f} % of the original's numbers, windows included"
         yield f"cache of {cache['positions']} tokens", share

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from attnlab.callbacks.summary import label
 from attnlab.config.build import at
 from attnlab.errors import ConfigError, DataError
+from attnlab.run.directory import PREDICTIONS, WINDOWS
 from attnlab.run.record import NOT_RUN, RECORD
 from attnlab.run.store import SavedRecord
 
@@ -31,7 +32,6 @@ RESAMPLES = 1000  # as sacrebleu
 SEED = 12345  # as sacrebleu
 FEWEST = 30  # items. At 5 %, equal systems differ in 8 % to 9 % of tests with 10 or 20 items, in 6 % to 8 % with 30
 LEVEL = 20  # one in so many: 5 %
-PREDICTIONS, WINDOWS = "predictions.tsv", "windows.tsv"
 HEADINGS = {PREDICTIONS: {"reference", "hypothesis"}, WINDOWS: {"tokens", "nats"}}
 OFF = 0.006  # a record's score is rounded to two digits
 METRICS = ("bleu", "wer", "rouge1", "rouge2", "rougeL", "accuracy", "top1", "perplexity")  # computed from predictions

@@ -20,6 +20,8 @@ from attnlab.run.record import RECORD, recorded
 CONFIG = "config.yaml"
 LOCK = ".lock"
 DENSE = "dense.predictions.tsv"  # of the model before its compression
+PREDICTIONS, WINDOWS = "predictions.tsv", "windows.tsv"
+ORIGINAL = "original."  # begins the names of the scored files of the model before its conversion
 EXPORTED = "exported"  # the folder of mode=export
 WEIGHTS = {"checkpoints", "compressed", "exported"}  # folders of a run in which no other run lies
 CURVES = ("curves", "curves-[0-9]*", "pretraining/curves")
@@ -33,9 +35,11 @@ WRITTEN = (
     "run.log",
     CONFIG,
     RECORD,
-    "predictions.tsv",
+    PREDICTIONS,
     DENSE,
-    "windows.tsv",
+    WINDOWS,
+    f"{ORIGINAL}{PREDICTIONS}",
+    f"{ORIGINAL}{WINDOWS}",
     "tokenizer.model",
     "ctc_tokenizer.model",
     "limits.json",

@@ -1,5 +1,6 @@
 """A language model's perplexity on held-out text, and continuations of it."""
 
+import csv
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from attnlab.data.text.language_modelling import LanguageModellingData
 from attnlab.data.text.windows import begun
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
-from attnlab.metrics.numbers import Perplexity
+from attnlab.metrics.numbers import Perplexity, exp_of_mean
 from attnlab.run.device import autocast, busy_cores, scoring_dtype
+from attnlab.run.directory import ORIGINAL, PREDICTIONS, WINDOWS
 from attnlab.tasks.base import measured_by
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle
@@ -39,13 +41,33 @@ class WindowQuality(Quality):
             write_predictions(self.path, lines, ("id", "tokens", "nats"))
 
 
+def ratio_to_original(directory: Path) -> dict[str, Any] | None:
+    """The perplexity over the original's in a run directory, with its 95 % interval; None: the original's is not there.
+
+    Both are of the same windows, and the interval is that of their differences: see
+    :func:`attnlab.metrics.numbers.exp_of_mean`.
+    """
+    tables = []
+    for path in (directory / f"{ORIGINAL}{WINDOWS}", directory / WINDOWS):
+        if not path.is_file():
+            return None
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        tables.append([(float(row["tokens"]), float(row["nats"])) for row in rows])
+    pairs = list(zip(*tables, strict=True))
+    changes, counts = [second[1] - first[1] for first, second in pairs], [first[0] for first, _ in pairs]
+    value, interval = exp_of_mean(changes, counts)
+    return {"value": value, **({"interval": interval} if interval else {}), "windows": len(pairs)}
+
+
 @dataclass(frozen=True)
 class LanguageScore:
     """Scores a language model.
 
-    Perplexity is exp of the mean negative log-probability of a token (or word) after those before it in its window.
-    The first token of the text is not predicted. Where the tokenizer of a pretrained model puts a token before a text,
-    windows and prompts begin with it, in place of their own first token, which the window before predicts.
+    Perplexity is exp of the mean negative log-probability of a token (or word) after those before it in its window. It
+    has a 95 % interval over the windows (:func:`attnlab.metrics.numbers.exp_of_mean`). The first token of the text is
+    not predicted. Where the tokenizer of a pretrained model puts a token before a text, windows and prompts begin with
+    it, in place of their own first token, which the window before predicts.
 
     Args:
         sliding_stride: perplexity also over windows that begin every `sliding_stride` tokens and predict only their
@@ -79,7 +101,7 @@ class LanguageScore:
             about["sliding_stride"] = self.sliding_stride
         if (floor := data.floor("test")) is not None:
             about["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
-        return WindowQuality(directory / "windows.tsv", metrics, about | {"held_out": data.source.held_out})
+        return WindowQuality(directory / WINDOWS, metrics, about | {"held_out": data.source.held_out})
 
     def continue_texts(
         self,
@@ -134,7 +156,7 @@ class LanguageScore:
             )
             for start, text in zip(starts, texts.tolist(), strict=True)
         ]
-        write_predictions(directory / "predictions.tsv", rows)
+        write_predictions(directory / PREDICTIONS, rows)
         return {
             "inference": {
                 "seconds": round(seconds, 3),

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from attnlab.config.build import instantiate
+from attnlab.config.compose import PRETRAINED
 from attnlab.config.rules import SAMPLE
 from attnlab.conversion.base import target_of
 from attnlab.conversion.healing import Teacher
@@ -36,6 +37,7 @@ from attnlab.models import Decoder, LanguageModel
 from attnlab.models.build import build_model, cache_shape, count_parameters, identity, set_cache_bits, without_memory
 from attnlab.models.token_loss import chunk_of
 from attnlab.run.device import compiles, device_of, scoring_dtype
+from attnlab.run.directory import ORIGINAL, PREDICTIONS, WINDOWS
 from attnlab.run.files import write_text
 from attnlab.run.record import NOT_RUN, first_process
 from attnlab.tasks.base import Format, Predicts, TextTask, Transforms, file_of_run
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
     from attnlab.data.text.language_modelling import LanguageModellingData
     from attnlab.tasks.language_modelling.module import LanguageModelling
+    from attnlab.tasks.language_modelling.needle import Needle
     from attnlab.tasks.language_modelling.score import LanguageScore
 
 log = logging.getLogger(__name__)
@@ -168,16 +171,23 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
 
     def prepare(self, record: dict[str, Any], stage: Literal["test"] | None) -> tuple[Any, Any]:
         """Lengths that a needle in a haystack cannot have are refused before the data is read."""
-        needle = self._score().needle
+        data, needle = self.cfg.task.data, self._score().needle
+        if self.cfg.choices.scale == PRETRAINED and first_process():
+            log.info(
+                "scale=%s, as model= implies: windows of %d tokens; scale=sample has those of 64 that earlier versions "
+                "took",
+                PRETRAINED,
+                data.eval_window or data.window,
+            )
         if needle is None or needle.lengths is None:
             return super().prepare(record, stage)
         words = isinstance(instantiate(self.cfg.task.data.vocabulary, path="task.data.vocabulary"), Words)
         with without_memory():
             needle.check(self.build().longest, "word" if words else "token")
-        data, module = super().prepare(record, stage)
+        read, module = super().prepare(record, stage)
         for length in needle.ordered:  # that they fit is known once the tokens are
-            list(needle.texts(length, data.vocabulary, data.tokens("validation")))
-        return data, module
+            list(needle.texts(length, read.vocabulary, read.tokens("validation")))
+        return read, module
 
     def module(self, record: dict[str, Any], data: LanguageModellingData) -> LanguageModelling:
         layers = self._layer_file()
@@ -227,7 +237,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         return Healed(model, vocabulary, healing=target.healing, **arguments)
 
     def before_fit(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Load the pretrained weights, score them, convert them, and score the result."""
+        """Load the pretrained weights, convert them, and score both: a conversion that is refused is refused first."""
         if self.cfg.task.get("weights") is None:
             return
         target = target_of(self.cfg)
@@ -235,9 +245,13 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         load_original(self.cfg, module.model, data)
         if target is None or tokens is None:
             return
-        original = self._point(record, directory, data, module)
-        module.cpu()  # where conversion computes; scoring left it on the device
+        if not target.measured and first_process():  # what is measured depends on what was measured before
+            log.info("%s", self._expected(tokens.numel(), data, module))
         model, layers, about, stored = converted_copy(self.cfg, target, module.model, tokens, text)
+        original = self._point(record, directory, data, module)
+        module.cpu()  # scoring left it on the device, with the weights that both share
+        for name in (WINDOWS, PREDICTIONS) if original else ():
+            (directory / name).replace(directory / f"{ORIGINAL}{name}")
         module.teacher = [Teacher(module.model, scale_tokens(data))]
         set_cache_bits(self.cfg, model.attentions)
         module.model = target.healing.freeze(model.train())
@@ -249,6 +263,17 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
             write_layers(directory / CONVERSION, [layer.node for layer in layers], about, stored)
         record["conversion"] = about
         module.train()  # after scoring in eval mode; Lightning does not switch it back
+
+    def _expected(self, converted: int, data: LanguageModellingData, module: LanguageModelling) -> str:
+        """How long the conversion with `converted` tokens and the two scores are likely to take."""
+        from attnlab.tasks.language_modelling.duration import expected
+
+        assert isinstance(module.model, Decoder)
+        strides = {None, self._score().sliding_stride}
+        scored = sum(map(data.test_windows, strides)) * data.eval_window
+        if (needle := self._needle(data, module)) is not None:
+            scored += needle.trials * (1 + len({*needle.depths})) * sum(needle.ordered)
+        return expected(module.model, converted, scored, data.eval_window, device_of(self.cfg))
 
     def transform(self, record: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
         """mode=convert: convert, and save the weights as a trained run does."""
@@ -342,27 +367,39 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
                 for name, values in points.items()
                 if isinstance(values, dict) and "needle" in values
             }
+            from attnlab.tasks.language_modelling.score import ratio_to_original  # it imports lightning
+
+            if (ratio := ratio_to_original(directory)) is not None:
+                record["conversion"]["perplexity_ratio"] = ratio
             remove_stored(directory / CONVERSION, Path(self.cfg.cache_dir).expanduser())
 
     def _continued(self, directory: Path, data: Any, module: Any) -> dict[str, dict[str, Any]]:
         score, device, precision = self._score(), device_of(self.cfg), self.cfg.hardware.precision
         sampling: Sampling = instantiate(self.cfg.task.sampling, path="task.sampling")
         sections = score.continue_texts(module, data, sampling, device, precision, directory)
-        needle, text = score.needle, data.tokens("validation")
-        if needle is not None and target_of(self.cfg) is not None:
-            needle = needle.of_conversion(data.eval_window, module.vocabulary, text)
-        if needle is not None and needle.lengths is not None:
-            size, dtype = data.eval_batch_size * data.eval_window, scoring_dtype(precision)
+        if (needle := self._needle(data, module)) is not None:
+            size, dtype, text = (
+                data.eval_batch_size * data.eval_window,
+                scoring_dtype(precision),
+                data.tokens("validation"),
+            )
             recall = needle.score(module.model, data.vocabulary, text, tokens=size, device=device, dtype=dtype)
             sections["quality"] = {"needle": recall}
         return sections
+
+    def _needle(self, data: LanguageModellingData, module: LanguageModelling) -> Needle | None:
+        """The needle that is asked for, if any."""
+        needle = self._score().needle
+        if needle is not None and target_of(self.cfg) is not None:
+            needle = needle.of_conversion(data.eval_window, module.vocabulary, data.tokens("validation"))
+        return None if needle is None or needle.lengths is None else needle
 
 
 def point(record: Mapping[str, Any]) -> dict[str, Any]:
     """Perplexity, cache, speed and recall of one state of the model, from the sections of a record."""
     quality, cache = record["quality"], record["kv_cache"]
     return {
-        "perplexity": quality["perplexity"],
+        **{name: quality[name] for name in ("perplexity", "perplexity_interval") if name in quality},
         **{f"cache_{name}": cache[name] for name in ("bits",) if name in cache},
         **{f"cache_{name}": cache[name] for name in ("bytes_per_token", "bytes_measured", "bytes_predicted")},
         "tokens_per_second": record["inference"]["tokens_per_second"],
