@@ -35,7 +35,8 @@ def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Mode
         {'prediction': 'Guten Morgen.'}
 
     Args:
-        run: the run directory, a file of weights in its checkpoints/, or a folder that `mode=export` wrote.
+        run: the run directory, a file of weights in its checkpoints/, a folder that `mode=export` wrote, or a GGUF
+            file.
         settings: decoding and hardware as on the command line, "task.decode.beam=1", "hardware=cpu"; what would make
             another model is refused. An exported folder takes none.
         config_dir: the directory of the YAML files that name your own classes, if the run has any: a run directory
@@ -55,6 +56,7 @@ def load(run: str | Path, *settings: str, config_dir: str | None = None) -> Mode
     from attnlab.trained import Trained, exported  # torch takes seconds to import
 
     folder = Path(run).expanduser()
-    if not settings and (folder / "config.json").is_file() and not (folder / "config.yaml").is_file():
+    is_model = (folder / "config.json").is_file() and not (folder / "config.yaml").is_file()
+    if not settings and (is_model or folder.suffix == ".gguf"):
         return exported(folder)
     return Trained(configuration(run, *settings, config_dir=config_dir))

@@ -17,6 +17,7 @@ from attnlab.data.corpus import read_json
 from attnlab.data.inputs import InputKind, Inputs, Item, items_of
 from attnlab.data.text.vocabulary import warn_left_out
 from attnlab.decoding import Sampling
+from attnlab.config.rules import GGUF
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.weights import first_line, readable
@@ -258,10 +259,11 @@ class ExportedImages(Model):
 
 
 def exported(folder: Path) -> ExportedText | ExportedImages:
-    """The model of a folder that mode=export wrote.
+    """The model of a folder that mode=export wrote, or of a GGUF file.
 
     ConfigError: the folder has no model of transformers or timm. DataError: a file is missing or damaged.
     """
+    folder = hub.folder(str(folder)) if folder.suffix == GGUF else folder
     config = read_json(folder / "config.json")
     if isinstance(config, dict) and config.keys() & {"architecture", "architectures"}:
         with readable(folder, "exported model"):

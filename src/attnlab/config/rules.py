@@ -17,6 +17,7 @@ from attnlab.errors import ConfigError, nearest
 
 METRICS = Path(__file__).parents[1] / "metrics"
 SAMPLE = "sample"  # in place of a decoder's folder or name: a small model, trained on the task's own text
+GGUF = ".gguf"  # the suffix of a language model in one file
 TIMM = "attnlab.pretrained.timm.VisionTransformer"  # the `_target_` whose weights are files, runs or names of timm
 OF_THE_MODEL = ("attention", "task.model", "task.data.vocab_size", "task.data.vocabulary")  # nodes that it decides
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")  # endings of weight files
@@ -281,8 +282,13 @@ def check_model(source: str, target: str) -> None:
             check_weights("model", source)
         elif not path.exists() and (path.suffix in FILES or only_a_path):
             raise ConfigError(f"model={source}: no such file or folder; give a .safetensors or .pth file, or a run")
+    elif path.suffix == GGUF and not path.is_dir():
+        if not path.is_file():
+            raise ConfigError(f"model={source}: no such GGUF file")
     elif path.is_file():
-        raise ConfigError(f"model={source}: a file; give its folder, with config.json, tokenizer and *.safetensors")
+        raise ConfigError(
+            f"model={source}: a file; give its folder, with config.json, tokenizer and *.safetensors, or a {GGUF} file"
+        )
     elif not path.exists() and (only_a_path or source.count("/") > 1 or source.endswith("/")):
         raise ConfigError(f"model={source}: no such folder; give a Hugging Face model's folder, or a name of the hub")
 

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from attnlab.config.rules import GGUF
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import adapter
+from attnlab.pretrained import adapter, gguf
 from attnlab.pretrained.weights import FLOATING, check_values, first_line, tensors
 
 log = logging.getLogger(__name__)
@@ -43,20 +44,23 @@ def transformers() -> Any:
 
 
 def folder(source: str, *, weights: bool = True) -> Path:
-    """The folder of a model: `source` itself, or its copy in the hub's cache, downloaded if missing.
+    """The folder of a model: `source` itself, that of a GGUF file, or its copy in the hub's cache, downloaded if missing.
 
     Args:
         weights: False: the config and the tokenizer are sufficient.
 
     Raises:
-        DataError: an unknown folder or name, missing files, or no answer of the hub within seconds.
+        DataError: an unknown folder or name, missing files, a damaged GGUF file, or no answer of the hub within seconds.
+        ConfigError: a GGUF file that is not supported, or gguf is not installed.
     """
     path = Path(source).expanduser()
+    if gguf.is_file(path):
+        return gguf.folder(path, source, transformers())
     if path.is_dir():
         _complete(path, source, weights)
         return path
     if path.exists():
-        raise DataError(f"model={source}: a file; give its folder, with {CONFIG}, tokenizer files and *.safetensors")
+        raise DataError(f"model={source}: a file; give its folder, with {CONFIG}, tokenizer files and *.safetensors, or a .gguf")
     return _cached(source, weights) or _downloaded(source, weights)
 
 
@@ -158,6 +162,8 @@ def _downloaded(name: str, weights: bool) -> Path:
 def _complete(path: Path, source: str, weights: bool) -> None:
     """DataError: the folder lacks its config, or weights if they are needed."""
     if not (path / CONFIG).is_file():
+        if files := sorted(path.glob(f"*{GGUF}")):
+            raise DataError(f"model={source}: {CONFIG} is missing; give one of its GGUF files: model={files[0]}")
         base = f"; {adapter.CONFIG} is of an adapter: copy the files of the model that it names into this folder"
         raise DataError(
             f"model={source}: {path / CONFIG} is missing; expected {CONFIG} and *.safetensors (a run: checkpoint=)"
@@ -180,6 +186,8 @@ def weight_files(path: Path, source: str) -> list[Path]:
 
     DataError: no weights, a damaged index of parts, or a missing part.
     """
+    if file := gguf.weights_of(path):
+        return [file]
     for kind in WEIGHTS:
         single, index = path / kind, path / f"{kind}.index.json"
         if single.is_file():
@@ -227,23 +235,31 @@ def read_model(kind: type[Any], config: Any, path: Path, source: str, *, dtype: 
         ConfigError: an adapter, and peft is not installed.
     """
     files = weight_files(path, source)
+    reader = gguf.opened(files[0], source) if files[0].suffix == GGUF else None
+    options: dict[str, Any] = {"dtype": dtype or "auto"}
+    if reader is not None:
+        options = {"dtype": dtype or torch.float32, "gguf_file": str(files[0])}
     untied = bool(getattr(config, "tie_word_embeddings", False)) and is_untied(kind, path, source)
     with _warnings(source):  # keys that are missing or not used are refused below
         try:
-            model, about = kind.from_pretrained(
-                path, config=config, dtype=dtype or "auto", local_files_only=True, output_loading_info=True,
-                ignore_mismatched_sizes=True, use_safetensors=files[0].suffix == ".safetensors",  # else weights_only
-                trust_remote_code=False, adapter_kwargs={"subfolder": files[0].name},  # not there: it is merged below
-            )  # fmt: skip
+            with gguf.without_bar() if reader is not None else nullcontext():
+                model, about = kind.from_pretrained(
+                    path, config=config, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+                    use_safetensors=files[0].suffix == ".safetensors", trust_remote_code=False,  # else weights_only
+                    adapter_kwargs={"subfolder": files[0].name}, **options,  # not there: it is merged below
+                )  # fmt: skip
         except Exception as error:  # of safetensors, pickle, torch or transformers
             raise DataError(f"model={source}: the weights in {path} cannot be read: {first_line(error)}") from error
         _check_keys(about, config, path, source)
-        _check_files(model, path, files)
+        if reader is None:
+            _check_files(model, path, files)
+        else:
+            gguf.complete(model, reader, source)
         if untied:
             _untie(model)
         model = adapter.merged(model, path, source)
     for name, parameter in model.named_parameters():
-        check_values(path, name, parameter, parameter.dtype)
+        check_values(path if reader is None else files[0], name, parameter, parameter.dtype)
     module: nn.Module = model.eval()
     return module
 
@@ -339,6 +355,8 @@ def is_untied(kind: type[Any], path: Path, source: str) -> bool:
     try:
         files = weight_files(path, source)
     except DataError:  # not downloaded yet
+        return False
+    if files[0].suffix == GGUF:  # it has a head or none, and its config says which
         return False
     stored = {name: value for file in files for name, value in tensors(file).items()}
     prefix = f"{kind.base_model_prefix}."
