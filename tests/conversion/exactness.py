@@ -37,6 +37,8 @@ NAMES = {
     "qwen2-window": "Qwen2, sliding windows",
     "qwen3": "Qwen3",
     "gpt2": "GPT-2",
+    "smollm3": "SmolLM3",
+    "phi3": "Phi-3",
 }
 
 
@@ -92,8 +94,8 @@ def logits(name: str, ids: Tensor) -> tuple[Tensor, Decoder]:
     model: Any = reference(name, torch.float64)
     decoder = decoder_of(model)
     rotary = getattr(getattr(model, "model", None), "rotary_emb", None)
-    plain = decoder.attentions[0]
-    if rotary is not None and isinstance(plain, MHA):
+    plain = next((a for a in decoder.attentions if isinstance(a, MHA) and a.turned), None)
+    if rotary is not None and plain is not None:
         rotary.inv_freq = frequencies_of(plain)  # those of transformers are computed in float32
     with Wide():
         return model(ids).logits, decoder

@@ -21,6 +21,7 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+PAD = {"pad_token_id": 2}
 GPT2 = IDS | {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "attn_pdrop": 0.0,
     "resid_pdrop": 0.0,
@@ -43,6 +44,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 16},
     "gpt2": GPT2,
+    "smollm3": {"model_type": "smollm3", **SIZES, "num_hidden_layers": 3, "no_rope_layers": [0, 1, 1], **PAD},
+    "phi3": {"model_type": "phi3", **SIZES, **PAD},
 }  # fmt: skip
 
 

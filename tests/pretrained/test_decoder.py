@@ -8,11 +8,19 @@ import torch
 from attnlab.errors import ConfigError
 from attnlab.pretrained import decoder, huggingface
 from tests.attention.mechanisms import error
-from tests.conversion.models import FAMILIES, SIZES, decoder_of, reference, tokens
+from tests.conversion.models import FAMILIES, SIZES, YARN, decoder_of, reference, tokens
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_same_logits_there_and_back(name: str) -> None:
+MORE: dict[str, dict[str, Any]] = {  # of kinds that FAMILIES has
+    "smollm3-yarn": {**FAMILIES["smollm3"], "rope_parameters": YARN},
+    "smollm3-window": {**FAMILIES["smollm3"], "use_sliding_window": True, "sliding_window": 5},
+    "phi3-window": {**FAMILIES["phi3"], "sliding_window": 5},
+}
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *MORE])
+def test_the_same_logits_there_and_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, name, (MORE | FAMILIES)[name])
     model, ids = reference(name), tokens(2, 24)
     options = huggingface.options_of(model)
     converted = decoder_of(model)
@@ -31,7 +39,11 @@ def test_the_same_logits_there_and_back(name: str) -> None:
     [
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
         ({"hidden_act": "mish"}, "the activation mish"),
-        ({"model_type": "gptj"}, "gptj has layers"),
+        ({"model_type": "gptj"}, "gptj has attention and MLP side by side, which attnlab's decoder does not have"),
+        ({"model_type": "phi"}, "phi has attention and MLP side by side"),
+        ({"model_type": "olmo2"}, "olmo2 has norms after attention and MLP"),
+        ({"model_type": "gemma3_text"}, "gemma3_text has norms after attention and MLP"),
+        ({"model_type": "bert"}, "bert has attention to later positions"),
     ],
 )
 def test_unsupported_parts_are_named(change: dict[str, Any], reason: str) -> None:

@@ -22,6 +22,13 @@ from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
 TOKENS = 4  # within the window of the tiny Mistral
 
 
+def _normed(norm: nn.Module, z: Tensor) -> Tensor:
+    """Of each head, or of all heads together if the norm is as wide; z is (B, heads, T, width)."""
+    if norm.weight.numel() == z.shape[-1]:
+        return norm(z)  # type: ignore[no-any-return]
+    return norm(z.transpose(1, 2).flatten(2)).unflatten(2, (z.shape[1], -1)).transpose(1, 2)  # type: ignore[no-any-return]
+
+
 def naive(model: nn.Module, layer: Layer, x: Tensor, causal: bool) -> Tensor:
     """Attention head by head from the matrices that the family reads, without positions."""
     places = layer.projections
@@ -32,7 +39,7 @@ def naive(model: nn.Module, layer: Layer, x: Tensor, causal: bool) -> Tensor:
             z += bias.unflatten(0, (places[name].heads, 1, -1))
     attention: Any = model.get_submodule(layer.attention or "")
     if hasattr(attention, "q_norm"):
-        q, k = attention.q_norm(q), attention.k_norm(k)
+        q, k = (_normed(norm, z) for norm, z in ((attention.q_norm, q), (attention.k_norm, k)))
     k, v = (z.repeat_interleave(q.shape[1] // z.shape[1], 1) for z in (k, v))
     scores = layer.scale * q @ k.mT
     if causal:

@@ -35,7 +35,7 @@ from attnlab.tasks.reasoning.model import AskedModel
 from tests.pretrained.tiny import OPTIONS, edit, ids, logits, saved, tiny
 from tests.pretrained.tokens import pretrained
 
-DECODERS = [kind for kind in OPTIONS if kind in decoder.KINDS]
+DECODERS = [kind for kind in OPTIONS if kind in decoder.kinds()]
 TABLES = {"gpt2": "transformer.wte.weight", "gptj": "transformer.wte.weight", "gpt_neox": "gpt_neox.embed_in.weight"}
 TABLES |= {kind: f"{kind}.embeddings.word_embeddings.weight" for kind in ("bert", "roberta")}
 HEADS = {"gpt_neox": "embed_out.weight", "bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}
@@ -76,7 +76,7 @@ def test_a_head_of_its_own_is_used_whatever_the_config_ties(
     assert "so we will NOT tie them" in caplog.text
     options = huggingface.config_of(str(tmp_path))
     assert options == huggingface.options_of(model) and options["tie_word_embeddings"] is False
-    if kind in decoder.KINDS:
+    if kind in decoder.kinds():
         converted = decoder.of(model, "tiny")
         torch.testing.assert_close(converted(ids()), expected, rtol=0, atol=1e-5)
         back = decoder.unread(converted, options, "tiny")

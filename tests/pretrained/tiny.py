@@ -19,6 +19,7 @@ SEPARATE = {**SIZES, "num_attention_heads": 3, "max_position_embeddings": 40}
 GPT = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 32, "n_inner": 40, **IDS}
 OPTIONS: dict[str, dict[str, Any]] = {
     "bert": SEPARATE,
+    "gemma3_text": {**LLAMA, "hidden_size": 30, "sliding_window": 4, "query_pre_attn_scalar": 6},
     "gpt2": GPT,
     "gpt_neox": SEPARATE,
     "gptj": {**GPT, "rotary_dim": 4},
@@ -26,7 +27,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {**LLAMA, "sliding_window": 4},
     "qwen2": {**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
     "qwen3": LLAMA,
+    "olmo2": {**SEPARATE, "num_key_value_heads": 1},
+    "phi": SEPARATE,
+    "phi3": {**SEPARATE, "num_key_value_heads": 1, "sliding_window": 4},
     "roberta": SEPARATE,
+    "smollm3": {**LLAMA, "no_rope_layers": [1, 0]},
 }
 OPTIONS["qwen2"].pop("head_dim")
 

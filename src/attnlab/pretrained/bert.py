@@ -31,6 +31,7 @@ class Bert(LanguageModel):
         "fc_out": "output.dense",
     }
     fixed: ClassVar[dict[str, bool]] = {"is_decoder": False}
+    missing = "attention to later positions"
     options = COMMON | frozenset(OPTIONS.split())
 
 

@@ -16,7 +16,6 @@ from attnlab.models.decoder import Decoder
 from attnlab.pretrained import family_of, huggingface
 from attnlab.pretrained.base import ATTENTION
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")  # supported values of model_type
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -51,6 +50,11 @@ GPT2 = {
 }  # fmt: skip
 
 
+def kinds() -> list[str]:
+    """The values of `model_type` whose layers attnlab's decoder has."""
+    return [kind for kind, family in huggingface.language_families().items() if family.missing is None]
+
+
 def nodes_of(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The nodes `task.model` and, for each layer, `attention`, of a model of transformers.
 
@@ -61,9 +65,11 @@ def nodes_of(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], l
         ConfigError: a part of the model is not supported.
     """
     kind = options["model_type"]
-    if kind not in KINDS:
+    family = huggingface.family_for(kind, source)
+    if family.missing:
         raise ConfigError(
-            f"model={source}: {kind} has layers that attnlab's decoder does not have; it reads {', '.join(KINDS)}"
+            f"model={source}: {kind} has {family.missing}, which attnlab's decoder does not have; it reads "
+            f"{', '.join(kinds())}"
         )
     gpt2 = kind == "gpt2"
     names = GPT2 if gpt2 else LLAMA
@@ -106,9 +112,10 @@ def nodes_of(options: Mapping[str, Any], source: str) -> tuple[dict[str, Any], l
         "rope_dim": 0 if gpt2 else None,
         "norm_eps": eps,
     }
+    layers = [attention | family.node(options, i) for i in range(options[names["layers"]])]
     return model, [
-        attention if window is None else attention | {"_target_": "attnlab.attention.SlidingWindow", "window": window}
-        for window in _windows(options, options[names["layers"]])
+        layer if window is None else layer | {"_target_": "attnlab.attention.SlidingWindow", "window": window}
+        for layer, window in zip(layers, _windows(options, len(layers)), strict=True)
     ]
 
 
@@ -136,7 +143,7 @@ def _rotary(options: Mapping[str, Any], source: str) -> dict[str, Any]:
 def _windows(options: Mapping[str, Any], count: int) -> list[int | None]:
     """The sliding window of each layer, or None."""
     window, kinds = options.get("sliding_window"), options.get("layer_types")
-    if options["model_type"] in ("qwen2", "qwen3") and not options.get("use_sliding_window"):
+    if not options.get("use_sliding_window", True):
         window = None
     if window is None or not kinds:
         return [window] * count
@@ -177,7 +184,7 @@ def fill(decoder: Decoder, original: nn.Module) -> None:
     table = _table(original)
     for attention in decoder.attentions:
         assert isinstance(attention, MHA)
-        if attention.rope_theta is None and table is not None:
+        if attention.rope_theta is None and attention.turned and table is not None:
             attention.frequencies = table.inv_freq.to(attention.frequencies)
             scale = float(table.attention_scaling)  # of cos and sin, in queries and keys
             for parameter in scaled(attention):
@@ -236,7 +243,8 @@ def unread(decoder: Decoder, options: Mapping[str, Any], source: str) -> nn.Modu
     table = _table(original)
     scale = 1.0 if table is None else float(table.attention_scaling)
     if scale != 1.0:
-        for parameter in (parameter for attention in decoder.attentions for parameter in scaled(attention)):
+        turned = (attention for attention in decoder.attentions if isinstance(attention, MHA) and attention.turned)
+        for parameter in (parameter for attention in turned for parameter in scaled(attention)):
             next(place for target, place in pairs(decoder, original) if target is parameter).div_(scale)
     return original
 

@@ -22,6 +22,7 @@ class GPTNeoX(LanguageModel):
         "fc_in": "mlp.dense_h_to_4h",
         "fc_out": "mlp.dense_4h_to_h",
     }
+    missing = "attention and MLP side by side, and heads of which a part is rotated"
     options = COMMON | frozenset(OPTIONS.split())
 
     def rows(self, part: int, heads: int, width: int) -> tuple[int, ...]:

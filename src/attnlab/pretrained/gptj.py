@@ -21,5 +21,6 @@ class GPTJ(LanguageModel):
         "fc_in": "mlp.fc_in",
         "fc_out": "mlp.fc_out",
     }
+    missing = "attention and MLP side by side"
     options = COMMON | frozenset(OPTIONS.split())
     known = {"EleutherAI/gpt-j-6b": {"model_type": "gptj"}}

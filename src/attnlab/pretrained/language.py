@@ -44,6 +44,7 @@ class LanguageModel(Family):
         attention: path of the attention module in a layer.
         mlp: path of the MLP in a layer.
         places: path in a layer of q, k, v and o, and of the MLP's matrices, of which the last gives the output.
+        missing: what the layers have that those of :class:`attnlab.models.Decoder` do not; None: nothing.
         between: what attention does between or after its projections besides the products; None: nothing.
         transposed: weights are stored as (in, out), as by transformers' Conv1D.
         fixed: settings of a config that are no options, with the only value that is supported.
@@ -56,6 +57,7 @@ class LanguageModel(Family):
     attention: ClassVar[str]
     mlp: ClassVar[str] = "mlp"
     places: ClassVar[dict[str, str]]
+    missing: ClassVar[str | None] = None
     between: ClassVar[str | None] = "rotates queries and keys by their positions"
     transposed: ClassVar[bool] = False
     fixed: ClassVar[dict[str, bool]] = {"is_causal": True}
@@ -64,6 +66,10 @@ class LanguageModel(Family):
     def rows(self, part: int, heads: int, width: int) -> range | tuple[int, ...] | None:
         """The outputs of a fused module that are q (`part` 0), k (1) or v (2); None: each has a module."""
         return None
+
+    def node(self, options: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """Arguments of the attention of layer `index` of attnlab's decoder that other families do not have."""
+        return {}
 
     def layer(self, config: Any, path: str, index: int) -> Layer:
         """Layer number `index` by the sizes in a config; biases are added from the model."""
