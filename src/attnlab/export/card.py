@@ -66,6 +66,7 @@ def card(
         "of these in attention": at(record, "parameters.attention"),
         "positions": longest,
         **cache,
+        **({"weights": "dequantised from a GGUF file"} if at(record, "weights.file") == "GGUF" else {}),
         "corpus": corpus_of(record),
         "training steps": at(record, "training.steps"),
         "seed": record.get("seed"),

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnlab.config.rules import GGUF
 from attnlab.errors import ConfigError, DataError
-from attnlab.pretrained import families, family_of, hub
+from attnlab.pretrained import families, family_of, gguf, hub
 from attnlab.pretrained.language import LanguageModel
 from attnlab.pretrained.weights import first_line, new_folder, write_files
 
@@ -87,6 +88,12 @@ def _options(path: Path, source: str) -> dict[str, Any]:
     if wrong := family.wrong({**options, "rope_theta": values.get("rope_theta")}):
         raise DataError(f"{path / hub.CONFIG}: {wrong}")
     return options
+
+
+def stored(source: str) -> dict[str, Any]:
+    """What a record says of how the weights of a model are stored: {"weights": ...} of a GGUF file, else {}."""
+    path = Path(source).expanduser()
+    return {"weights": gguf.about(hub.folder(source))} if path.suffix == GGUF and path.is_file() else {}
 
 
 def create(source: str, options: dict[str, Any] | None = None) -> nn.Module:

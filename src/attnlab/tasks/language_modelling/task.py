@@ -102,6 +102,13 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         model.loss_chunk = chunk_of(self.cfg.hardware.loss_chunk, vocab_size)
         return model
 
+    def sizes(self, record: dict[str, Any], model: Any) -> None:
+        super().sizes(record, model)
+        if (source := self.cfg.task.get("weights")) and not self.cfg.checkpoint:
+            from attnlab.pretrained.huggingface import stored
+
+            record |= stored(source)
+
     def describe(self, record: dict[str, Any]) -> None:
         """With `convert=` the original's sizes are `parameters.original` and `kv_cache.original`."""
         super().describe(record)

@@ -66,7 +66,7 @@ class AskedModel:
     """A pretrained language model with its tokenizer.
 
     Args:
-        weights: a local folder, a compressed model's folder or its run, or a name of the hub; None: a sample model.
+        weights: a local folder, a GGUF file, a compressed model's folder or its run, or a name of the hub; None: a sample model.
         dtype: of the parameters; None: as they are stored.
         epochs: of the sample model's training at most; it ends when the questions are known.
         lr, batch_size: of that training.
@@ -118,7 +118,8 @@ class AskedModel:
             model = model if self.dtype is None else cast(model, getattr(torch, self.dtype))
             asked = Asked(model.to(device), huggingface.tokenizer(str(place)))
         else:
-            source = str(hub.folder(self.source(seed, cache_dir)))  # missing weights are named before a tokenizer
+            source = self.source(seed, cache_dir)
+            hub.folder(source)  # missing weights are named before a tokenizer
             words = huggingface.tokenizer(source)
             dtype = None if self.dtype is None else getattr(torch, self.dtype)
             asked = Asked(huggingface.load(source, dtype=dtype, device=device), words)

@@ -117,6 +117,8 @@ class ReasoningTask(Compresses, Restores):
 
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         record["parameters"] = parameters(model)
+        if self.spec.weights and not self.cfg.checkpoint:
+            record |= huggingface.stored(self.spec.weights)
 
     def transform(self, record: dict[str, Any], directory: Path, data: Questions, module: Asked) -> None:
         """Score, compress, score, and save the compressed folder with the tokenizer."""
