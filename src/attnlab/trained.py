@@ -13,11 +13,11 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config.nodes import check_nodes, require
+from attnlab.config.rules import GGUF
 from attnlab.data.corpus import read_json
 from attnlab.data.inputs import InputKind, Inputs, Item, items_of
 from attnlab.data.text.vocabulary import warn_left_out
 from attnlab.decoding import Sampling
-from attnlab.config.rules import GGUF
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import hub, huggingface
 from attnlab.pretrained.weights import first_line, readable

@@ -10,7 +10,6 @@ from attnlab.pretrained import decoder, huggingface
 from tests.attention.mechanisms import error
 from tests.conversion.models import FAMILIES, SIZES, YARN, decoder_of, reference, tokens
 
-
 MORE: dict[str, dict[str, Any]] = {  # of kinds that FAMILIES has
     "smollm3-yarn": {**FAMILIES["smollm3"], "rope_parameters": YARN},
     "smollm3-window": {**FAMILIES["smollm3"], "use_sliding_window": True, "sliding_window": 5},

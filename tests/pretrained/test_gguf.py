@@ -67,7 +67,7 @@ def test_logits_and_tokens_are_those_of_the_model_that_was_written(
     (ends, left_out), (known, _) = (huggingface.generation(str(place)) for place in (path, tmp_path / "model"))
     assert {*ends} == {*known} and left_out == {}
     matrices = sum(tensor.dim() == 2 for tensor in model.state_dict().values())
-    matrices -= bool(getattr(model.config, "tie_word_embeddings", False))  # type: ignore[union-attr]
+    matrices -= bool(getattr(model.config, "tie_word_embeddings", False))
     assert "a GGUF file, dequantised to float32" in caplog.text
     counts = reading.about(hub.folder(str(path)))["dequantised"]
     assert counts[quantised] == matrices or quantised == "F32"
@@ -211,7 +211,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         lambda content: overwritten(content, 8, struct.pack("<Q", 1 << 60)),  # tensors
         lambda content: overwritten(content, 16, struct.pack("<Q", 1 << 60)),  # keys
         lambda content: overwritten(content, 24, struct.pack("<Q", 1 << 60)),  # letters of the first key
-        lambda content: content.replace(b"tokenizer.ggml.tokens\t\0\0\0\x08\0\0\0", b"tokenizer.ggml.tokens\t\0\0\0\x09\0\0\0"),
+        lambda content: content.replace(
+            b"tokenizer.ggml.tokens\t\0\0\0\x08\0\0\0", b"tokenizer.ggml.tokens\t\0\0\0\x09\0\0\0"
+        ),
         lambda content: b"\0" * len(content),
     ],
 )

@@ -22,11 +22,13 @@ from tests.pretrained.tiny import OPTIONS, ids, logits, tiny
 TOKENS = 4  # within the window of the tiny Mistral
 
 
-def _normed(norm: nn.Module, z: Tensor) -> Tensor:
+def _normed(norm: Any, z: Tensor) -> Tensor:
     """Of each head, or of all heads together if the norm is as wide; z is (B, heads, T, width)."""
     if norm.weight.numel() == z.shape[-1]:
-        return norm(z)  # type: ignore[no-any-return]
-    return norm(z.transpose(1, 2).flatten(2)).unflatten(2, (z.shape[1], -1)).transpose(1, 2)  # type: ignore[no-any-return]
+        heads: Tensor = norm(z)
+        return heads
+    whole: Tensor = norm(z.transpose(1, 2).flatten(2))
+    return whole.unflatten(2, (z.shape[1], -1)).transpose(1, 2)
 
 
 def naive(model: nn.Module, layer: Layer, x: Tensor, causal: bool) -> Tensor:

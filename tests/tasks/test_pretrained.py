@@ -12,6 +12,8 @@ import torch
 from lm_eval.models.huggingface import HFLM
 
 from attnlab.config.check import check
+from attnlab.pretrained import huggingface
+from attnlab.run.device import autocast
 from attnlab.run.loading import load
 from attnlab.tasks.base import task_of
 from attnlab.tasks.harness import TrainedRun
@@ -67,6 +69,28 @@ def test_requests_and_values_are_those_of_the_harness(
     assert run.generate_until(requests((contexts[0], stop))) == known.generate_until(
         requests((contexts[0], stop)), True
     )
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_a_sharded_folder_in_half_precision_is_read_in_float32(stored: torch.dtype, tmp_path: Path) -> None:
+    """And decodes in what hardware.precision says."""
+    plain = huggingface.load(str(pretrained(tmp_path / "plain", "bos")))
+    half: Any = plain.to(stored)
+    half.save_pretrained(tmp_path / "half", max_shard_size="40KB")
+    huggingface.tokenizer(str(tmp_path / "plain")).save_pretrained(tmp_path / "half")
+    assert len(list((tmp_path / "half").glob("model-*.safetensors"))) > 1
+    words, ids = ["task=wikitext2", "mode=generate", f"model='{tmp_path / 'half'}'"], torch.arange(3, 9)[None]
+    for precision, dtype in {"32-true": torch.float32, "bf16-mixed": torch.bfloat16}.items():
+        cfg = check([*words, "hardware=cpu", f"hardware.precision={precision}"], load).jobs[0]
+        task = task_of(cfg, LanguageModellingTask)
+        module = task.restore()
+        assert {value.dtype for value in module.model.parameters()} == {torch.float32}
+        with autocast(torch.device("cpu"), task.predictor(module).dtype):
+            out = module.model(ids)
+        assert out.dtype == dtype
+        expected = huggingface.load(str(tmp_path / "half"), dtype=torch.float32)(ids).logits
+        torch.testing.assert_close(out.float(), expected, rtol=0, atol=1e-4 if dtype == torch.float32 else 0.5)
 
 
 @pytest.mark.slow

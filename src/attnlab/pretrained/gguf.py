@@ -25,15 +25,16 @@ from attnlab.run.cache import digest, read_index, stored_files, write_index
 log = logging.getLogger(__name__)
 
 VERSION = 1  # to be raised when the same file gives another folder
-NEEDED = frozenset("context_length block_count embedding_length feed_forward_length attention.head_count".split())
-KEYS = NEEDED | frozenset(
-    "vocab_size attention.head_count_kv attention.key_length attention.value_length attention.layer_norm_epsilon "
-    "attention.layer_norm_rms_epsilon rope.dimension_count rope.freq_base rope.scaling.type rope.scaling.factor "
-    "rope.scaling.original_context_length rope.scaling.finetuned".split()
-)  # keys of an architecture that are read
+SIZES = {"context_length", "block_count", "embedding_length", "feed_forward_length", "attention.head_count"}
+EPSILONS = {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"}
+OPTIONAL = (
+    "vocab_size attention.head_count_kv attention.key_length attention.value_length rope.dimension_count "
+    "rope.freq_base rope.scaling.type rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned"
+)
+KEYS = SIZES | EPSILONS | {*OPTIONAL.split()}  # of an architecture, which are read
 FACTORS = "rope_freqs.weight"  # the divisor of each rotary frequency, in files of Llama 3.1 and later
 ENDS = ("eos", "eot", "eom")  # tokens that end a text or a turn
-LIKE_GPT2 = ("default", "gpt-2", "gpt2", "mpt", "olmo", "phi-2")  # values of tokenizer.ggml.pre: words as GPT-2 has them
+LIKE_GPT2 = ("default", "gpt-2", "gpt2", "mpt", "olmo", "phi-2")  # values of tokenizer.ggml.pre: words as in GPT-2
 DIGITS = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")  # and each digit a word
 BEGUN = ("llama3", "llama-v3", "llama-bpe", "falcon3")  # a text begins with BOS unless the file says otherwise
 
@@ -80,7 +81,7 @@ def opened(path: Path, source: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"model={source}: a GGUF file is read with gguf: pip install 'attnlab[gguf]'") from error
 
-    class Bounded(GGUFReader):  # type: ignore[misc]
+    class Bounded(GGUFReader):
         """A reader that fails at the end of the file, where the library's would go on with empty values."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
@@ -147,7 +148,8 @@ def _reading(source: str) -> Iterator[None]:
     except AttnlabError:
         raise
     except Exception as error:  # foreign bytes raise many classes in numpy, gguf, tokenizers and transformers
-        raise DataError(f"model={source}: cannot be read as a GGUF file ({' '.join(str(error).split())[:160]})") from error
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(f"model={source}: cannot be read as a GGUF file ({reason})") from error
 
 
 def _write(place: Path, path: Path, source: str, library: Any) -> None:
@@ -196,13 +198,13 @@ def _config(reader: Any, config: dict[str, Any], source: str, notes: list[str]) 
     name = str(_value(reader, "general.architecture", ""))
     values = {key.removeprefix(f"{name}."): field.contents() for key, field in reader.fields.items()
               if key.startswith(f"{name}.")}  # fmt: skip
-    if missing := sorted(NEEDED - values.keys()):
+    if missing := sorted(SIZES - values.keys()):
         raise DataError(f"model={source}: {name}.{missing[0]} is missing in its metadata")
     for key in sorted(key for key in values.keys() - KEYS if values[key]):
         if key.startswith(("attention.", "rope.")):
             raise ConfigError(f"model={source}: {name}.{key}={values[key]} is not supported")
         notes.append(f"{name}.{key}={values[key]!r:.40} is not used")
-    if not {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"} & values.keys():
+    if not EPSILONS & values.keys():
         raise DataError(f"model={source}: the epsilon of the norms is missing in its metadata")
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
     width = values.get("attention.key_length") or config.get("head_dim")

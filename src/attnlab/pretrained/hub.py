@@ -44,13 +44,13 @@ def transformers() -> Any:
 
 
 def folder(source: str, *, weights: bool = True) -> Path:
-    """The folder of a model: `source` itself, that of a GGUF file, or its copy in the hub's cache, downloaded if missing.
+    """The folder of a model: `source`, that of a GGUF file, or its copy in the hub's cache, downloaded if missing.
 
     Args:
         weights: False: the config and the tokenizer are sufficient.
 
     Raises:
-        DataError: an unknown folder or name, missing files, a damaged GGUF file, or no answer of the hub within seconds.
+        DataError: an unknown folder or name, missing or damaged files, or no answer of the hub within seconds.
         ConfigError: a GGUF file that is not supported, or gguf is not installed.
     """
     path = Path(source).expanduser()
@@ -60,7 +60,8 @@ def folder(source: str, *, weights: bool = True) -> Path:
         _complete(path, source, weights)
         return path
     if path.exists():
-        raise DataError(f"model={source}: a file; give its folder, with {CONFIG}, tokenizer files and *.safetensors, or a .gguf")
+        parts = f"{CONFIG}, tokenizer files and *.safetensors"
+        raise DataError(f"model={source}: a file; give its folder, with {parts}, or a {GGUF} file")
     return _cached(source, weights) or _downloaded(source, weights)
 
 

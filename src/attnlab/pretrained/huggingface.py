@@ -119,6 +119,10 @@ def load(source: str, *, dtype: torch.dtype | None = None, device: torch.device 
     for key in sorted(family.options & values.keys()):
         if values[key] and options.get(key) is None:
             log.warning("%s: %s=%s is not used by this model", path / hub.CONFIG, key, values[key])
+    was = values.get("dtype") or values.get("torch_dtype")
+    wanted = str(dtype or was).removeprefix("torch.")
+    if was not in (None, wanted):
+        log.info("model=%s: its weights are stored in %s and read in %s", source, was, wanted)
     kind = getattr(hub.transformers(), family.classes[options["model_type"]])
     model = hub.read_model(kind, family.config(source, options), path, source, dtype=dtype)
     return model.to(device) if device is not None else model

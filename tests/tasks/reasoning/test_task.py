@@ -150,6 +150,25 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Folder, start: Start, t
         task_of(start(f"model={tmp_path / 'small'}")[0], ReasoningTask).prepare({}, None)
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_a_folder_in_half_precision_computes_as_the_hardware_says(
+    stored: torch.dtype, folder: Folder, start: Start, tmp_path: Path
+) -> None:
+    model: Any = huggingface.load(str(folder("llama")), dtype=stored)
+    model.save_pretrained(tmp_path / "half", max_shard_size="20KB")
+    huggingface.tokenizer(str(folder("llama"))).save_pretrained(tmp_path / "half")
+    assert len(list((tmp_path / "half").glob("model-*.safetensors"))) > 1
+    seen, words, ids = {}, f"model={tmp_path / 'half'}", torch.arange(8)[None]
+    settings = {"32": [], "bf16": ["hardware.precision=bf16-mixed"], "own": ["task.model.dtype=bfloat16"]}
+    for name, more in settings.items():
+        task = task_of(start(words, *more)[0], ReasoningTask)
+        asked = task.restore()
+        with torch.no_grad(), task._autocast():
+            seen[name] = asked.model(ids).logits
+    assert [value.dtype for value in seen.values()] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert torch.equal(seen["32"], huggingface.load(str(tmp_path / "half"), dtype=torch.float32)(ids).logits)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gptj"])
 def test_the_type_of_a_compressed_model_is_that_of_from_pretrained(kind: str, tmp_path: Path) -> None:
     """Parameters are cast; rotary frequencies, which no weight file has, stay in float32."""

@@ -66,8 +66,9 @@ class AskedModel:
     """A pretrained language model with its tokenizer.
 
     Args:
-        weights: a local folder, a GGUF file, a compressed model's folder or its run, or a name of the hub; None: a sample model.
-        dtype: of the parameters; None: as they are stored.
+        weights: a local folder, a GGUF file, a compressed model's folder or its run, or a name of the hub; None: a
+            sample model.
+        dtype: of the parameters; None: as they are stored, or float32 if `hardware.precision` says 32-true.
         epochs: of the sample model's training at most; it ends when the questions are known.
         lr, batch_size: of that training.
     """

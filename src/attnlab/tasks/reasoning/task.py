@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
@@ -25,7 +27,7 @@ from attnlab.pretrained import huggingface
 from attnlab.pretrained.weights import new_folder
 from attnlab.run import record as records
 from attnlab.run.console import each
-from attnlab.run.device import device_of
+from attnlab.run.device import autocast, device_of, scoring_dtype
 from attnlab.run.directory import DENSE
 from attnlab.run.files import write_text
 from attnlab.run.identity import corpus_content
@@ -106,6 +108,9 @@ class ReasoningTask(Compresses, Restores):
         return data, asked
 
     def _loaded(self, spec: AskedModel) -> Asked:
+        """Weights of half precision are read in float32 unless `hardware.precision` or `task.model.dtype` is lower."""
+        if spec.dtype is None and scoring_dtype(self.cfg.hardware.precision) is None:
+            spec = replace(spec, dtype="float32")
         asked = spec.load(self.cfg.seed, Path(self.cfg.cache_dir).expanduser(), device_of(self.cfg))
         asked.model.eval().requires_grad_(False)
         return asked
@@ -171,7 +176,13 @@ class ReasoningTask(Compresses, Restores):
 
     def _asked(self, data: Questions, module: Asked, split: str) -> list[Answer]:
         task = self.cfg.task
-        return ask(module, data.kind, getattr(data, split), task.batch_size, task.compat)
+        with self._autocast():
+            return ask(module, data.kind, getattr(data, split), task.batch_size, task.compat)
+
+    def _autocast(self) -> torch.autocast:
+        """As `hardware.precision` says, unless `task.model.dtype` does."""
+        low = scoring_dtype(self.cfg.hardware.precision) if self.spec.dtype is None else None
+        return autocast(device_of(self.cfg), low)
 
     def _quality(self, module: Asked, data: Questions) -> dict[str, Any]:
         """Accuracy and loss of the answers, and the perplexity of a decoder on the text."""
@@ -180,7 +191,8 @@ class ReasoningTask(Compresses, Restores):
         if file is None and data.root is None and module.is_decoder:
             file = data.location / TEXT
         if file is not None:
-            of_text = perplexity(module, read_text(Path(file).expanduser()), task.batch_size, task.text.context)
+            with self._autocast():
+                of_text = perplexity(module, read_text(Path(file).expanduser()), task.batch_size, task.text.context)
             numbers |= {"perplexity": of_text["perplexity"], "text_tokens": of_text["tokens"]}
         return numbers | {"signature": f"{data.kind.name}, {'compat' if task.compat else 'corrected'}"}
 
