@@ -9,7 +9,7 @@ import torch
 
 from tests.pretrained.tokens import KINDS, TEMPLATE, pretrained
 
-ARCHITECTURES = {"gpt2": "gpt2", "qwen2": "qwen2", "qwen3": "qwen3"}  # all others are called llama
+ARCHITECTURES = {"gpt2": "gpt2", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}  # all others are called llama
 CONTROL, NORMAL, BYTE = 3, 1, 6
 
 
@@ -49,8 +49,10 @@ def written(folder: Path, kind: str = "bos", quantised: str = "F32", *, extra: A
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         writer.add_key_length(width)
         writer.add_value_length(width)
-        if arch == "llama":
+        if arch in ("llama", "phi3"):
             writer.add_rope_dimension_count(width)
+        if arch == "phi3":
+            writer.add_sliding_window(config.sliding_window)
         _rotary(writer, model, config.rope_parameters)
     _tokens(writer, kind, folder / "model")
     names = gguf.get_tensor_name_map(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch), layers)

@@ -38,6 +38,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt2", "Q8_0", {"n_inner": 32}),
         ("several-ends", "F32", {}),  # with Llama 3's scaling
         ("pieces", "F16", {}),
+        ("no-bos", "F32", {"model_type": "qwen3", "head_dim": 32, "use_sliding_window": False}),
+        ("bos", "Q4_0", {"model_type": "phi3", "sliding_window": 5, "pad_token_id": 1}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -155,10 +157,12 @@ NORM = np.ones(64, np.float32)
 @pytest.mark.parametrize(
     ("extra", "error", "message"),
     [
-        (changed("general.architecture", "mamba3"), DataError, "architecture mamba3 is not supported"),
-        (changed("general.architecture", "falcon"), ConfigError, "the model_type 'falcon' is of no known family"),
+        (changed("general.architecture", "mamba3"), ConfigError, "the architecture 'mamba3' is not supported; expected"),
+        (changed("general.architecture", "falcon"), ConfigError, "the architecture 'falcon' is not supported; expected"),
+        (changed("general.architecture", "gemma3"), ConfigError, "one of gpt2, llama, phi3, qwen2, qwen3"),
+        (removed("general.architecture"), ConfigError, "the architecture None is not supported"),
         (key("split.count", 3, "uint16"), DataError, "one of 3 parts of a model; join them"),
-        (changed("general.architecture", ""), DataError, "cannot be read as a GGUF file"),
+        (changed("general.architecture", ""), ConfigError, "the architecture '' is not supported"),
         (lambda w: w.add_type("adapter"), DataError, "the file has a adapter, not a model"),
         (key("llama.rope.scaling.type", "longrope", "string"), ConfigError, "rope.scaling.type=longrope is not supp"),
         (key("llama.attention.sliding_window", 16), ConfigError, "llama.attention.sliding_window=16 is not supported"),
@@ -211,9 +215,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         lambda content: overwritten(content, 8, struct.pack("<Q", 1 << 60)),  # tensors
         lambda content: overwritten(content, 16, struct.pack("<Q", 1 << 60)),  # keys
         lambda content: overwritten(content, 24, struct.pack("<Q", 1 << 60)),  # letters of the first key
-        lambda content: content.replace(
-            b"tokenizer.ggml.tokens\t\0\0\0\x08\0\0\0", b"tokenizer.ggml.tokens\t\0\0\0\x09\0\0\0"
-        ),
+        lambda content: content.replace(b".ggml.tokens\t\0\0\0\x08\0\0\0", b".ggml.tokens\t\0\0\0\x09\0\0\0"),
         lambda content: b"\0" * len(content),
     ],
 )

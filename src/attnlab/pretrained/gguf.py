@@ -25,6 +25,7 @@ from attnlab.run.cache import digest, read_index, stored_files, write_index
 log = logging.getLogger(__name__)
 
 VERSION = 1  # to be raised when the same file gives another folder
+ARCHITECTURES = ("gpt2", "llama", "phi3", "qwen2", "qwen3")  # Mistral's files have that of Llama
 SIZES = {"context_length", "block_count", "embedding_length", "feed_forward_length", "attention.head_count"}
 EPSILONS = {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"}
 OPTIONAL = (
@@ -157,6 +158,10 @@ def _write(place: Path, path: Path, source: str, library: Any) -> None:
     from attnlab.pretrained.huggingface import family_for
 
     reader = opened(path, source)
+    if (name := _value(reader, "general.architecture", None)) not in ARCHITECTURES:
+        raise ConfigError(
+            f"model={source}: the architecture {name!r:.40} is not supported; expected one of {', '.join(ARCHITECTURES)}"
+        )
     _check_types(reader, source)
     notes: list[str] = []
     with _reading(source), without_bar():
@@ -200,6 +205,7 @@ def _config(reader: Any, config: dict[str, Any], source: str, notes: list[str]) 
               if key.startswith(f"{name}.")}  # fmt: skip
     if missing := sorted(SIZES - values.keys()):
         raise DataError(f"model={source}: {name}.{missing[0]} is missing in its metadata")
+    window = values.pop("attention.sliding_window", None) if name == "phi3" else None
     for key in sorted(key for key in values.keys() - KEYS if values[key]):
         if key.startswith(("attention.", "rope.")):
             raise ConfigError(f"model={source}: {name}.{key}={values[key]} is not supported")
@@ -221,6 +227,8 @@ def _config(reader: Any, config: dict[str, Any], source: str, notes: list[str]) 
                    {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}.items()}  # fmt: skip
     if name in ("llama", "qwen3"):
         config["head_dim"] = width
+    if window is not None:
+        config["sliding_window"] = window
     return config | {"rope_parameters": _rotary(reader, values, width, source)}
 
 
