@@ -157,9 +157,17 @@ NORM = np.ones(64, np.float32)
 @pytest.mark.parametrize(
     ("extra", "error", "message"),
     [
-        (changed("general.architecture", "mamba3"), ConfigError, "the architecture 'mamba3' is not supported; expected"),
-        (changed("general.architecture", "falcon"), ConfigError, "the architecture 'falcon' is not supported; expected"),
-        (changed("general.architecture", "gemma3"), ConfigError, "one of gpt2, llama, phi3, qwen2, qwen3"),
+        (
+            changed("general.architecture", "mamba3"),
+            ConfigError,
+            "the architecture 'mamba3' is not supported; expected",
+        ),
+        (
+            changed("general.architecture", "falcon"),
+            ConfigError,
+            "the architecture 'falcon' is not supported; expected",
+        ),
+        (changed("general.architecture", "gemma3"), ConfigError, "expected gpt2, llama, phi3, qwen2, qwen3"),
         (removed("general.architecture"), ConfigError, "the architecture None is not supported"),
         (key("split.count", 3, "uint16"), DataError, "one of 3 parts of a model; join them"),
         (changed("general.architecture", ""), ConfigError, "the architecture '' is not supported"),

@@ -160,7 +160,7 @@ def _write(place: Path, path: Path, source: str, library: Any) -> None:
     reader = opened(path, source)
     if (name := _value(reader, "general.architecture", None)) not in ARCHITECTURES:
         raise ConfigError(
-            f"model={source}: the architecture {name!r:.40} is not supported; expected one of {', '.join(ARCHITECTURES)}"
+            f"model={source}: the architecture {name!r:.40} is not supported; expected {', '.join(ARCHITECTURES)}"
         )
     _check_types(reader, source)
     notes: list[str] = []

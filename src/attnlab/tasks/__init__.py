@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from attnlab.config.rules import SAMPLE, check_model
+from attnlab.config.rules import SAMPLE, TIMM, check_model
 from attnlab.errors import ConfigError
 
 HEALING = {  # keys that follow from convert.healing, unless they are on the command line
@@ -23,6 +23,16 @@ def match_parameters(cfg: DictConfig, overrides: Sequence[str], read_models: boo
     from attnlab.tasks.base import matched  # it imports torch
 
     return matched(cfg)
+
+
+def complete_images(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True) -> DictConfig:
+    """The configuration with the architecture and the images of `model=`, where that says them."""
+    if cfg.model is None or not read_models:
+        return cfg
+    check_model(str(cfg.model), TIMM)
+    from attnlab.pretrained.timm import completed  # it imports torch
+
+    return completed(cfg, overrides)
 
 
 def complete(cfg: DictConfig, overrides: Sequence[str], read_models: bool = True) -> DictConfig:

@@ -38,6 +38,7 @@ from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError, DataError
 from attnlab.metrics.numbers import TopAccuracy
 from attnlab.models.token_loss import at_least_float32
+from attnlab.pretrained.timm import IMAGES as PREPARED
 from attnlab.pretrained.timm import Timm, VisionTransformer
 from attnlab.run.console import each
 from attnlab.run.device import device_of, scoring_dtype
@@ -53,6 +54,7 @@ from attnlab.tasks.prediction import Predictor, Result, changed
 log = logging.getLogger(__name__)
 
 SHARDED = False  # hardware=fsdp is refused
+CONFIGURE = "attnlab.tasks.complete_images"  # see attnlab.config.check
 CLASSES_FILE = "classes.json"  # in the run directory: the names of the classes, in the order of the logits
 
 
@@ -226,7 +228,15 @@ class ImageClassificationTask(Predicts, Compresses):
             log.info("compressed model from %s", source)
             return folder.read_manifest(source).get("notes", {}).get("identity", {}).get("compression")
         if self.spec.weights:
-            Timm().load(module.model, self.spec.weights)
+            about, images = Timm().load(module.model, self.spec.weights), self.cfg.task.data
+            shown = ", ".join(f"{key}={images[key]}" for key in ("image_size", "crop_pct", *PREPARED))
+            log.info("model=%s: a %s, images prepared with %s", self.spec.weights, self.spec.name, shown)
+            if about:
+                record["weights"] = about
+            if "head" in about and self.cfg.mode == "test":
+                raise DataError(
+                    f"model={self.spec.weights}: no classifier, so that it cannot be scored; train one first"
+                )
         else:
             pretrain(self.cfg, record, directory, data, module)
         return None
