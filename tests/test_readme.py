@@ -25,6 +25,7 @@ from attnlab.errors import DataError
 from attnlab.report import command as report
 from attnlab.run.loading import load
 from tests.command import ROOT, environment
+from tests.pretrained.gguf_files import written
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
@@ -94,8 +95,12 @@ def test_commands_are_right(command: str, tmp_path: Path, monkeypatch: pytest.Mo
             Path("experiments").symlink_to(ROOT / "experiments")
         elif key == "model" and value == "FOLDER":
             Path(value).symlink_to(ROOT / "experiments" / "convert" / "llama_768")
-        elif key == "model" and value.endswith(".pth"):
+        elif key == "model" and value.endswith((".pth", ".safetensors")):
             torch.save({}, value)
+        elif key == "model" and value.endswith(".gguf"):
+            pytest.importorskip("gguf")
+            monkeypatch.setenv("ATTNLAB_CACHE", str(tmp_path / "cache"))
+            written(tmp_path, "bos").rename(value)
     plan = check(words, load)
     values = [word.partition("=")[2].split(",") for word in words if "-m" in words and "[" not in word]
     assert len(plan.jobs) == math.prod(map(len, values))
