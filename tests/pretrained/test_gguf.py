@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import attnlab
 from attnlab.errors import ConfigError, DataError
 from attnlab.pretrained import decoder, hub, huggingface
 from attnlab.pretrained import gguf as reading
+from tests.command import ROOT, run_command
 from tests.conversion.models import LINEAR, YARN
 from tests.pretrained.gguf_files import written
 from tests.pretrained.tiny import logits
@@ -266,6 +268,33 @@ def test_how_words_are_split(pre: str, note: str, tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.slow
+def test_the_modes_that_take_a_folder_take_a_file(tmp_path: Path) -> None:
+    """Test, convert, generate, compress and export; the record and the card say what was dequantised."""
+    path, run = written(tmp_path, "bos", "Q8_0"), tmp_path / "run"
+
+    def done(*words: str) -> dict[str, Any]:
+        paths = ":".join([str(ROOT / "src"), str(Path(gguf.__file__).parents[1])])
+        result = run_command(*words, "hardware=cpu", ATTNLAB_CACHE=str(tmp_path / "cache"), PYTHONPATH=paths)
+        assert result.returncode == 0, result.stderr[-2000:]
+        return json.loads((run / "record.json").read_text()) if (run / "record.json").is_file() else {}
+
+    text = ["task=wikitext2", f"model={path}", "task.data.window=32"]
+    sizes = ["convert.layers=equal", "convert.calibration.window=32", "convert.calibration.tokens=1024"]
+    expected = {"file": "GGUF", "dequantised": {"Q8_0": 16, "F32": 5}, "notes": []}
+    for words in (
+        [*text, "mode=test"],
+        [*text, "mode=generate", "prompt=The sun", "task.sampling.tokens=3"],
+        ["task=reasoning", f"model={path}", "mode=compress", "compress=tensorllm", "task.data.limit=20"],
+        [*text, "mode=convert", "convert=mla", *sizes, "task.score.needle=null"],
+    ):
+        shutil.rmtree(run, ignore_errors=True)
+        assert done(*words, f"hydra.run.dir={run}")["weights"] == expected
+    done("mode=export", f"checkpoint={run}")
+    assert "dequantised from a GGUF file" in (run / "exported" / "README.md").read_text()
+    assert (run / "exported" / "chat_template.jinja").is_file() and (run / "exported" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif("ATTNLAB_MODELS" not in os.environ, reason="real weights are not there")
 def test_a_real_file() -> None:
     """SmolLM2-135M-Instruct as Q4_1, and the folder with its values in float32."""
@@ -278,8 +307,10 @@ def test_a_real_file() -> None:
         assert torch.equal(logits(model, ids), logits(plain, ids))
     words, known = (huggingface.tokenizer(str(path)) for path in (file, place / "smollm2_135m"))
     texts = json.loads((place / "smollm2_135m" / "tokenizer.json").read_text())["model"]["merges"][:2000:7]
-    texts = [" ".join(merge).replace("Ġ", " ") + f"\n {number}, <|im_end|>" for number, merge in enumerate(texts)]
+    texts = [" ".join(merge).replace("Ġ", " ") + f"\n, {number}<|im_end|>" for number, merge in enumerate(texts)]
     assert len(texts) > 200
     assert [words(text).input_ids for text in texts] == [known(text).input_ids for text in texts]
+    spaced = "a  1"  # digit by digit, as published; transformers alone, which wrote the folder, splits as GPT-2
+    assert words.tokenize(spaced) == ["a", "ĠĠ", "1"] and known.tokenize(spaced) == ["a", "Ġ", "Ġ", "1"]
     assert words.chat_template == known.chat_template
     assert reading.about(hub.folder(str(file)))["dequantised"] == {"Q4_1": 210, "F32": 61, "Q8_0": 1}

@@ -46,7 +46,7 @@ def pickled_integers(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda x: edit(x, model_type="opt"), ConfigError, r"model_type 'opt' is of no known family \(bert, gpt2, "),
+        (lambda x: edit(x, model_type="opt"), ConfigError, r"model_type 'opt' is of no known family \(bert, gemma3"),
         (lambda x: edit(x, model_type="attnlab"), ConfigError, r"an export with code, .*; give checkpoint=<its run"),
         (lambda x: edit(x, quantization_config={"quant_method": "gptq"}), DataError, r"weights are quantised \(gptq\)"),
         (lambda x: edit(x, hidden_size="wide"), DataError, r"config.json: llama refuses it: .*hidden_size.*int"),
