@@ -64,6 +64,10 @@ class Conversion(ABC):
         assert isinstance(attention, MHA)
         return self.planned(attention)
 
+    def planned_layers(self, attentions: Sequence[Attention]) -> list[dict[str, Any]]:
+        """:meth:`planned_for` of all layers. ConfigError: also if they do not go together."""
+        return [self.planned_for(attention) for attention in attentions]
+
     @abstractmethod
     def planned(self, attention: MHA) -> dict[str, Any]:
         """The node of the converted mechanism from the settings and the original's sizes, with the final cache size.

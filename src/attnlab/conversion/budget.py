@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attnlab.conversion.split import spaced
-from attnlab.errors import ConfigError
 
 Sharing = Literal["measured", "budget", "equal", "same"]
 STEPS = 64  # compared sizes of a layer's cache, at most
@@ -139,13 +138,11 @@ def near(survey: Survey, total: int, valid: Sequence[int]) -> tuple[int, ...]:
 
 
 def same(surveys: Sequence[Survey], total: int, rotary: str) -> list[LayerPlan]:
-    """Plans with the same d_r, r and rotary frequencies for all layers. ConfigError: layers differ in shape.
+    """Plans with the same d_r, r and rotary frequencies for all layers, which have one shape.
 
     Components are chosen for "score", "standard" and "two_norm"; the other methods choose the same ones in every layer.
     """
     first = surveys[0]
-    if any(s.errors.shape != first.errors.shape or s.scores.shape != first.scores.shape for s in surveys):
-        raise ConfigError("convert.layers=same: the layers of the original differ in key-value heads or their width")
     errors = torch.stack([survey.errors[:, total] * survey.weight for survey in surveys]).sum(0)
     rope = int(first.rope_dims[int(errors.argmin())])
     turned = None

@@ -110,8 +110,7 @@ def convert(
         DataError: activations on the texts are not finite.
         WriteError: the disk is full, for example.
     """
-    for attention in decoder.attentions:
-        target.planned_for(attention)
+    target.planned_layers(decoder.attentions)
     layers, last = [], len(decoder.blocks) - 1
     with TemporaryDirectory() as temporary, _progress(decoder, target, tokens) as advance:
         plans = _plans(decoder, target, tokens, healed, folder, advance)

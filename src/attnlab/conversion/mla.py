@@ -196,6 +196,15 @@ class ToMLA(Conversion):
             row[: rope + self.least_rank] = torch.inf
         return Survey(torch.tensor(ropes), errors, scores(statistics, self.rotary, frequencies_of(attention)))
 
+    def planned_layers(self, attentions: Sequence[Attention]) -> list[dict[str, Any]]:
+        planned = super().planned_layers(attentions)
+        shapes = {(a.num_kv_heads, a.head_dim, a.turned) for a in attentions if isinstance(a, MHA)}
+        if self.layers == "same" and len(shapes) > 1:
+            raise ConfigError(
+                "convert.layers=same: the layers of the original differ in key-value heads, their width or rotation"
+            )
+        return planned
+
     def plans(self, attentions: Sequence[MHA], surveys: Sequence[Survey]) -> Sequence[LayerPlan]:
         totals = [self.budget(attention) for attention in attentions]
         if self.layers == "same":

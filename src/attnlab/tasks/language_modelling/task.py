@@ -87,7 +87,7 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
                 return model
             if self.cfg.checkpoint and (layers := self._layer_file()) is not None:
                 return target.healing.freeze(self._with_layers(self.cfg.task.data.vocab_size, layers))
-            model = replaced(model, [target.planned_for(a) for a in model.attentions])
+            model = replaced(model, target.planned_layers(model.attentions))
             set_cache_bits(self.cfg, model.attentions)
             return target.healing.freeze(model)
         data = self.cfg.task.data
