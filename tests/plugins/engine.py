@@ -8,6 +8,8 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from attnlab.export.engine import cache_of, request_of
+
 
 def main(folder: Path) -> None:
     asked = json.loads((folder / "asked.json").read_text())
@@ -26,12 +28,9 @@ def main(folder: Path) -> None:
             made = request.outputs[0]
             chosen = [entry[token].logprob for token, entry in zip(made.token_ids, made.logprobs, strict=True)]
             answer["requests"].append([list(made.token_ids), chosen, request.num_cached_tokens])
-    core = llm.llm_engine.engine_core.engine_core
-    pages = core.scheduler.kv_cache_config
-    positions = pages.num_blocks * max(group.kv_cache_spec.block_size for group in pages.kv_cache_groups)
-    layers = core.vllm_config.compilation_config.static_forward_context.values()
-    storages = {store.data_ptr(): store.nbytes() for store in (layer.kv_cache.untyped_storage() for layer in layers)}
-    answer["bytes_per_position"] = sum(storages.values()) / positions
+    size, positions, _ = cache_of(llm)
+    answer["bytes_per_position"] = size / positions
+    answer["request"] = request_of(llm, max(asked["prompts"], key=len))
     (folder / "answer.json").write_text(json.dumps(answer))
 
 

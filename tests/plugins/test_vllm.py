@@ -26,11 +26,14 @@ pytestmark = [
 
 
 def exported(folder: Path, attention: str, model: dict[str, Any] = LONG, **options: Any) -> LanguageModel:
-    """A model and its folder; the mechanisms of a mixture are joined by +."""
+    """A model and its folder; the mechanisms of a mixture are joined by +, `options` are those of each by its name."""
     first, *others = attention.split("+")
-    cfg = config(first, model, **options)
+    cfg = config(first, model, **({} if others else options))
     if others:
-        nodes = {name: OmegaConf.to_container(config(name, model).attention) for name in (first, *others)}
+        nodes = {
+            str(i): OmegaConf.to_container(config(name, model, **options.get(str(i), {})).attention)
+            for i, name in enumerate((first, *others))
+        }
         cfg.attention = {"pattern": list(nodes), "mechanisms": nodes}
     built = model_of(cfg)
     language.export(built, cfg, WORDS, record(attention), folder)
@@ -68,6 +71,9 @@ def check(model: LanguageModel, prompts: list[list[int]], answer: Any, block: in
         assert tokens == best.tolist()
         torch.testing.assert_close(torch.tensor(chosen), expected, rtol=0, atol=1e-3)
     assert answer["bytes_per_position"] == pytest.approx(serving.cache_bytes("plugin", model, block), rel=0.01)
+    length, size = answer["request"]
+    assert length == max(map(len, prompts)) + 1
+    assert size == pytest.approx(serving.request_bytes("plugin", model, length, block), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +85,7 @@ def check(model: LanguageModel, prompts: list[list[int]], answer: Any, block: in
         ("mha", {"qk_norm": True}, 32), ("mtla+tpa+mha", {}, 32), ("mtla_window", {}, 32),
         ("mtla_window", {"stride": 3, "recent": 3, "first": 5}, 96),
         ("mtla_window", {"stride": 4, "model": DECODER}, 32),
+        ("mla+mla_window+mla_window", {"1": {"window": 5, "latent_dim": 12}, "2": {"window": 40, "rope_dim": 2}}, 32),
     ],
 )  # fmt: skip
 def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block: int, tmp_path: Path) -> None:

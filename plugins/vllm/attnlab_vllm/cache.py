@@ -129,7 +129,7 @@ class Pages(AttentionLayerBase):
     Attributes:
         spare: slots of a page beside those of its positions.
         first: number of first positions that lie in one page, unmerged.
-        window: newest positions that are kept, in pages of unmerged ones, as large as the others; 0: all are merged.
+        window: newest positions that are read, the new one included, in pages of unmerged ones; 0: all are merged.
         kv_cache: (pages, 1, slots, width), which the engine sets.
     """
 
@@ -148,23 +148,41 @@ class Pages(AttentionLayerBase):
         return PagedBackend
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
-        """ValueError: the stride does not divide the size of a block, or it has no room for the first positions."""
-        if self._spec is not None:  # the engine may have replaced its size of a block by the smallest of all pages
-            return self._spec
-        size, least = vllm_config.cache_config.block_size, (self.first - self.spare) * self.stride
-        if size % self.stride or size < least:
+        """ValueError, ConfigError: a block of the engine's size cannot have the slots."""
+        if self._spec is None:  # once: the engine may replace its size of a block by the smallest of all pages
+            size, per_slot, numbers = self.page(vllm_config.cache_config.block_size)
+            given: dict[str, Any] = {"num_kv_heads": 1, "head_size": self.width, "dtype": self.dtype}
+            if self.window:  # padded: the engine forgets `tokens_per_state` of these
+                given |= {"sliding_window": self.window, "page_size_padded": numbers * self.dtype.itemsize}
+                self._spec = SlidingWindowMLASpec(block_size=size, **given)
+            else:
+                self._spec = MLAAttentionSpec(block_size=size, tokens_per_state=per_slot, **given)
+        return self._spec
+
+    def page(self, block: int) -> tuple[int, int | Fraction, int]:
+        """For blocks of the engine: positions of a page, positions of a slot, and numbers of a page.
+
+        ValueError: the stride does not divide the size of a block, or it has no room for the first positions.
+        """
+        least = (self.first - self.spare) * self.stride
+        if block % self.stride or block < least:
             raise ValueError(
-                f"--block-size {size}: expected a multiple of the stride {self.stride} of MTLA, {least} or more, as a "
+                f"--block-size {block}: expected a multiple of the stride {self.stride} of MTLA, {least} or more, as a "
                 f"slot and the first positions each lie in one block; set --block-size {max(32 * self.stride, least)}"
             )
-        slots, size = size // self.stride, size // self.stride if self.window else size
-        given: dict[str, Any] = {"block_size": size, "num_kv_heads": 1, "head_size": self.width, "dtype": self.dtype}
-        given["tokens_per_state"] = Fraction(size, slots + self.spare) if self.spare else size // slots
-        if self.window:
-            self._spec = SlidingWindowMLASpec(sliding_window=self.window + 1, **given)
-        else:
-            self._spec = MLAAttentionSpec(**given)
-        return self._spec
+        slots = block // self.stride + self.spare
+        size, per_slot = (slots - self.spare, 1) if self.window else (block, Fraction(block, slots))
+        return size, int(per_slot) if per_slot.denominator == 1 else per_slot, slots * self.width
+
+    def part(self, before: int, width: int) -> Tensor:
+        """The slots of one layer, (pages, slots, width), a view.
+
+        Args:
+            before: numbers of a slot of the layers before it that share the pages.
+        """
+        slots = self.kv_cache.shape[2]
+        page = self.kv_cache.view(len(self.kv_cache), -1)
+        return page[:, before * slots : (before + width) * slots].unflatten(1, (slots, width))
 
     def parts(self) -> list[Part]:
         """The requests of a step; none while the engine measures its memory, when there are no pages yet."""
@@ -177,19 +195,33 @@ class PagedAttention:
 
     A slot has the entries of all buffers of `attention.layout()`, flattened, side by side: `elements_per_slot` numbers.
 
+    Args:
+        pages: those that layers share; None: the layer has pages of its own.
+        before: numbers of a slot of the layers before it in shared pages.
+
     Attributes:
         cache: attnlab's cache, with the rotary tables and products of the weights, but no pages.
     """
 
     def __init__(
-        self, attention: PositionalAttention, name: str, engine: VllmConfig, pages: Pages | None = None
+        self,
+        attention: PositionalAttention,
+        name: str,
+        engine: VllmConfig,
+        pages: Pages | None = None,
+        before: int = 0,
     ) -> None:
-        self.attention, self.stride = attention, int(getattr(attention, "stride", 1))
+        self.attention, self.stride, self.before = attention, int(getattr(attention, "stride", 1)), before
         self.pages = pages or Pages(name, engine, attention.elements_per_slot, self.stride)
         self.cache: RaggedCache | None = None
         self.capacity = engine.model_config.max_model_len
         if isinstance(attention, TPA):
             attention.has_kernel = False  # it reads buffers that are contiguous
+
+    @property
+    def memory(self) -> Tensor:
+        """Its slots of all pages, (pages, slots, numbers)."""
+        return self.pages.part(self.before, self.attention.elements_per_slot)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (1, N, d), the new tokens of all requests -> (1, N, d)."""
@@ -200,8 +232,8 @@ class PagedAttention:
 
     def _extend(self, x: Tensor, part: Part) -> Tensor:
         """x (B, n, d) -> (B, n, d)."""
-        cache, memory = self._cache(), self.pages.kv_cache
-        slots, size = -(-part.length // self.stride), memory.shape[2]
+        cache, memory = self._cache(), self.memory
+        slots, size = -(-part.length // self.stride), memory.shape[1]
         table, place = part.table[:, : -(-slots // size)].long(), part.positions // self.stride
         pages = memory.index_select(0, table.flatten())  # a copy
         seen = pages.view(len(table), -1, pages.shape[-1])[:, :slots]  # (B, slots, elements)
@@ -211,7 +243,7 @@ class PagedAttention:
         cache.open(self._buffers(seen), slots, length)
         out = self.attention.extend(x, cache)
         rows = torch.arange(len(seen), device=seen.device)[:, None]
-        memory[table.gather(1, place // size), 0, place % size] = seen[rows, place]
+        memory[table.gather(1, place // size), place % size] = seen[rows, place]
         cache.text = {}  # the copies of all layers would be a second cache
         return out
 

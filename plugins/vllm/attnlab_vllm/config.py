@@ -10,7 +10,7 @@ from attnlab.export.serving import MECHANISMS
 
 MODELS = {"T6", "Decoder"}
 VALUES = {"Llama3Scaling"}  # classes of arguments
-WITHOUT_PAGES = {"Window": "a window of positions is stored in a ring", "MultiLinear": "its state has a fixed size"}
+WITHOUT_PAGES = {"MultiLinear": "its state has a fixed size"}
 
 
 class ServedConfig(AttnlabConfig):

@@ -6,11 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
-from attnlab.attention import MTLAWindow
 from attnlab.export.modeling_attnlab import AttnlabForCausalLM
-from attnlab_vllm.cache import PagedAttention
 from attnlab_vllm.config import check_engine
-from attnlab_vllm.window import windows
+from attnlab_vllm.window import paged
 
 
 class ServedModel(nn.Module):
@@ -26,12 +24,7 @@ class ServedModel(nn.Module):
         super().__init__()
         check_engine(vllm_config)
         self.model: Any = AttnlabForCausalLM(vllm_config.model_config.hf_config).model
-        mechanisms: Any = self.model.attentions
-        self.layers = (
-            windows(mechanisms, prefix, vllm_config)
-            if any(isinstance(mechanism, MTLAWindow) for mechanism in mechanisms)
-            else [PagedAttention(a, f"{prefix}layers.{i}", vllm_config) for i, a in enumerate(mechanisms)]
-        )
+        self.layers = paged(self.model.attentions, prefix, vllm_config)
         generation = vllm_config.model_config.try_get_generation_config()
         self.unused: list[int] = generation.get("suppress_tokens") or []
 

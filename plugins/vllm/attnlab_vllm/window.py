@@ -1,6 +1,6 @@
-"""MTLA with unmerged positions over the pages of the engine's KV cache."""
+"""Mechanisms that read a window of newest positions, over the pages of the engine's KV cache."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -8,29 +8,82 @@ from torch import Tensor
 from vllm.config import VllmConfig
 
 from attnlab.attention import Attention, MTLAWindow
+from attnlab.attention.positional import PositionalAttention
+from attnlab.attention.sliding_window import Windowed
 from attnlab.export import serving
 from attnlab_vllm.cache import PagedAttention, Pages, Part
 
 
-def windows(layers: Sequence[Attention], prefix: str, engine: VllmConfig) -> "list[PagedWindow]":
-    """The paged form of each layer. ConfigError: a layer has no window, or another one or another stride.
+def paged(layers: Sequence[Attention], prefix: str, engine: VllmConfig) -> list[PagedAttention]:
+    """The paged form of each layer. ConfigError: the layers cannot have common pages.
 
     ValueError: the engine would keep all positions.
     """
     serving.check_windows(layers)
+    mechanisms = [layer for layer in layers if isinstance(layer, PositionalAttention)]
+    if not any(isinstance(layer, MTLAWindow | Windowed) for layer in mechanisms):
+        return [PagedAttention(layer, f"{prefix}layers.{i}", engine) for i, layer in enumerate(mechanisms)]
     if engine.scheduler_config.disable_hybrid_kv_cache_manager:
-        raise ValueError("--disable-hybrid-kv-cache-manager: attnlab-vllm frees old positions of MTLA; leave it out")
+        raise ValueError("--disable-hybrid-kv-cache-manager: attnlab-vllm frees old positions; leave it out")
+    if isinstance(mechanisms[0], MTLAWindow):
+        return [*_merging(mechanisms, prefix, engine)]
+    widths, forms = serving.widths(mechanisms), list[PagedAttention]()
+    pages = {window: SharedPages(f"{prefix}pages.{window}", engine, widths, window) for window in widths}
+    before = dict.fromkeys(widths, 0)
+    for layer in mechanisms:
+        window = serving.window_of(layer)
+        form = PagedSliding if window else PagedAttention
+        forms.append(form(layer, "", engine, pages[window], before[window]))
+        before[window] += layer.elements_per_slot
+    return forms
+
+
+def _merging(layers: Sequence[Attention], prefix: str, engine: VllmConfig) -> "list[PagedWindow]":
     same = [layer for layer in layers if isinstance(layer, MTLAWindow)]
     one, ends = same[0], [0, *accumulate(layer.elements_per_slot for layer in same)]
     sizes = ends[-1], one.stride, serving.spare_slots(one), one.first
-    pages = [
-        Pages(f"{prefix}pages.{i}", engine, *sizes, window) for i, window in enumerate((0, one.recent + one.stride))
-    ]
-    return [PagedWindow(layer, slice(*ends[i : i + 2]), pages, engine) for i, layer in enumerate(same)]
+    pages = [Pages(f"{prefix}pages.{i}", engine, *sizes, seen) for i, seen in enumerate((0, serving.reach(one)))]
+    return [PagedWindow(layer, engine, pages, before) for layer, before in zip(same, ends, strict=False)]
+
+
+class SharedPages(Pages):
+    """Pages of all layers with one window, or of all without one. A slot has a position of all these layers.
+
+    Args:
+        widths: numbers of a slot by window.
+    """
+
+    def __init__(self, name: str, engine: VllmConfig, widths: Mapping[int, int], window: int) -> None:
+        super().__init__(name, engine, widths[window], 1, window=window)
+        self.widths = widths
+
+    def page(self, block: int) -> tuple[int, int, int]:
+        """As in `Pages`. ConfigError: a block has no room for a position of all layers with the window."""
+        sizes = serving.page_sizes(self.widths, block)
+        return sizes[self.window], 1, max(size * self.widths[window] for window, size in sizes.items())
+
+
+class PagedSliding(PagedAttention):
+    """A mechanism with a sliding window, over pages that the engine frees behind it."""
+
+    def _extend(self, x: Tensor, part: Part) -> Tensor:
+        cache, memory, place, table = self._cache(), self.memory, part.positions, part.table.long()
+        window, size = self.pages.window, memory.shape[1]
+        columns = window + x.shape[1] - 1  # of a ring in which nothing is overwritten that a new position reads
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        old = place[:, :1] - torch.arange(1, window, device=x.device)
+        seen = memory.new_zeros(len(x), columns, memory.shape[2])
+        given = memory[table.gather(1, old.clamp(min=0) // size), old.clamp(min=0) % size]
+        seen[rows, old % columns] = given.masked_fill((old < 0)[..., None], 0.0)  # others may have left anything there
+        cache.open(self._buffers(seen), columns, place[:, 0] if part.cached is None else part.cached)
+        out = self.attention.extend(x, cache)
+        memory[table.gather(1, place // size), place % size] = seen[rows, place % columns]
+        cache.text = {}  # the copies of all layers would be a second cache
+        return out
 
 
 class PagedWindow(PagedAttention):
-    """`MTLAWindow` over its columns of two kinds of pages, which all layers share.
+    """`MTLAWindow` over its part of two kinds of pages, which all layers share.
 
     A page of B positions has B / s slots. The slot of position p belongs to the chunk that p completes, which is W
     positions after the chunk's last, so that a page depends on no position behind its own. Slots that nothing is merged
@@ -38,9 +91,9 @@ class PagedWindow(PagedAttention):
     newest positions has B / s of them.
     """
 
-    def __init__(self, attention: MTLAWindow, columns: slice, pages: list[Pages], engine: VllmConfig) -> None:
-        super().__init__(attention, "", engine, pages[0])
-        self.columns, self.newest = columns, pages[1]
+    def __init__(self, attention: MTLAWindow, engine: VllmConfig, pages: list[Pages], before: int) -> None:
+        super().__init__(attention, "", engine, pages[0], before)
+        self.newest = pages[1]
         self.merged_from = -(-(attention.first + attention.recent) // attention.stride)  # slot of the first chunk
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -54,7 +107,7 @@ class PagedWindow(PagedAttention):
         a, cache = self.attention, self._cache()
         assert isinstance(a, MTLAWindow)
         s, first, spare, merged_from = a.stride, a.first, self.pages.spare, self.merged_from
-        merged, newest = (pages.kv_cache[:, 0, :, self.columns] for pages in (self.pages, self.newest))
+        merged, newest = self.memory, self.newest.part(self.before, a.elements_per_slot)
         size, place, before = merged.shape[1] - spare, part.positions, part.positions[:, :1]
         rows, device = torch.arange(len(x), device=x.device)[:, None].expand_as(place), x.device
         pages = part.table[:, : -(-part.length // (size * s))].long()

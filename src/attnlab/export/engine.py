@@ -15,15 +15,43 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the cache is mea
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 
-def cache_of(worker):  # type: ignore[no-untyped-def]
-    """Bytes of all caches of a worker, each counted once, and their positions."""
-    tensors = {}
-    for value in worker.model_runner.kv_caches:
-        for tensor in value if isinstance(value, list | tuple) else [value]:
-            tensors[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    pages = worker.model_runner.kv_cache_config
-    size = max(group.kv_cache_spec.block_size for group in pages.kv_cache_groups)
-    return sum(tensors.values()), pages.num_blocks * size
+def cache_of(llm):  # type: ignore[no-untyped-def]
+    """Bytes of all caches, each counted once, and their positions: those of pages that are never freed behind a window.
+
+    The engine must run in this process.
+    """
+    core, tensors = llm.llm_engine.engine_core.engine_core, {}
+    for layer in core.vllm_config.compilation_config.static_forward_context.values():
+        storage = layer.kv_cache.untyped_storage()
+        tensors[storage.data_ptr()] = storage.nbytes()
+    pages = core.scheduler.kv_cache_config
+    specs = [group.kv_cache_spec for group in pages.kv_cache_groups]
+    whole = [spec.block_size for spec in specs if getattr(spec, "sliding_window", None) is None]
+    size = max(whole or [spec.block_size for spec in specs])
+    return sum(tensors.values()), pages.num_blocks * size, size
+
+
+def request_of(llm, ids):  # type: ignore[no-untyped-def]
+    """Positions and bytes of one request when its last token is decoded. The engine must run in this process."""
+    from vllm import SamplingParams
+
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    manager, pages = scheduler.kv_cache_manager, scheduler.kv_cache_config.num_blocks
+    allocate, last = manager.allocate_slots, [0, 0]
+
+    def counted(request, new, *others, **named):  # type: ignore[no-untyped-def]
+        result = allocate(request, new, *others, **named)
+        last[:] = request.num_computed_tokens + new, pages - 1 - manager.block_pool.get_num_free_blocks()
+        return result
+
+    manager.allocate_slots = counted
+    llm.generate(
+        [{"prompt_token_ids": ids}],
+        SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False),
+        use_tqdm=False,
+    )
+    manager.allocate_slots = allocate
+    return last[0], last[1] * cache_of(llm)[0] / pages
 
 
 def main(question: str, answer: str) -> None:
@@ -71,7 +99,8 @@ def main(question: str, answer: str) -> None:
         for ids, output in zip(asked["given"], given, strict=True)
     ]
     config = llm.llm_engine.vllm_config
-    ((cache_bytes, positions),) = llm.collective_rpc(cache_of)
+    cache_bytes, positions, size = cache_of(llm)
+    length, of_request = request_of(llm, max(asked["prompts"], key=len))
     attention = next(iter(config.compilation_config.static_forward_context.values()))
     backend = attention.get_attn_backend()
     result = {
@@ -87,6 +116,9 @@ def main(question: str, answer: str) -> None:
         "scores": scores,
         "cache_bytes": cache_bytes,
         "positions": positions,
+        "block": size,
+        "request_positions": length,
+        "request_bytes": of_request,
         "seconds": seconds,
     }
     with open(answer, "w", encoding="utf-8") as file:

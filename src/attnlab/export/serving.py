@@ -9,15 +9,18 @@ from typing import Any, Literal
 from torch import nn
 
 from attnlab.attention import MLA, MTLA, Attention, MTLAWindow
+from attnlab.attention.positional import PositionalAttention
+from attnlab.attention.sliding_window import Windowed
 from attnlab.errors import ConfigError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.run.markup import block
 
 WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take; 576 is 512 + 64 on a GPU
 SLOTS, SLOTS_GPU = 128, 16  # positions of a block
+LENGTH = 2048  # positions of a request whose bytes the card tells, at most
 MECHANISMS = (  # of the plugin
-    *("MHA", "MLA", "MLAQueryLatent", "MTLA", "MTLAWindow", "TPA", "TPAKVOnly", "TPANonContextualA"),
-    *("TPANonContextualB", "TPASharedB"),
+    *("MHA", "MLA", "MLAQueryLatent", "MLAWindow", "MTLA", "MTLAWindow", "SlidingWindow", "TPA", "TPAKVOnly"),
+    *("TPANonContextualA", "TPANonContextualB", "TPASharedB"),
 )
 Form = Literal["plain", "native", "exact", "plugin"]
 ABOUT = {
@@ -60,13 +63,63 @@ def check_plugin(model: LanguageModel, reason: str) -> None:
 
 def check_windows(attentions: Sequence[Attention]) -> None:
     """ConfigError: the plugin cannot put the newest positions of these layers into common pages."""
-    windows = {(a.stride, a.recent, a.first) if isinstance(a, MTLAWindow) else None for a in attentions}
-    if len(windows) > 1:
+    kinds = {(a.stride, a.recent, a.first) if isinstance(a, MTLAWindow) else None for a in attentions}
+    if len(kinds) > 1:
         raise ConfigError(
             "attnlab's plugin for vLLM takes MTLA with unmerged positions (mtla_window, convert=mtla) in all layers or "
             "in none, with one stride, recent and first; use format=hf, which transformers decodes, or convert with "
             "convert.layers=budget"
         )
+    if any(window_of(a) for a in attentions) and any(getattr(a, "stride", 1) > 1 for a in attentions):
+        raise ConfigError(
+            "attnlab's plugin for vLLM takes layers with a sliding window beside layers that merge no positions; use "
+            "format=hf, which transformers decodes"
+        )
+
+
+def window_of(attention: Attention) -> int:
+    """Number of newest positions that a layer sees; 0: all positions."""
+    return attention.window if isinstance(attention, Windowed) else 0
+
+
+def reach(attention: MTLAWindow) -> int:
+    """Number of newest positions that a step reads unmerged, the new one included."""
+    return attention.recent + attention.stride + 1
+
+
+def widths(attentions: Sequence[Attention]) -> dict[int, int]:
+    """Cached numbers of a position in all layers with each window together, by window; 0: all positions are seen."""
+    sums = dict[int, int]()
+    for a in attentions:
+        if isinstance(a, PositionalAttention):
+            sums[window_of(a)] = sums.get(window_of(a), 0) + a.elements_per_slot
+    return dict(sorted(sums.items()))
+
+
+def page_sizes(widths: Mapping[int, int], block: int) -> dict[int, int]:
+    """Positions of a page by window. All pages of the engine have the same bytes.
+
+    Layers without a window, or the widest window if there are none, fill a page with the `block` positions of the
+    engine. The others have `block`, doubled while the window is longer or halved, so many times as a page has room for.
+
+    ConfigError: a page has no room for a position of all layers with some window.
+    """
+    leading = 0 if 0 in widths else max(widths, key=lambda window: widths[window])
+    sizes, room = {leading: block}, block * widths[leading]
+    for window, width in widths.items():
+        size = block
+        while size * width > room and size % 2 == 0:
+            size //= 2
+        while size < window and 2 * size * width <= room:
+            size *= 2
+        if size * width > room:
+            least = 1 << math.ceil(math.log2(width / widths[leading]))
+            raise ConfigError(
+                f"--block-size {block}: a position of the layers with a window of {window} has {width} numbers and one "
+                f"of the others {widths[leading]}; set --block-size {least} or more, a power of two"
+            )
+        sizes[window] = size
+    return sizes
 
 
 def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
@@ -82,6 +135,8 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
     strides = [a.stride for a in model.attentions if isinstance(a, MTLA)]
     if form == "plugin" and any(SLOTS_GPU % stride for stride in strides):
         chosen["block_size"] = 32 * math.lcm(*strides)
+    if form == "plugin" and any(map(window_of, model.attentions)):
+        chosen["block_size"] = _windowed_block(model.attentions)
     if form == "exact":
         chosen["enforce_eager"] = True  # torch.compile cannot trace longrope in transformers
     if form in ("native", "exact") and dtype == "float32":
@@ -108,17 +163,54 @@ def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
         f"python -m vllm.entrypoints.openai.api_server --model {command(folder, options(form, model, cpu=True))}"
     )
     size = f"The cache of a token has {cache_bytes(form, model):g} bytes in all layers together."
+    if any(map(window_of, model.attentions)):
+        length = min(model.longest, LENGTH)
+        size += (
+            f" Layers with a sliding window cache their newest positions alone. A request of {length:,} tokens takes "
+            f"{request_bytes(form, model, length):,} bytes, in whole blocks."
+        )
     return "\n".join([block("bash", "\n".join(lines)), "", ABOUT[form], "", size, "", proof])
 
 
 def cache_bytes(form: Form, model: LanguageModel, block: int | None = None) -> float:
     """Bytes of a token in the engine's cache: attnlab's, a constant for each latent without a norm in DeepSeek, and
-    spare slots of blocks of `block` positions. The newest positions of `MTLAWindow` are not counted."""
-    attentions, block = model.attentions, block or options(form, model, cpu=True).get("block_size", SLOTS)
+    spare slots of blocks of `block` positions. Newest positions of `MTLAWindow` and of sliding windows are not counted,
+    because the engine frees them."""
+    attentions, block = model.attentions, block or _block(form, model)
     constants = [form == "exact" and isinstance(getattr(a, "norm", None), nn.Identity) for a in attentions]
     spare = sum(spare_slots(a) * a.elements_per_slot for a in attentions if isinstance(a, MTLAWindow))
     numbers = sum(a.cache_elements_per_token for a in attentions) + sum(constants) + spare / block
     return numbers * next(model.parameters()).dtype.itemsize
+
+
+def request_bytes(form: Form, model: LanguageModel, length: int, block: int | None = None) -> int:
+    """Bytes that a request of `length` positions has in the engine when its last token is decoded: whole blocks.
+
+    Args:
+        block: positions of a block; None: as by :func:`options` on a CPU.
+    """
+    block, first = block or _block(form, model), model.attentions[0]
+    groups = [(block, length)]  # positions of a page, and newest positions that are read
+    page = block * cache_bytes(form, model, block)
+    if form == "plugin" and isinstance(first, MTLAWindow):
+        groups.append((block // first.stride, reach(first)))
+    elif form == "plugin" and any(map(window_of, model.attentions)):
+        numbers = widths(model.attentions)
+        groups = [(size, window or length) for window, size in page_sizes(numbers, block).items()]
+        page = block * numbers.get(0, max(numbers.values())) * next(model.parameters()).dtype.itemsize
+    return round(page * sum(-(-length // size) - max(0, length - seen) // size for size, seen in groups))
+
+
+def _block(form: Form, model: LanguageModel) -> int:
+    """Positions of a block on a CPU."""
+    return int(options(form, model, cpu=True).get("block_size", SLOTS))
+
+
+def _windowed_block(attentions: Sequence[Attention]) -> int:
+    """Positions of a block that is small, so that little of it is empty, and has room for layers with windows."""
+    numbers = widths(attentions)
+    most = max(numbers.values()) / numbers.get(0, max(numbers.values()))
+    return max(32, 1 << math.ceil(math.log2(most)))
 
 
 def spare_slots(attention: MTLAWindow) -> int:
