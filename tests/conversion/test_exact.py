@@ -157,4 +157,4 @@ def test_each_layer_keeps_its_window(layers: Sharing) -> None:
     caches = decoder.start(3, 20)
     steps = torch.cat([decoder.step(part, caches) for part in ids.split([3, 9, 1, 1, 1, 5], 1)], 1)
     assert error(steps, decoder(ids)) < 1e-12
-    assert deepseek.refusal(decoder) == "DeepseekV3 has no sliding windows, and some layers have one; use format=hf"
+    assert deepseek.refusal(decoder) == "DeepseekV3 has no sliding windows, and some layers have one"

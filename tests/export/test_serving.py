@@ -117,7 +117,7 @@ def test_the_command_of_the_card() -> None:
 
 def test_a_python_without_the_engine(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prove.python=.*expected the Python of an environment with vLLM"):
-        proof.check(str(tmp_path / "python"), "plain", 8, 64)
+        proof.check("plain", 64, settings(python=str(tmp_path / "python"), tokens=8).prove)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ READ_BY = {  # root keys that only some modes read
     "checkpoint": ("test", "predict", "generate", "evaluate", "describe", "export"),
     "prompt": ("generate",),
     "format": ("export",),
+    "dtype": ("export",),
     "input": ("predict",),
     "output": ("predict", "describe", "export"),
     "resume": ("train",),
@@ -83,10 +84,7 @@ def check_mode(cfg: DictConfig, task: str) -> None:
             f"hardware.weights=int8: expected mode={', '.join(ROUNDS)} of a language model, not mode={cfg.mode} of "
             f"task={task}; leave it out"
         )
-    if cfg.prove.python is not None and (cfg.mode != "export" or cfg.format not in ("vllm", "deepseek")):
-        raise ConfigError(
-            f"prove.python= is read by mode=export format=vllm, not by mode={cfg.mode} format={cfg.format}"
-        )
+    _check_export(cfg)
     for key in ("checkpoint", "resume", "baseline"):
         if cfg[key] is not None and not config.absolute(key, cfg[key]).exists():
             raise ConfigError(f"{key}={cfg[key]}: no such file or directory")
@@ -100,6 +98,24 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         _check_checkpoint(cfg)
     elif cfg.mode in (*NEED_WEIGHTS, "export"):
         _check_weights(cfg)
+
+
+def _check_export(cfg: DictConfig) -> None:
+    """Check the keys that only some exports read."""
+    if cfg.dtype is not None and (
+        cfg.format == "safetensors"
+        or "LanguageModelling" not in cfg.task.kind._target_
+        and cfg.task.modes[0] != "compress"
+    ):
+        raise ConfigError(
+            f"dtype={cfg.dtype} is read by mode=export of a language model, with format=hf or format=vllm; leave it out"
+        )
+    if cfg.prove.requests and cfg.prove.python is None:
+        raise ConfigError("prove.requests= needs prove.python=<the Python of an environment with vLLM>")
+    if cfg.prove.python is not None and (cfg.mode != "export" or cfg.format not in ("vllm", "deepseek")):
+        raise ConfigError(
+            f"prove.python= is read by mode=export format=vllm, not by mode={cfg.mode} format={cfg.format}"
+        )
 
 
 def _of_every_task(mode: str) -> bool:

@@ -26,6 +26,7 @@ class Root:
     checkpoint: Path | None
     prompt: str | None
     format: Literal["hf", "vllm", "deepseek", "safetensors"] | None  # deepseek: the earlier name of vllm
+    dtype: Literal["bfloat16", "float16", "float32"] | None
     prove: dict[str, Any]
     input: str | None
     output: Path | None
@@ -56,6 +57,8 @@ class Proof:
     python: Annotated[str, MinLen(1)] | None
     prompts: Annotated[int, Ge(4)]
     tokens: Annotated[int, Ge(1)]
+    requests: list[Annotated[int, Ge(1)]]
+    length: Annotated[int, Ge(2)]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def refusal(model: LanguageModel) -> str | None:
         return f"{type(model).__name__} has other blocks than DeepseekV3"
     block, attentions = model.blocks[0], model.attentions
     if any(isinstance(attention, MLAWindow) for attention in attentions):
-        return "DeepseekV3 has no sliding windows, and some layers have one; use format=hf"
+        return "DeepseekV3 has no sliding windows, and some layers have one"
     if kinds := sorted({type(a).__name__ for a in attentions if type(a) not in (MLA, MLAQueryLatent)}):
         return f"DeepseekV3 has no {', '.join(kinds)}; it holds attention=mla, mla_t6 and convert=mla"
     mla = [attention for attention in attentions if isinstance(attention, MLA)]

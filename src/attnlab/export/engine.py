@@ -3,11 +3,13 @@
     python engine.py QUESTION.json ANSWER.json
 
 The question has the folder, the arguments of `vllm.LLM`, prompts of token ids, the number of new tokens, and the
-prompts with the tokens that another program chose, whose log-probabilities are asked for.
+prompts with the tokens that another program chose, whose log-probabilities are asked for. With numbers of requests in
+place of the prompts, so many at once are timed.
 """
 
 import json
 import os
+import random
 import sys
 import time
 
@@ -54,17 +56,59 @@ def request_of(llm, ids):  # type: ignore[no-untyped-def]
     return last[0], last[1] * cache_of(llm)[0] / pages
 
 
-def main(question: str, answer: str) -> None:
+def loaded(asked, arguments):  # type: ignore[no-untyped-def]
+    """Time requests of random tokens, so many at once, and tell how many fit into the cache."""
+    from vllm import LLM, SamplingParams
+
+    new, length, counts = asked["tokens"], asked["length"], asked["requests"]
+    llm = LLM(
+        asked["folder"],
+        skip_tokenizer_init=True,
+        enable_prefix_caching=True,
+        max_num_seqs=max(counts),
+        kv_cache_memory_bytes=asked["cache_bytes"],
+        **arguments,
+    )
+    scheduler, drawn = llm.llm_engine.engine_core.engine_core.scheduler, random.Random(1)
+    schedule, steps = scheduler.schedule, []
+
+    def watched(*given, **named):  # type: ignore[no-untyped-def]
+        planned = schedule(*given, **named)
+        steps.append((time.perf_counter(), len(planned.num_scheduled_tokens), planned.total_num_scheduled_tokens))
+        return planned
+
+    def prompt(size):  # type: ignore[no-untyped-def]
+        return [drawn.randrange(asked["ids"]) for _ in range(size)]
+
+    pages, (_, of_request) = scheduler.kv_cache_config.num_blocks, request_of(llm, prompt(length - 1))
+    total, rows = cache_of(llm)[0], []
+    how = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
+    scheduler.schedule = watched
+    for count in counts:
+        llm.reset_prefix_cache()
+        steps.clear()
+        begin = time.perf_counter()
+        llm.generate([{"prompt_token_ids": prompt(length - new)} for _ in range(count)], how, use_tqdm=True)
+        end = time.perf_counter()
+        times = [*(step[0] for step in steps[1:]), end]
+        alone = [(then - now, many) for (now, many, tokens), then in zip(steps, times, strict=True) if many == tokens]
+        rows.append(
+            {
+                "requests": count,
+                "at_once": max(many for _, many, _ in steps),
+                "tokens_per_second": count * new / (end - begin),
+                "decoding_tokens_per_second": sum(many for _, many in alone) / sum(seconds for seconds, _ in alone),
+            }
+        )
+    return {"fit": int((pages - 1) / pages * total // of_request), "request_bytes": of_request, "rows": rows}
+
+
+def decoded(asked, arguments):  # type: ignore[no-untyped-def]
     """Decode all prompts together, some of them again from the prefix cache, and one alone; then score given tokens."""
     import torch
     import vllm
     from vllm import LLM, SamplingParams
 
-    with open(question, encoding="utf-8") as file:
-        asked = json.load(file)
-    arguments = asked["options"]
-    if not torch.cuda.is_available():
-        arguments |= asked["cpu"] | {"enforce_eager": True}
     llm = LLM(
         asked["folder"],
         skip_tokenizer_init=True,
@@ -103,7 +147,7 @@ def main(question: str, answer: str) -> None:
     length, of_request = request_of(llm, max(asked["prompts"], key=len))
     attention = next(iter(config.compilation_config.static_forward_context.values()))
     backend = attention.get_attn_backend()
-    result = {
+    return {
         "version": vllm.__version__,
         "backend": backend.get_name(),
         "model": type(llm.llm_engine.model_executor.driver_worker.worker.model_runner.model).__name__,
@@ -121,6 +165,17 @@ def main(question: str, answer: str) -> None:
         "request_bytes": of_request,
         "seconds": seconds,
     }
+
+
+def main(question: str, answer: str) -> None:
+    import torch
+
+    with open(question, encoding="utf-8") as file:
+        asked = json.load(file)
+    arguments = asked["options"]
+    if not torch.cuda.is_available():
+        arguments |= asked["cpu"] | {"enforce_eager": True}
+    result = (loaded if "requests" in asked else decoded)(asked, arguments)
     with open(answer, "w", encoding="utf-8") as file:
         json.dump(result, file)
 

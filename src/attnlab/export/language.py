@@ -18,7 +18,7 @@ from attnlab.data.text.vocabulary import BytePairVocabulary, PretrainedVocabular
 from attnlab.errors import ConfigError, DataError
 from attnlab.export import deepseek, llama, proof, remote, serving
 from attnlab.export.card import card
-from attnlab.export.weights import CONFIG, README, check_logits, save, write_json
+from attnlab.export.weights import CONFIG, README, check_logits, in_dtype, save, write_json
 from attnlab.models import T6, Decoder, LanguageModel
 from attnlab.pretrained import decoder, hub, huggingface
 from attnlab.pretrained.weights import new_folder, write_files
@@ -70,11 +70,12 @@ def export(
         WriteError: the folder cannot be written.
     """
     original = vocabulary if isinstance(vocabulary, PretrainedVocabulary) else None
+    model = in_dtype(model, cfg)
     notes = _notes(vocabulary, model.longest)
     stock = _stock(model, cfg, format, original)
     converted, form, reason, served = stock.model, stock.form, stock.reason, format != "hf" and stock.served
     if served and cfg.prove.python:
-        proof.check(cfg.prove.python, form, cfg.prove.tokens, model.longest)
+        proof.check(form, model.longest, cfg.prove)
     if original is None:
         special: dict[str, Any] = dict.fromkeys(SPECIAL[:2], vocabulary.end)
         # as in mode=generate, no token ends a text, and ids without a token are never chosen
@@ -134,8 +135,19 @@ def export(
     if not served:
         return None
     log.info("serve it: vllm serve %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
-    proved = partial(proof.prove, model, folder, form, text_of, vocabulary.num_ids, vocabulary.prefix, **cfg.prove)
+    ids, original = (vocabulary.num_ids, vocabulary.prefix), _before(cfg) if layers is not None else None
+    proved = partial(proof.prove, model, folder, form, text_of, *ids, **cfg.prove, original=original)
     return proved if cfg.prove.python else None
+
+
+def _before(cfg: DictConfig) -> Path | None:
+    """The folder of the model that was converted; None, with a warning if it is to be timed: there is none here."""
+    folder = Path(str(cfg.task.weights)).expanduser()
+    if folder.is_dir():
+        return folder
+    if cfg.prove.get("requests"):
+        log.warning("prove.requests: %s is no folder, so that the original is not timed", folder)
+    return None
 
 
 def _notes(vocabulary: Vocabulary, longest: int) -> list[str]:

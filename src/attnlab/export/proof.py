@@ -4,11 +4,12 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from attnlab.decoding import Sampling
@@ -26,6 +27,7 @@ AGAIN, ALONE = 8, 2  # prompts that are decoded once more, from the prefix cache
 BATCH = 64  # rows that attnlab and transformers decode together
 ALSO = 16  # prompts that transformers decodes, which expands latents in every step
 ENGINE = Path(__file__).with_name("engine.py")
+SPACE = 2**30  # bytes of the cache in which requests are timed
 IMPORTS = 300  # seconds that imports of the engine may take
 Texts = list[list[int]]  # ids of each
 
@@ -38,10 +40,13 @@ class Margin(NamedTuple):
     margin: float
 
 
-def check(path: str, form: serving.Form, tokens: int, longest: int) -> None:
-    """ConfigError: this Python cannot import what a form needs, or the model is too short for `tokens` new ones."""
+def check(form: serving.Form, longest: int, prove: DictConfig) -> None:
+    """ConfigError: this Python cannot import what a form needs, or the model is too short for the requests."""
+    path, tokens = prove.python, prove.tokens
     if longest < tokens + 8:
         raise ConfigError(f"prove.tokens={tokens}: the model reads {longest} positions; give fewer tokens")
+    if prove.get("requests") and not tokens < prove.length <= longest:
+        raise ConfigError(f"prove.length={prove.length}: expected more than prove.tokens={tokens}, up to {longest}")
     imports = "import vllm, attnlab_vllm.config" if form == "plugin" else "import vllm"
     try:
         failed, errors = _run("importing vLLM", [path, "-c", imports], IMPORTS)
@@ -63,6 +68,9 @@ def prove(
     python: str,
     prompts: int,
     tokens: int,
+    requests: Sequence[int] = (),
+    length: int = 2048,
+    original: Path | None = None,
 ) -> dict[str, Any]:
     """Decode sampled prompts in the engine, in attnlab and in transformers -> the section `serving` of a record.
 
@@ -76,6 +84,8 @@ def prove(
         end: id before each text.
         python: the Python of the engine's environment.
         tokens: new tokens of each prompt.
+        requests: numbers of requests that are timed together, each of `length` tokens, the new ones included.
+        original: the folder of the model that was converted, which is timed too.
 
     Raises:
         DataError: the engine failed.
@@ -94,10 +104,7 @@ def prove(
     own, own_seconds = _decoded(asked, groups, lambda ids: greedy(model, ids, num_ids=num_ids))
     known = num_ids if form == "plugin" else None  # only the plugin's probabilities leave out the other ids
     scores, margins = _scores(model, asked, own, groups, num_ids, known)
-    question = {
-        "folder": str(folder),
-        "options": serving.options(form, model, cpu=False),
-        "cpu": serving.options(form, model, cpu=True),
+    question = _engine(folder, form, model) | {
         "prompts": asked,
         "tokens": tokens,
         "allowed": None if num_ids == model(torch.tensor([[end]])).shape[-1] else list(range(num_ids)),
@@ -132,12 +139,30 @@ def prove(
         "equal_alone": answer["alone"] == answer["tokens"][: len(answer["alone"])],
         "cache_bytes_per_token": answer["cache_bytes"] / answer["positions"],
         "cache_bytes_per_token_predicted": serving.cache_bytes(form, model),
+        "request_positions": answer["request_positions"],
+        "request_cache_bytes": answer["request_bytes"],
+        "request_cache_bytes_predicted": serving.request_bytes(
+            form, model, answer["request_positions"], answer["block"]
+        ),
         "tokens_per_second": round(prompts * tokens / answer["seconds"], 1),
         "attnlab_tokens_per_second": round(prompts * tokens / own_seconds, 1),
         "transformers_tokens_per_second": round(len(other) * tokens / other_seconds, 1),
     }
+    if requests:
+        load = {"tokens": tokens, "requests": list(requests), "length": length, "ids": num_ids, "cache_bytes": SPACE}
+        engines = {"converted" if original else "model": (folder, form)} | (
+            {"original": (original, "plain")} if original else {}
+        )
+        section["load"] = {"length": length, "tokens": tokens, "cache_bytes": SPACE} | {
+            name: _answer(python, load | _engine(place, kind, model)) for name, (place, kind) in engines.items()
+        }
     write_text(folder / README, card(section))
     return section
+
+
+def _engine(folder: Path, form: serving.Form, model: LanguageModel) -> dict[str, Any]:
+    options, cpu = (serving.options(form, model, cpu=cpu) for cpu in (False, True))
+    return {"folder": str(folder), "options": options, "cpu": cpu}
 
 
 def _parts(rows: list[int]) -> list[list[int]]:
@@ -190,7 +215,8 @@ def _answer(python: str, question: dict[str, Any]) -> dict[str, Any]:
         paths = [Path(place) / name for name in ("question.json", "answer.json")]
         paths[0].write_text(json.dumps(question), encoding="utf-8")
         command = [python, str(ENGINE), *map(str, paths)]
-        failed, errors = _run(f"vLLM decodes {len(question['prompts'])} prompts", command)
+        many = f"{len(question['prompts'])} prompts" if "prompts" in question else f"{question['requests']} requests"
+        failed, errors = _run(f"vLLM decodes {many}", command)
         if failed or not paths[1].is_file():
             raise DataError(f"vLLM did not decode {question['folder']}: {errors}")
         answer: dict[str, Any] = json.loads(paths[1].read_text(encoding="utf-8"))
@@ -237,6 +263,23 @@ def table(section: dict[str, Any] | None) -> str:
         "positions read from the prefix cache": section["positions_from_prefix_cache"],
         "cache, bytes per token, measured": f"{section['cache_bytes_per_token']:.1f}",
         "cache, bytes per token, predicted": f"{section['cache_bytes_per_token_predicted']:g}",
+        f"cache, bytes of a request of {section['request_positions']:,} tokens: measured, predicted": ", ".join(
+            f"{section[key]:,.0f}" for key in ("request_cache_bytes", "request_cache_bytes_predicted")
+        ),
         "tokens per second: vLLM, attnlab, transformers": ", ".join(str(section[key]) for key in speeds),
+        **_load(section.get("load")),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {cell(plain(value))} |" for key, value in rows.items())])
+
+
+def _load(load: dict[str, Any] | None) -> dict[str, str]:
+    """The rows of timed requests."""
+    if load is None:
+        return {}
+    engines = {name: load[name] for name in ("model", "converted", "original") if name in load}
+    what, names = f"requests of {load['length']:,} tokens", ", ".join(engines)
+    rows = {f"{what} in {load['cache_bytes'] / 2**20:,.0f} MiB of cache: {names}": [e["fit"] for e in engines.values()]}
+    for same in zip(*(engine["rows"] for engine in engines.values()), strict=True):
+        speeds = [f"{one['tokens_per_second']:.1f} ({one['decoding_tokens_per_second']:.1f})" for one in same]
+        rows[f"{same[0]['requests']} {what}, tokens per second (between prompts): {names}"] = speeds
+    return {key: ", ".join(map(str, values)) for key, values in rows.items()}

@@ -33,6 +33,11 @@ def save(folder: Path, weights: Mapping[str, Tensor], prefix: str = "") -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+def in_dtype(model: Any, cfg: DictConfig) -> Any:
+    """The model, after its weights were rounded as `dtype=` says."""
+    return model if cfg.get("dtype") is None else model.to(getattr(torch, cfg.dtype))
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write plain values as indented JSON."""
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from attnlab.compression import folder
 from attnlab.errors import ConfigError, printable
 from attnlab.export import proof, serving
 from attnlab.export.card import card
-from attnlab.export.weights import README
+from attnlab.export.weights import README, in_dtype
 from attnlab.pretrained import decoder, huggingface
 from attnlab.run import record as records
 from attnlab.run.directory import EXPORTED, foreign, is_run, locked
@@ -112,10 +112,10 @@ def _compressed_folder(cfg: DictConfig) -> Path:
 def _export_compressed(source: Path, place: Path, cfg: DictConfig) -> Callable[[], dict[str, Any]] | None:
     """A compressed language model as a plain Hugging Face checkpoint, its factors multiplied out -> a proof or None."""
     words = str(source) if (source / "tokenizer_config.json").is_file() else None
-    model: Any = folder.densified(source)
+    model: Any = in_dtype(folder.densified(source), cfg)
     served = decoder.of(model, str(source)) if cfg.format in ("vllm", "deepseek") else None
     if served is not None and cfg.prove.python:
-        proof.check(cfg.prove.python, "plain", cfg.prove.tokens, served.longest)
+        proof.check("plain", served.longest, cfg.prove)
     huggingface.export(model, place, words)
     if words is None:
         log.warning("%s has no tokenizer; the checkpoint has none", source)

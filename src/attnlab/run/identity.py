@@ -30,7 +30,7 @@ LEFT_OUT = (
     "task.attention_dropout", "task.attention_prefix", "task.attention_rank", "task.attention_window",  # feed others
     "model", "data_root", "cache_dir", "resume", "task.data.root", "task.data.cache_dir",  # paths: the content counts
     "input", "output",  # of mode=predict and mode=describe, which measure nothing
-    "format", "prove", "baseline",  # of an exported model, and of a comparison
+    "format", "dtype", "prove", "baseline",  # of an exported model, and of a comparison
     "retry", "rerun",  # say which jobs of a sweep are done
     "tags", "logger", "task.train.log_every", "callbacks.learning_rate", "callbacks.device_stats",  # only watch
     "trainer.profiler", "trainer.enable_model_summary", "trainer.barebones", "trainer.detect_anomaly",

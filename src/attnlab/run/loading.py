@@ -28,7 +28,7 @@ from attnlab.run.directory import CONFIG, directory_of
 from attnlab.run.identity import current, stable_name
 from attnlab.run.record import UNREADABLE, mechanism_of, recorded
 
-OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "baseline", *TEXTS)  # never the run's
+OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "dtype", "baseline", *TEXTS)  # never the run's
 ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
 FREE = (  # keys, and everything below them, that may be set with checkpoint= and resume=
     *OF_THE_COMMAND, *ELSEWHERE, "prove", "data_root", "cache", "cache_dir", "hydra", "trainer", "tags", "retry",
