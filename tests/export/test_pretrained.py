@@ -1,79 +1,29 @@
 """The export of a converted model has the tokenizer, chat template and ends of the model that was converted."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import attnlab
 from attnlab.config.check import check
-from attnlab.data.samples import markov
-from attnlab.data.text.tokenizer import Tokenizer as TextTokenizer
 from attnlab.data.text.vocabulary import BytePairVocabulary, read_vocabulary
 from attnlab.errors import DataError
-from attnlab.modes import convert, export, generate
+from attnlab.modes import export, generate
 from attnlab.pretrained.huggingface import tokenizer_files
 from attnlab.run.loading import load
-from attnlab.run.record import new, write
-from tests.pretrained.tokens import KINDS, TEXTS, pretrained
+from attnlab.run.record import new
+from tests.export.conftest import Convert
+from tests.pretrained.tokens import KINDS
 from tests.tasks.conftest import recorded
 
-DATA = ["task.data.window=16", "task.data.eval_batch_size=64", "task.data.eval_windows=4", "task.sampling.tokens=8"]
-SCORE = ["task.score.sliding_stride=8", "task.score.prompt_tokens=8", "task.score.continuations=2"]
-CALIBRATION = ["convert.calibration.tokens=128", "convert.calibration.window=32"]
 CHAT = [{"role": "user", "content": "Hello"}]
-Convert = Callable[..., tuple[Path, Path]]
 
 
-@pytest.fixture
-def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Convert:
-    monkeypatch.setattr(markov, "LINES", {"train": 60, "validation": 20, "test": 20})
-
-    def make(
-        kind: str,
-        target: str = "mla",
-        *words: str,
-        pieces_alone: bool = False,
-        generation: dict[str, Any] | None = None,
-    ) -> tuple[Path, Path]:
-        """The folder of the model, and the run; `generation`: more settings of its generation config."""
-        folder, run = pretrained(tmp_path / "source", kind), tmp_path / "run"
-        if generation is not None:
-            file = folder / "generation_config.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | generation))
-        if pieces_alone:
-            sentence_pieces(folder)
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tool.jinja").write_text("{{ bos_token }}tool")
-        settings = ["hardware=cpu", "task=wikitext2", *DATA, *SCORE, *CALIBRATION, f"cache_dir='{tmp_path}/cache'"]
-        words = (
-            f"model='{folder}'",
-            "mode=convert",
-            f"convert={target}",
-            *(words or ("convert.keep=0.5", "convert.layers=same")),
-        )
-        cfg = check([*settings, *words], load).jobs[0]
-        record = recorded(convert, (cfg, new(cfg, "test")), run)
-        write(record | {"status": "finished"}, run)
-        return folder, run
-
-    return make
-
-
-def sentence_pieces(folder: Path) -> None:
-    """Replace the tokenizer of a folder by a SentencePiece model, as of Mistral 7B."""
-    tokenizer = TextTokenizer.train(TEXTS * 20, 60, "bpe")
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.model").write_bytes(tokenizer.model)
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
-    settings = names | {"tokenizer_class": "LlamaTokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-def exported(run: Path, format: str) -> Path:
-    cfg = check(["mode=export", f"checkpoint='{run}'", "hardware=cpu", f"format={format}"], load).jobs[0]
+def exported(run: Path, format: str, *words: str) -> Path:
+    cfg = check(["mode=export", f"checkpoint='{run}'", "hardware=cpu", f"format={format}", *words], load).jobs[0]
     return Path(recorded(export, (cfg, new(cfg, "test")), None)["exported"])
 
 
@@ -98,7 +48,7 @@ def same_as_source(folder: Path, place: Path, files: dict[str, bytes], model: bo
         assert configs[0].get(name) == configs[1].get(name)
 
 
-def by_transformers(place: Path, prompt: str = "The") -> str:
+def by_transformers(place: Path, prompt: str = "The", new: int = 24) -> str:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -106,7 +56,7 @@ def by_transformers(place: Path, prompt: str = "The") -> str:
     )
     words = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     ids = words(prompt, return_tensors="pt")
-    row = model.eval().generate(**ids, do_sample=False, max_new_tokens=24)[0]
+    row = model.eval().generate(**ids, do_sample=False, max_new_tokens=new)[0]
     whole, before = (words.decode(part, skip_special_tokens=True) for part in (row, ids.input_ids[0]))
     return str(whole[len(before) :])
 
@@ -220,3 +170,28 @@ def test_settings_of_the_generation_config_are_not_applied(
         with pytest.raises(DataError, match=r"generation_config\.json: ") as error:
             attnlab.load(place)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layers", ["budget", pytest.param("same", marks=pytest.mark.slow)])
+def test_weights_are_rounded_and_rotary_frequencies_are_not(layers: str, converted: Convert, tmp_path: Path) -> None:
+    """Positions times rounded frequencies would be wrong by whole turns."""
+    from transformers import AutoModelForCausalLM
+
+    _, run = converted("bos", "mla", "convert.keep=0.5", f"convert.layers={layers}")
+    whole = exported(run, "hf").rename(tmp_path / "whole")
+    for format in ("hf", "deepseek"):
+        place = exported(run, format, "dtype=bfloat16")
+        assert json.loads((place / "config.json").read_text())["dtype"] == "bfloat16"
+        code = (place / "modeling_attnlab.py").is_file()
+        models: list[Any] = [
+            AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype="auto").eval()
+            for path in (place, whole)
+        ]
+        rounded, exact = models
+        assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
+        if code:
+            for one, other in zip(rounded.model.attentions, exact.model.attentions, strict=True):
+                assert torch.equal(one.frequencies, other.frequencies)
+        ids = torch.randint(3, 60, (2, 90), generator=torch.Generator().manual_seed(1))
+        expected = exact(ids).logits
+        assert (rounded(ids).logits.float() - expected).abs().mean() < 0.05 * expected.abs().mean()

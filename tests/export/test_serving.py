@@ -2,6 +2,13 @@
 
 import json
 import os
+import re
+import shlex
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +16,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attnlab.attention import MHA, MLA, MTLA, Attention
+from attnlab.attention import MHA, MLA, MTLA, Attention, MLAWindow
 from attnlab.attention.mla import MLAQueryLatent
 from attnlab.conversion import ToMLA
 from attnlab.conversion.layers import convert
@@ -19,6 +26,8 @@ from attnlab.errors import ConfigError
 from attnlab.export import deepseek, language, proof, serving
 from attnlab.models import T6, LanguageModel
 from tests.conversion.models import decoder_of, exact, reference, tokens
+from tests.export.conftest import Convert
+from tests.export.test_pretrained import by_transformers, exported
 from tests.export.trained import T6 as SMALL
 from tests.export.trained import WORDS, config, model_of, pieces, record
 
@@ -31,7 +40,7 @@ def settings(**prove: Any) -> DictConfig:
     return cfg
 
 
-def converted(name: str, **options: Any) -> LanguageModel:
+def small(name: str, **options: Any) -> LanguageModel:
     model = decoder_of(reference(name))
     convert(model, ToMLA(layers="same", **options), tokens(8, 32))
     return model.eval()
@@ -59,7 +68,7 @@ def trained(mechanism: type[Attention], width: int = 32, heads: int = 4, **optio
 )
 def test_converted_models_as_deepseek(name: str, rotary: Rotary, norm: Any, form: str) -> None:
     """The logits of transformers' class are checked by `convert`; the native form has no biases and one base."""
-    model = converted(name, rotary=rotary, norm=norm, rope_dim=8, latent_dim=16)
+    model = small(name, rotary=rotary, norm=norm, rope_dim=8, latent_dim=16)
     exported = deepseek.convert(model)
     assert exported.form == form
     sizes = exported.model.config
@@ -93,7 +102,7 @@ def test_standard_frequencies_are_those_of_a_narrower_head() -> None:
 
 
 def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = converted("llama", rope_dim=4, latent_dim=20)
+    model = small("llama", rope_dim=4, latent_dim=20)
     cfg = settings(python=None)
     with pytest.raises(ConfigError, match="AMX the last alone.; for this width use format=hf") as error:
         language.export(model, cfg, WORDS, record("mla"), tmp_path / "vllm", format="vllm")
@@ -106,6 +115,25 @@ def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.
     wide = trained(MLA, 256, head_dim=64, rope_dim=32, latent_dim=128, norm="rms")
     with pytest.raises(ConfigError, match="latent_dim of 288, 480, or use format=hf"):
         language.export(wide, cfg, WORDS, record("mla"), tmp_path / "vllm", format="vllm")
+
+
+def test_pages_of_layers_with_windows() -> None:
+    """All pages have the same bytes; a request has whole pages of all positions, and those that its window touches."""
+    assert serving.page_sizes({0: 10, 5: 30, 64: 2}, 32) == {0: 32, 5: 8, 64: 64}
+    assert serving.page_sizes({3: 10, 5: 30}, 32) == {5: 32, 3: 32}
+    with pytest.raises(ConfigError, match="--block-size 2: .* window of 5 has 90 numbers .* set --block-size 16"):
+        serving.page_sizes({0: 10, 5: 90}, 2)
+    sizes = [{"latent_dim": 8}, {"latent_dim": 16, "window": 5}, {"latent_dim": 16, "window": 64}]
+
+    def attention(layer: int) -> Attention:
+        return (MLAWindow if layer else MLA)(32, 4, rope_dim=4, **sizes[layer])
+
+    model = T6(WORDS.size, 32, attention, num_layers=3, max_length=128)
+    assert serving.options("plugin", model, cpu=False)["block_size"] == 32
+    assert serving.cache_bytes("plugin", model) == 12 * 4
+    # 100 positions: 4 pages of 32; the newest 5 lie in 2 pages of 16, and the newest 64 in 5
+    assert serving.request_bytes("plugin", model, 100) == 32 * 12 * 4 * (4 + 2 + 5)
+    assert "A request of 128 tokens takes" in serving.section("plugin", "folder", model, "proof")
 
 
 def test_the_command_of_the_card() -> None:
@@ -153,3 +181,66 @@ def test_the_plugin_leaves_out_ids_without_a_token(tmp_path: Path) -> None:
     cfg.prove = {"python": PYTHON, "prompts": 4, "tokens": 8}
     prove = language.export(model_of(cfg, 300), cfg, pieces(300), record("mtla"), tmp_path / "exported", format="vllm")
     assert prove is not None and prove()["log_probability_difference"] < 1e-3
+
+
+@pytest.fixture
+def windowed(converted: Convert, tmp_path: Path) -> Path:
+    """A run with a conversion whose second layer sees 16 positions; the sizes fit the engine's own attention too."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    _, run = converted("bos", "mla", "convert.keep=0.5", "convert.layers=budget", sizes=sizes)
+    about = json.loads((run / "conversion.json").read_text())
+    about["layers"][1] |= {"_target_": "attnlab.attention.MLAWindow", "window": 16}
+    (run / "conversion.json").write_text(json.dumps(about))
+    return run
+
+
+def test_a_conversion_with_windows_has_a_command(windowed: Path) -> None:
+    card = (exported(windowed, "vllm") / "README.md").read_text()
+    assert "--block-size 32" in card and "attnlab-vllm" in card and "A request of 96 tokens takes" in card
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="ATTNLAB_VLLM_PYTHON names no Python with vLLM")
+def test_a_conversion_is_timed_beside_its_original_and_answers_a_chat(windowed: Path) -> None:
+    words = (f"prove.python={PYTHON}", "prove.prompts=8", "prove.tokens=32", "prove.requests=[1,3]", "prove.length=64")
+    place = exported(windowed, "vllm", *words)
+    section = json.loads((windowed / "record.json").read_text())["serving"]
+    assert section["tokens_first_after_the_same_text"] >= 0.999 * section["tokens"]
+    assert section["log_probability_difference"] < 1e-3 and section["equal_again"] and section["equal_alone"]
+    for name in ("cache_bytes_per_token", "request_cache_bytes"):
+        assert section[name] == pytest.approx(section[f"{name}_predicted"], rel=0.01)
+    load = section["load"]
+    assert load["converted"]["fit"] > load["original"]["fit"]
+    for engine in (load["converted"], load["original"]):
+        assert [row["requests"] for row in engine["rows"]] == [1, 3] and engine["rows"][1]["at_once"] == 3
+        assert all(row["decoding_tokens_per_second"] > 0 for row in engine["rows"])
+    assert "3 requests of 64 tokens" in (place / "README.md").read_text()
+    assert chat(place, [{"role": "user", "content": "Hello"}], 8) == by_transformers(place, "[user] Hello\n", 8)
+
+
+def chat(folder: Path, messages: list[dict[str, str]], tokens: int) -> str:
+    """The answer of the card's server for a CPU, greedy."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = re.search("python -m vllm.entrypoints.openai.api_server.*", (folder / "README.md").read_text())
+    assert PYTHON is not None and command is not None
+    words = [PYTHON, *shlex.split(command[0])[1:], "--enforce-eager", "--port", str(port)]
+    asked = {"messages": messages, "max_tokens": tokens, "temperature": 0}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(asked | {"model": folder.name}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(words, cwd=folder.parent, env=os.environ | settings) as server:
+        try:
+            while server.poll() is None:
+                try:
+                    with urllib.request.urlopen(request) as answer:
+                        return str(json.load(answer)["choices"][0]["message"]["content"])
+                except urllib.error.URLError:  # it has not begun to listen
+                    time.sleep(1)
+        finally:
+            server.terminate()
+    raise AssertionError("the server ended")

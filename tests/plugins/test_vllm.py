@@ -86,6 +86,8 @@ def check(model: LanguageModel, prompts: list[list[int]], answer: Any, block: in
         ("mtla_window", {"stride": 3, "recent": 3, "first": 5}, 96),
         ("mtla_window", {"stride": 4, "model": DECODER}, 32),
         ("mla+mla_window+mla_window", {"1": {"window": 5, "latent_dim": 12}, "2": {"window": 40, "rope_dim": 2}}, 32),
+        ("sliding_window", {"window": 1}, 32),
+        ("mla_window+mha+sliding_window+tpa", {"0": {"window": 9}, "2": {"window": 9}, "model": DECODER}, 32),
     ],
 )  # fmt: skip
 def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block: int, tmp_path: Path) -> None:
@@ -96,7 +98,9 @@ def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block:
     assert [cached for *_, cached in answer["requests"][5:]] == [len(p) // block * block for p in prompts]
 
 
-@pytest.mark.parametrize(("attention", "blocks"), [("mtla", 13), ("mtla_window", 16), ("tpa", 13)])
+@pytest.mark.parametrize(
+    ("attention", "blocks"), [("mtla", 13), ("mtla_window", 16), ("tpa", 13), ("mla+mla_window", 21)]
+)
 def test_a_preempted_request_is_the_same(attention: str, blocks: int, tmp_path: Path) -> None:
     model, prompts = exported(tmp_path / "model", attention), prompts_of(60, 61, 62)
     answer = engine(tmp_path / "model", prompts, new=120, num_gpu_blocks_override=blocks)
@@ -110,9 +114,12 @@ def test_a_preempted_request_is_the_same(attention: str, blocks: int, tmp_path: 
         ("mtla", {"block_size": 33}, "--block-size 33: expected a multiple of the stride 2"),
         ("mtla", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "--speculative-config"),
         ("tpa", {"kv_offloading_size": 0.1}, "--kv-offloading-size"),
-        ("sliding_window", {}, "SlidingWindow cannot be decoded"),
+        ("multilinear_tied", {}, "TiedMultiLinear cannot be decoded"),
         ("mtla_window+tpa", {}, "in all layers or in none"),
+        ("mla_window+mtla", {}, "beside layers that merge no positions"),
         ("mtla_window", {"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
+        ("mla_window", {"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
+        ("mla_window+mla_window+mla", {"block_size": 1}, "set --block-size 2 or more, a power of two"),
         ("mtla_window", {"block_size": 6}, "--block-size 6: expected a multiple of the stride 2 of MTLA, 8 or more"),
     ],
 )
