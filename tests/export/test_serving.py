@@ -214,7 +214,7 @@ def test_a_conversion_is_timed_beside_its_original_and_answers_a_chat(windowed: 
     for engine in (load["converted"], load["original"]):
         assert [row["requests"] for row in engine["rows"]] == [1, 3] and engine["rows"][1]["at_once"] == 3
         assert all(row["decoding_tokens_per_second"] > 0 for row in engine["rows"])
-    assert "3 requests of 64 tokens" in (place / "README.md").read_text()
+    assert "requests of 64 tokens that fit into 1,024 MiB: converted, original" in (place / "README.md").read_text()
     assert chat(place, [{"role": "user", "content": "Hello"}], 8) == by_transformers(place, "[user] Hello\n", 8)
 
 

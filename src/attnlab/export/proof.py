@@ -94,10 +94,10 @@ def prove(
     sizes = sorted({max(1, room * share // 8) for share in (1, 2, 4, 8)})
     groups = {size: list(range(i, prompts, len(sizes))) for i, size in enumerate(sizes)}
     asked: Texts = [[]] * prompts
-    for length, places in groups.items():
+    for size, places in groups.items():
         for part in _parts(places):
             begin = torch.full((len(part), 1), end)
-            drawn = Sampling(length - 1, seed=length)(model, begin, num_ids=num_ids) if length > 1 else begin[:, :0]
+            drawn = Sampling(size - 1, seed=size)(model, begin, num_ids=num_ids) if size > 1 else begin[:, :0]
             for place, ids in zip(part, torch.cat((begin, drawn), 1).tolist(), strict=True):
                 asked[place] = ids
     greedy = Sampling(tokens, temperature=0)
@@ -277,9 +277,13 @@ def _load(load: dict[str, Any] | None) -> dict[str, str]:
     if load is None:
         return {}
     engines = {name: load[name] for name in ("model", "converted", "original") if name in load}
-    what, names = f"requests of {load['length']:,} tokens", ", ".join(engines)
-    rows = {f"{what} in {load['cache_bytes'] / 2**20:,.0f} MiB of cache: {names}": [e["fit"] for e in engines.values()]}
+    names, space = ", ".join(engines), load["cache_bytes"] / 2**20
+    rows = {
+        f"requests of {load['length']:,} tokens that fit into {space:,.0f} MiB: {names}": [
+            e["fit"] for e in engines.values()
+        ]
+    }
     for same in zip(*(engine["rows"] for engine in engines.values()), strict=True):
         speeds = [f"{one['tokens_per_second']:.1f} ({one['decoding_tokens_per_second']:.1f})" for one in same]
-        rows[f"{same[0]['requests']} {what}, tokens per second (between prompts): {names}"] = speeds
+        rows[f"tokens per second, {same[0]['requests']} of these at once (while none reads a prompt): {names}"] = speeds
     return {key: ", ".join(map(str, values)) for key, values in rows.items()}
