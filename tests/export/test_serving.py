@@ -123,7 +123,7 @@ def test_pages_of_layers_with_windows() -> None:
     assert serving.page_sizes({3: 10, 5: 30}, 32) == {5: 32, 3: 32}
     with pytest.raises(ConfigError, match="--block-size 2: .* window of 5 has 90 numbers .* set --block-size 16"):
         serving.page_sizes({0: 10, 5: 90}, 2)
-    sizes = [{"latent_dim": 8}, {"latent_dim": 16, "window": 5}, {"latent_dim": 16, "window": 64}]
+    sizes: list[dict[str, Any]] = [{"latent_dim": 8}, {"latent_dim": 16, "window": 5}, {"latent_dim": 16, "window": 64}]
 
     def attention(layer: int) -> Attention:
         return (MLAWindow if layer else MLA)(32, 4, rope_dim=4, **sizes[layer])

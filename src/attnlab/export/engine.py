@@ -168,6 +168,7 @@ def decoded(asked, arguments):  # type: ignore[no-untyped-def]
 
 
 def main(question: str, answer: str) -> None:
+    """Answer the question in a file."""
     import torch
 
     with open(question, encoding="utf-8") as file:
