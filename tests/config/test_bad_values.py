@@ -72,6 +72,25 @@ def test_a_wrong_file_is_found_as_a_wrong_command_line_is(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("mode=train dtype=bfloat16", "dtype= is read by mode=export, not by mode=train"),
+        ("mode=export format=safetensors dtype=bfloat16", "dtype=bfloat16 is read by mode=export of a language model"),
+        ("mode=export task=mustc dtype=float16", "dtype=float16 is read by mode=export of a language model"),
+        ("mode=export dtype=int8", "dtype=int8: expected"),
+        ("mode=export format=vllm prove.requests=[1,8]", "prove.requests= needs prove.python="),
+        ("mode=export prove.python=/usr/bin/python3", "prove.python= is read by mode=export format=vllm"),
+        ("mode=export format=vllm prove.requests=[0]", "prove.requests"),
+        ("mode=export format=vllm prove.requests=8", "prove.requests=8: expected"),
+        ("mode=export format=vllm prove.length=0", "prove.length=0: expected"),
+    ],
+)
+def test_what_an_export_does_not_read(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        check(["task=wikitext2", *words.split()] if "task=" not in words else words.split())
+
+
 SIZE = re.compile(r"(^|_)(d_model|dim|rank|layers|heads|groups|window|size|length|context|text|width|channels|mels)$")
 TARGETS = {
     target for file in CONF.rglob("*.yaml") for target in re.findall(r"_target_: (attnlab\.\S+)", file.read_text())

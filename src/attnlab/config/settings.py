@@ -57,8 +57,8 @@ class Proof:
     python: Annotated[str, MinLen(1)] | None
     prompts: Annotated[int, Ge(4)]
     tokens: Annotated[int, Ge(1)]
-    requests: list[Annotated[int, Ge(1)]]
-    length: Annotated[int, Ge(2)]
+    requests: list[Size]
+    length: Size
 
 
 @dataclass(frozen=True)
