@@ -135,8 +135,8 @@ def export(
     if not served:
         return None
     log.info("serve it: vllm serve %s", serving.command(str(folder), serving.options(form, model, cpu=False)))
-    ids, source = (vocabulary.num_ids, vocabulary.prefix), _before(cfg) if layers is not None else None
-    proved = partial(proof.prove, model, folder, form, text_of, *ids, **cfg.prove, original=source)
+    ids, before = (vocabulary.num_ids, vocabulary.prefix), None if layers is None else _before(cfg)
+    proved = partial(proof.prove, model, folder, form, text_of, *ids, **cfg.prove, original=before)
     return proved if cfg.prove.python else None
 
 
