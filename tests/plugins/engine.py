@@ -28,8 +28,7 @@ def main(folder: Path) -> None:
             made = request.outputs[0]
             chosen = [entry[token].logprob for token, entry in zip(made.token_ids, made.logprobs, strict=True)]
             answer["requests"].append([list(made.token_ids), chosen, request.num_cached_tokens])
-    size, positions, _ = cache_of(llm)
-    answer["bytes_per_position"] = size / positions
+    _, answer["bytes_per_position"], _ = cache_of(llm)
     answer["request"] = request_of(llm, max(asked["prompts"], key=len))
     (folder / "answer.json").write_text(json.dumps(answer))
 

@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SlidingWin
 from attnlab.attention import TPA
 from attnlab.attention.base import length_mask
 from attnlab.attention.positional import PositionalAttention, PositionalCache
+from attnlab.export import serving
 
 
 class RaggedCache(PositionalCache):
@@ -153,7 +154,8 @@ class Pages(AttentionLayerBase):
             size, per_slot, numbers = self.page(vllm_config.cache_config.block_size)
             given: dict[str, Any] = {"num_kv_heads": 1, "head_size": self.width, "dtype": self.dtype}
             if self.window:  # padded: the engine forgets `tokens_per_state` of these
-                given |= {"sliding_window": self.window, "page_size_padded": numbers * self.dtype.itemsize}
+                seen, padded = max(self.window, serving.LEAST), numbers * self.dtype.itemsize
+                given |= {"sliding_window": seen, "page_size_padded": padded}
                 self._spec = SlidingWindowMLASpec(block_size=size, **given)
             else:
                 self._spec = MLAAttentionSpec(block_size=size, tokens_per_state=per_slot, **given)

@@ -18,9 +18,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 
 
 def cache_of(llm):  # type: ignore[no-untyped-def]
-    """Bytes of all caches, each counted once, and their positions: those of pages that are never freed behind a window.
+    """Bytes of all caches, each counted once, bytes of a token in pages that stay, and positions of a full page.
 
-    The engine must run in this process.
+    Pages of newest positions are freed behind them. The engine must run in this process.
     """
     core, tensors = llm.llm_engine.engine_core.engine_core, {}
     for layer in core.vllm_config.compilation_config.static_forward_context.values():
@@ -28,9 +28,10 @@ def cache_of(llm):  # type: ignore[no-untyped-def]
         tensors[storage.data_ptr()] = storage.nbytes()
     pages = core.scheduler.kv_cache_config
     specs = [group.kv_cache_spec for group in pages.kv_cache_groups]
-    whole = [spec.block_size for spec in specs if getattr(spec, "sliding_window", None) is None]
-    size = max(whole or [spec.block_size for spec in specs])
-    return sum(tensors.values()), pages.num_blocks * size, size
+    stay = [spec.block_size for spec in specs if getattr(spec, "sliding_window", None) is None]
+    size = max(stay) if stay else max(specs, key=lambda spec: spec.unpadded_page_size_bytes).block_size
+    total = sum(tensors.values())
+    return total, total / (pages.num_blocks * size) if stay else 0.0, size
 
 
 def request_of(llm, ids):  # type: ignore[no-untyped-def]
@@ -143,7 +144,7 @@ def decoded(asked, arguments):  # type: ignore[no-untyped-def]
         for ids, output in zip(asked["given"], given, strict=True)
     ]
     config = llm.llm_engine.vllm_config
-    cache_bytes, positions, size = cache_of(llm)
+    _, of_token, size = cache_of(llm)
     length, of_request = request_of(llm, max(asked["prompts"], key=len))
     attention = next(iter(config.compilation_config.static_forward_context.values()))
     backend = attention.get_attn_backend()
@@ -158,8 +159,7 @@ def decoded(asked, arguments):  # type: ignore[no-untyped-def]
         "alone": alone,
         "reused": sum(output.num_cached_tokens or 0 for output in outputs),
         "scores": scores,
-        "cache_bytes": cache_bytes,
-        "positions": positions,
+        "cache_bytes_per_token": of_token,
         "block": size,
         "request_positions": length,
         "request_bytes": of_request,

@@ -137,7 +137,7 @@ def prove(
         "equal_again": answer["again"] == answer["tokens"][: len(answer["again"])],
         "positions_from_prefix_cache": answer["reused"],
         "equal_alone": answer["alone"] == answer["tokens"][: len(answer["alone"])],
-        "cache_bytes_per_token": answer["cache_bytes"] / answer["positions"],
+        "cache_bytes_per_token": answer["cache_bytes_per_token"],
         "cache_bytes_per_token_predicted": serving.cache_bytes(form, model),
         "request_positions": answer["request_positions"],
         "request_cache_bytes": answer["request_bytes"],

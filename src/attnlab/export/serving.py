@@ -17,6 +17,7 @@ from attnlab.run.markup import block
 
 WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take; 576 is 512 + 64 on a GPU
 SLOTS, SLOTS_GPU = 128, 16  # positions of a block
+LEAST = 2  # positions of a window for the engine: of a shorter one its prefix cache finds nothing
 LENGTH = 2048  # positions of a request whose bytes the card tells, at most
 MECHANISMS = (  # of the plugin
     *("MHA", "MLA", "MLAQueryLatent", "MLAWindow", "MTLA", "MTLAWindow", "SlidingWindow", "TPA", "TPAKVOnly"),
@@ -196,7 +197,9 @@ def request_bytes(form: Form, model: LanguageModel, length: int, block: int | No
         groups.append((block // first.stride, reach(first)))
     elif form == "plugin" and any(map(window_of, model.attentions)):
         numbers = widths(model.attentions)
-        groups = [(size, window or length) for window, size in page_sizes(numbers, block).items()]
+        groups = [
+            (size, max(window, LEAST) if window else length) for window, size in page_sizes(numbers, block).items()
+        ]
         page = block * numbers.get(0, max(numbers.values())) * next(model.parameters()).dtype.itemsize
     return round(page * sum(-(-length // size) - max(0, length - seen) // size for size, seen in groups))
 
