@@ -17,6 +17,7 @@ from attnlab.run.markup import block
 
 WIDTHS = (320, 512, 576)  # r + d_r that the engine's kernels for latents take; 576 is 512 + 64 on a GPU
 SLOTS, SLOTS_GPU = 128, 16  # positions of a block
+WINDOWED = 32  # the same with windows: of a small block little is empty
 LEAST = 2  # positions of a window for the engine: of a shorter one its prefix cache finds nothing
 LENGTH = 2048  # positions of a request whose bytes the card tells, at most
 MECHANISMS = (  # of the plugin
@@ -114,10 +115,9 @@ def page_sizes(widths: Mapping[int, int], block: int) -> dict[int, int]:
         while size < window and 2 * size * width <= room:
             size *= 2
         if size * width > room:
-            least = 1 << math.ceil(math.log2(width / widths[leading]))
             raise ConfigError(
                 f"--block-size {block}: a position of the layers with a window of {window} has {width} numbers and one "
-                f"of the others {widths[leading]}; set --block-size {least} or more, a power of two"
+                f"of the others {widths[leading]}; set --block-size {_least_block(widths)} or more, a power of two"
             )
         sizes[window] = size
     return sizes
@@ -137,7 +137,7 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
     if form == "plugin" and any(SLOTS_GPU % stride for stride in strides):
         chosen["block_size"] = 32 * math.lcm(*strides)
     if form == "plugin" and any(map(window_of, model.attentions)):
-        chosen["block_size"] = _windowed_block(model.attentions)
+        chosen["block_size"] = max(WINDOWED, _least_block(widths(model.attentions)))
     if form == "exact":
         chosen["enforce_eager"] = True  # torch.compile cannot trace longrope in transformers
     if form in ("native", "exact") and dtype == "float32":
@@ -209,11 +209,9 @@ def _block(form: Form, model: LanguageModel) -> int:
     return int(options(form, model, cpu=True).get("block_size", SLOTS))
 
 
-def _windowed_block(attentions: Sequence[Attention]) -> int:
-    """Positions of a block that is small, so that little of it is empty, and has room for layers with windows."""
-    numbers = widths(attentions)
-    most = max(numbers.values()) / numbers.get(0, max(numbers.values()))
-    return max(32, 1 << math.ceil(math.log2(most)))
+def _least_block(widths: Mapping[int, int]) -> int:
+    """The smallest power of two for which a block has a position of all layers with each window."""
+    return 1 << math.ceil(math.log2(max(widths.values()) / widths.get(0, max(widths.values()))))
 
 
 def spare_slots(attention: MTLAWindow) -> int:
