@@ -66,7 +66,9 @@ def written(folder: Path, kind: str = "bos", quantised: str = "F32", *, extra: A
             stored = stored.reshape(heads, 2, -1, *stored.shape[1:]).transpose(1, 2).reshape(stored.shape)
         kind_of = gguf.GGMLQuantizationType[quantised if value.dim() == 2 else "F32"]
         data = gguf.quantize(stored.contiguous().numpy().astype(np.float32), kind_of)
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), data, raw_dtype=kind_of)
+        known = names.get_name(name, (".weight", ".bias"))
+        assert known is not None
+        writer.add_tensor(known, data, raw_dtype=kind_of)
         back = torch.from_numpy(np.array(gguf.dequantize(data, kind_of)).reshape(stored.shape))
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             back = back.reshape(heads, -1, 2, *back.shape[1:]).transpose(1, 2).reshape(back.shape)
