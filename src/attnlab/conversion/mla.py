@@ -62,8 +62,8 @@ class ToMLA(Conversion):
         rope_dim: d_r, even; None: searched, with the latent, for the smallest predicted error.
         latent_dim: r; None: the rest of `keep`.
         layers: distribution of the cache over layers. "measured": each layer alone is tried in the original with
-            several sizes, and with short windows of newest positions. The choice has the smallest sum of divergences of
-            predictions in the same cache of a text as long as those of calibration, see
+            several sizes, and with windows of the newest positions and the first four. The choice has the smallest sum
+            of divergences of predictions in the same cache of a text as long as those of calibration, see
             :mod:`attnlab.conversion.measured`. "budget": the sizes with the smallest sum of predicted errors at the
             same sum of sizes, each error over the size of the residual stream, separately for layers with and without a
             sliding window; "equal": equal r + d_r, d_r chosen for each layer; "same": equal d_r, r and rotary
