@@ -249,7 +249,7 @@ def _measured(
         for made in range(PASSES):  # the best distribution by bounds of what is not measured
             missing = [(i, c) for i, layer in enumerate(layers) for c in due(layer, chosen[i])]
             for number, choice in missing:
-                name = f"layer-{number:03}-{choice.plan.name}"
+                name = f"choice-{number:03}-{choice.plan.name}"
                 choice.divergence = _once(stored_in, name, partial(measured, number, choice))["divergence"]
                 advance(f"measuring sizes of layers, pass {made + 1} of at most {PASSES}")
             doubt = DOUBT if made < PASSES - 1 else 1.0

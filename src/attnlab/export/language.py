@@ -207,6 +207,8 @@ def _stock(model: LanguageModel, cfg: DictConfig, format: str, original: Pretrai
     if format == "hf":
         return Stock(None, "plugin", reason)
     if (refused := deepseek.refusal(model)) is not None:
+        if format == "deepseek":
+            raise ConfigError(f"format=deepseek: {refused}; use format=hf, or format=vllm for attnlab's plugin")
         serving.check_plugin(model, refused)
         log.info("attnlab's plugin for vLLM decodes it: %s", refused)
         return Stock(None, "plugin", reason)

@@ -341,9 +341,11 @@ def _at_once(q: Tensor) -> bool:
 
 def _groups(q: Tensor, size: int | None = None) -> list[slice]:
     """Heads whose keys and values are computed at a time. On CUDA all, because a kernel draws dropout for all heads."""
-    threads, heads = torch.get_num_threads(), q.shape[2]
-    if size is None:  # the same work for each thread
-        size = 1 if torch.compiler.is_compiling() else threads // math.gcd(threads, q.shape[0])
+    heads = q.shape[2]
+    if size is None and torch.compiler.is_compiling():
+        size = 1
+    elif size is None:  # the same work for each thread
+        size = (threads := torch.get_num_threads()) // math.gcd(threads, q.shape[0])
     count = 1 if _at_once(q) else -(-heads // size)
     bounds = [heads * i // count for i in range(count + 1)]
     return [slice(first, last) for first, last in zip(bounds[:-1], bounds[1:], strict=True)]

@@ -85,7 +85,7 @@ class MergedPattern(NamedTuple):
         (kernel, s), lse = self, q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         diagonal: Tensor | None = None
         mask: Tensor | None = None
-        randoms = list[Random]()
+        randoms: list[Random] = []
         if kernel.backend is Backend.NATIVE:
             merged_forward(q, packed, out, lse, kernel.scale, s)
         elif self._one_call(q):
