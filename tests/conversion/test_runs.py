@@ -147,6 +147,7 @@ def test_a_first_answer_has_both_models_side_by_side(
 ) -> None:
     words = ["experiment=convert/quick", f"model='{model}'", "hardware=cpu", f"cache_dir='{tmp_path / 'cache'}'"]
     few = ["task.score.prompt_tokens=8", "task.sampling.tokens=8", "task.score.needle.trials=2", *CALIBRATION]
+    few += ["task.score.needle.lengths=[96]"]
     cfg = check([*words, *few], load).jobs[0]
     record = recorded(convert, (cfg, new(cfg, "test")), tmp_path / "run")
     assert (record["scale"], cfg.task.data.window, cfg.convert.layers) == ("pretrained", 96, "budget")
