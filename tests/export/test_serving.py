@@ -136,6 +136,11 @@ def test_pages_of_layers_with_windows() -> None:
     assert "A request of 128 tokens takes" in serving.section("plugin", "folder", model, "proof")
 
 
+def test_sinks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no sinks; use format=hf"):
+        serving.check_plugin(trained(MLAWindow, window=5, sinks=2), "reason")
+
+
 def test_the_command_of_the_card() -> None:
     model = trained(MTLA, stride=3, latent_dim=8, head_dim=8, rope_dim=4)
     assert "--block-size 96" in serving.section("plugin", "folder", model, "proof")

@@ -77,6 +77,11 @@ def check_windows(attentions: Sequence[Attention]) -> None:
             "attnlab's plugin for vLLM takes layers with a sliding window beside layers that merge no positions; use "
             "format=hf, which transformers decodes"
         )
+    if any(isinstance(a, Windowed) and a.sinks for a in attentions):
+        raise ConfigError(
+            "attnlab's plugin for vLLM takes layers with a sliding window that have no sinks; use format=hf, which "
+            "transformers decodes, or convert with convert.layers=budget"
+        )
 
 
 def window_of(attention: Attention) -> int:
