@@ -137,7 +137,7 @@ def test_pages_of_layers_with_windows() -> None:
 
 
 def test_sinks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no sinks; use format=hf"):
+    with pytest.raises(ConfigError, match=r"\(sinks\); use format=hf"):
         serving.check_plugin(trained(MLAWindow, window=5, sinks=2), "reason")
 
 

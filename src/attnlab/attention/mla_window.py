@@ -32,7 +32,7 @@ class MLAWindow(Windowed, MLA):
         sinks: number of first text positions that every position sees besides.
         Others are those of `MLA`.
 
-    ValueError: `window` is below 1, or as for `MLA`.
+    ValueError: `window` is below 1, `sinks` is below 0, or as for `MLA`.
     """
 
     cache_type = LatentWindowCache

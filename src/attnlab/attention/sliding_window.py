@@ -173,7 +173,7 @@ class Windowed(PositionalAttention):
             k, v = key[:, :, first:end], value[:, :, first:end]
             if sinks := min(self.sinks, first):
                 j = torch.cat((torch.arange(sinks, device=q.device), j))
-                k, v = (torch.cat((all_[:, :, :sinks], part), 2) for all_, part in ((key, k), (value, v)))
+                k, v = (torch.cat((every[:, :, :sinks], part), 2) for every, part in ((key, k), (value, v)))
             seen = (j <= i[:, None]) & ((j > i[:, None] - self.window) | (j < self.sinks))
             if prefix is not None:
                 before, values, exists = prefix
@@ -213,7 +213,7 @@ class SlidingWindow(Windowed, MHA):
         sinks: number of first text positions that every position sees besides.
         Others are those of `MHA`.
 
-    ValueError: `window` is below 1, or sizes do not fit each other.
+    ValueError: `window` is below 1, `sinks` is below 0, or sizes do not fit each other.
     """
 
     cache_type = WindowCache

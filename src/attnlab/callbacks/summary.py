@@ -27,7 +27,7 @@ LABELS = {  # of metrics; others are named as in the record, with spaces
     "top1": "top-1",
     "top5": "top-5",
     "floor": "floor (best possible on this corpus)",
-    "perplexity_per_word": "perplexity per word (split at spaces)",
+    "perplexity_per_word": "perplexity per word or line end",
     "sentences_left_out": "sentences left out of the test set",
     "ended_at_limit": "texts that ended at the limit of length",
 }

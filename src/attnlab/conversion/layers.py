@@ -255,7 +255,12 @@ def _measured(
             doubt = DOUBT if made < PASSES - 1 else 1.0
             options = [losses(layer, HEALED if healed else 1.0, doubt) for layer in layers]
             chosen = [layer[i] for layer, i in zip(layers, cheapest(options, room), strict=True)]
-        return [choice.plan for choice in chosen if choice is not None]
+        plans = [choice.plan for choice in chosen if choice is not None]
+        if estimated := sum(choice is not None and choice.divergence is None for choice in chosen):
+            log.info(
+                "the sizes of %d of %d layers are estimated from other sizes that were measured", estimated, len(plans)
+            )
+        return plans
 
 
 def _collected(

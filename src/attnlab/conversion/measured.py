@@ -29,7 +29,7 @@ ROWS = 128  # positions whose distributions over the vocabulary are computed at 
 POSITIONS = 1024  # of either kind, at most: each has a distribution over the vocabulary
 RETRIEVED = 3.0  # weight of the divergence at retrieved tokens; 1 for the others
 DOUBT = 2.0  # a divergence by its ratio to the predicted error may be so many times too large
-FIRST = 2  # kinds of choices, full latents and the longest window, that the first pass measures in every layer
+FIRST = 2  # kinds of choices that the first pass measures in every layer: latents of all positions, and the next kind
 ROUNDING = 1e-7  # least divergence that float32 can tell from none
 
 

@@ -79,8 +79,8 @@ def check_windows(attentions: Sequence[Attention]) -> None:
         )
     if any(isinstance(a, Windowed) and a.sinks for a in attentions):
         raise ConfigError(
-            "attnlab's plugin for vLLM takes layers with a sliding window that have no sinks; use format=hf, which "
-            "transformers decodes, or convert with convert.layers=budget"
+            "attnlab's plugin for vLLM does not decode sliding windows that see the first positions too (sinks); use "
+            "format=hf, which transformers decodes, or convert with convert.layers=budget"
         )
 
 

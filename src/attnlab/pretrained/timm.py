@@ -161,8 +161,8 @@ def weight_file(source: str) -> Path | None:
     path = Path(source).expanduser()
     if _config(path) is None:
         return None
-    if found := next((path / name for name in hub.WEIGHTS if (path / name).is_file()), None):
-        return found
+    if weights := next((path / name for name in hub.WEIGHTS if (path / name).is_file()), None):
+        return weights
     raise DataError(f"model={source}: no weights in {path}; expected one of {', '.join(hub.WEIGHTS)}")
 
 

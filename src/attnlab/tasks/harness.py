@@ -39,7 +39,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from attnlab.tasks.language_modelling.module import LanguageModelling
 
-LIGHTEVAL = Path(__file__).parent / "lighteval"  # the tasks of MHA2MLA in the forms of lighteval
+LIGHTEVAL = Path(__file__).parent / "lighteval"  # six tasks in the forms of SmolLM's tasks for lighteval
 SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
