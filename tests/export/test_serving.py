@@ -119,11 +119,17 @@ def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.
 
 def test_pages_of_layers_with_windows() -> None:
     """All pages have the same bytes; a request has whole pages of all positions, and those that its window touches."""
-    assert serving.page_sizes({0: 10, 5: 30, 64: 2}, 32) == {0: 32, 5: 8, 64: 64}
-    assert serving.page_sizes({3: 10, 5: 30}, 32) == {5: 32, 3: 32}
+    groups = {0: serving.Group(10), 5: serving.Group(30), 64: serving.Group(2)}
+    assert serving.page_sizes(groups, 32) == (320, {0: 32, 5: 8, 64: 64})
+    assert serving.page_sizes({3: serving.Group(10), 5: serving.Group(30)}, 32) == (960, {5: 32, 3: 32})
+    assert serving.page_sizes({9: serving.Group(20, 4), 5: serving.Group(30, 4)}, 32) == (1080, {5: 32, 9: 32})
+    assert serving.page_sizes(groups | {5: serving.Group(30, 4)}, 32)[1][5] == 4  # 8 would take 12 x 30
+    with pytest.raises(ConfigError, match="block-size 2: .* and 4 sinks .* has 150 numbers .* set --block-size 16"):
+        serving.page_sizes(groups | {5: serving.Group(30, 4)}, 2)
     with pytest.raises(ConfigError, match="--block-size 2: .* window of 5 has 90 numbers .* set --block-size 16"):
-        serving.page_sizes({0: 10, 5: 90}, 2)
+        serving.page_sizes({0: serving.Group(10), 5: serving.Group(90)}, 2)
     sizes: list[dict[str, Any]] = [{"latent_dim": 8}, {"latent_dim": 16, "window": 5}, {"latent_dim": 16, "window": 64}]
+    sizes[2]["sinks"] = 4
 
     def attention(layer: int) -> Attention:
         return (MLAWindow if layer else MLA)(32, 4, rope_dim=4, **sizes[layer])
@@ -131,14 +137,9 @@ def test_pages_of_layers_with_windows() -> None:
     model = T6(WORDS.size, 32, attention, num_layers=3, max_length=128)
     assert serving.options("plugin", model, cpu=False)["block_size"] == 32
     assert serving.cache_bytes("plugin", model) == 12 * 4
-    # 100 positions: 4 pages of 32; the newest 5 lie in 2 pages of 16, and the newest 64 in 5
-    assert serving.request_bytes("plugin", model, 100) == 32 * 12 * 4 * (4 + 2 + 5)
+    # 100 positions: 4 pages of 32; the newest 5 lie in 2 pages of 16, and the newest 64 in 9 of 8 and 4 sinks
+    assert serving.request_bytes("plugin", model, 100) == 32 * 12 * 4 * (4 + 2 + 9)
     assert "A request of 128 tokens takes" in serving.section("plugin", "folder", model, "proof")
-
-
-def test_sinks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\(sinks\); use format=hf"):
-        serving.check_plugin(trained(MLAWindow, window=5, sinks=2), "reason")
 
 
 def test_the_command_of_the_card() -> None:

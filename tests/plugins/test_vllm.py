@@ -88,6 +88,10 @@ def check(model: LanguageModel, prompts: list[list[int]], answer: Any, block: in
         ("mla+mla_window+mla_window", {"1": {"window": 5, "latent_dim": 12}, "2": {"window": 40, "rope_dim": 2}}, 32),
         ("sliding_window", {"window": 1}, 32),
         ("mla_window+mha+sliding_window+tpa", {"0": {"window": 9}, "2": {"window": 9}, "model": DECODER}, 32),
+        ("mla+sliding_window", {"1": {"window": 3, "sinks": 30}}, 32),  # pages of 4 positions
+        ("sliding_window", {"window": 1, "sinks": 2}, 32),
+        ("mla_window+mha+sliding_window", {"0": {"window": 9, "sinks": 1}, "2": {"window": 9, "sinks": 6}}, 32),
+        ("mla_window+mla_window", {"0": {"window": 40, "sinks": 4, "latent_dim": 6}, "1": {"sinks": 4}}, 32),
     ],
 )  # fmt: skip
 def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block: int, tmp_path: Path) -> None:
@@ -99,10 +103,14 @@ def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block:
 
 
 @pytest.mark.parametrize(
-    ("attention", "blocks"), [("mtla", 13), ("mtla_window", 16), ("tpa", 13), ("mla+mla_window", 21)]
-)
-def test_a_preempted_request_is_the_same(attention: str, blocks: int, tmp_path: Path) -> None:
-    model, prompts = exported(tmp_path / "model", attention), prompts_of(60, 61, 62)
+    ("attention", "options", "blocks"),
+    [
+        ("mtla", {}, 13), ("mtla_window", {}, 16), ("tpa", {}, 13), ("mla+mla_window", {}, 21),
+        ("mla+mla_window", {"1": {"window": 20, "sinks": 4}}, 21),
+    ],
+)  # fmt: skip
+def test_a_preempted_request_is_the_same(attention: str, options: Any, blocks: int, tmp_path: Path) -> None:
+    model, prompts = exported(tmp_path / "model", attention, **options), prompts_of(60, 61, 62)
     answer = engine(tmp_path / "model", prompts, new=120, num_gpu_blocks_override=blocks)
     check(model, prompts, answer)
     assert answer["preempted"]

@@ -131,10 +131,13 @@ class Pages(AttentionLayerBase):
         spare: slots of a page beside those of its positions.
         first: number of first positions that lie in one page, unmerged.
         window: newest positions that are read, the new one included, in pages of unmerged ones; 0: all are merged.
+        sinks: slots of a page for the first positions of the request, before its own. The view of the engine ends
+            `sinks` slots before the last one of a page.
         kv_cache: (pages, 1, slots, width), which the engine sets.
     """
 
     supports_dcp = False
+    sinks = 0
 
     def __init__(
         self, name: str, engine: VllmConfig, width: int, stride: int, spare: int = 0, first: int = 0, window: int = 0
@@ -182,9 +185,9 @@ class Pages(AttentionLayerBase):
         Args:
             before: numbers of a slot of the layers before it that share the pages.
         """
-        slots = self.kv_cache.shape[2]
-        page = self.kv_cache.view(len(self.kv_cache), -1)
-        return page[:, before * slots : (before + width) * slots].unflatten(1, (slots, width))
+        cache, slots = self.kv_cache, self.kv_cache.shape[2] + self.sinks
+        shape, strides = (len(cache), slots, width), (cache.stride(0), width, 1)
+        return cache.as_strided(shape, strides, cache.storage_offset() + before * slots)
 
     def parts(self) -> list[Part]:
         """The requests of a step; none while the engine measures its memory, when there are no pages yet."""

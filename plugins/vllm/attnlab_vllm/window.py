@@ -27,9 +27,9 @@ def paged(layers: Sequence[Attention], prefix: str, engine: VllmConfig) -> list[
         raise ValueError("--disable-hybrid-kv-cache-manager: attnlab-vllm frees old positions; leave it out")
     if isinstance(mechanisms[0], MTLAWindow):
         return [*_merging(mechanisms, prefix, engine)]
-    widths, forms = serving.widths(mechanisms), list[PagedAttention]()
-    pages = {window: SharedPages(f"{prefix}pages.{window}", engine, widths, window) for window in widths}
-    before = dict.fromkeys(widths, 0)
+    groups, forms = serving.groups(mechanisms), list[PagedAttention]()
+    pages = {window: SharedPages(f"{prefix}pages.{window}", engine, groups, window) for window in groups}
+    before = dict.fromkeys(groups, 0)
     for layer in mechanisms:
         window = serving.window_of(layer)
         form = PagedSliding if window else PagedAttention
@@ -50,34 +50,44 @@ class SharedPages(Pages):
     """Pages of all layers with one window, or of all without one. A slot has a position of all these layers.
 
     Args:
-        widths: numbers of a slot by window.
+        groups: the layers with common pages, by window.
     """
 
-    def __init__(self, name: str, engine: VllmConfig, widths: Mapping[int, int], window: int) -> None:
-        super().__init__(name, engine, widths[window], 1, window=window)
-        self.widths = widths
+    def __init__(self, name: str, engine: VllmConfig, groups: Mapping[int, serving.Group], window: int) -> None:
+        super().__init__(name, engine, groups[window].width, 1, window=window)
+        self.groups, self.sinks = groups, groups[window].sinks
 
     def page(self, block: int) -> tuple[int, int, int]:
         """As in `Pages`. ConfigError: a block has no room for a position of all layers with the window."""
-        sizes = serving.page_sizes(self.widths, block)
-        return sizes[self.window], 1, max(size * self.widths[window] for window, size in sizes.items())
+        numbers, sizes = serving.page_sizes(self.groups, block)
+        return sizes[self.window], 1, numbers
 
 
 class PagedSliding(PagedAttention):
-    """A mechanism with a sliding window, over pages that the engine frees behind it."""
+    """A mechanism with a sliding window, over pages that the engine frees behind it.
+
+    Each page has the sinks of its request too, as far as they are not behind it, so that none needs an older page.
+    """
 
     def _extend(self, x: Tensor, part: Part) -> Tensor:
         cache, memory, place, table = self._cache(), self.memory, part.positions, part.table.long()
-        window, size = self.pages.window, memory.shape[1]
+        window, own, sinks = self.pages.window, self.pages.sinks, cache.kept
+        size, before = memory.shape[1] - own, place[:, :1]
         columns = window + x.shape[1] - 1  # of a ring in which nothing is overwritten that a new position reads
         rows = torch.arange(len(x), device=x.device)[:, None]
-        old = place[:, :1] - torch.arange(1, window, device=x.device)
-        seen = memory.new_zeros(len(x), columns, memory.shape[2])
-        given = memory[table.gather(1, old.clamp(min=0) // size), old.clamp(min=0) % size]
-        seen[rows, old % columns] = given.masked_fill((old < 0)[..., None], 0.0)  # others may have left anything there
-        cache.open(self._buffers(seen), columns, place[:, 0] if part.cached is None else part.cached)
+        first = torch.arange(sinks, device=x.device)
+        old = before - torch.arange(1, window, device=x.device)
+        seen = memory.new_zeros(len(x), sinks + columns, memory.shape[2])
+        newest = table.gather(1, (before - 1).clamp(min=0) // size)
+        # others may have left anything where nothing is written yet
+        seen[:, :sinks] = memory[newest, first].masked_fill((first >= before)[..., None], 0.0)
+        given = memory[table.gather(1, old.clamp(min=0) // size), own + old.clamp(min=0) % size]
+        seen[rows, sinks + (old - sinks) % columns] = given.masked_fill((old < sinks)[..., None], 0.0)
+        cache.open(self._buffers(seen), sinks + columns, before[:, 0] if part.cached is None else part.cached)
         out = self.attention.extend(x, cache)
-        memory[table.gather(1, place // size), place % size] = seen[rows, place % columns]
+        memory[table.gather(1, place // size), own + place % size] = seen[rows, cache.place(place)[0]]
+        touched = torch.cat((place[:, ::size], place[:, -1:]), 1) // size
+        memory[table.gather(1, touched)[..., None], first] = seen[:, None, :sinks]
         cache.text = {}  # the copies of all layers would be a second cache
         return out
 

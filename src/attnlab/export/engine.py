@@ -29,7 +29,7 @@ def cache_of(llm):  # type: ignore[no-untyped-def]
     pages = core.scheduler.kv_cache_config
     specs = [group.kv_cache_spec for group in pages.kv_cache_groups]
     stay = [spec.block_size for spec in specs if getattr(spec, "sliding_window", None) is None]
-    size = max(stay) if stay else max(specs, key=lambda spec: spec.unpadded_page_size_bytes).block_size
+    size = max(stay) if stay else max(specs, key=lambda spec: (spec.head_size, -spec.block_size)).block_size
     total = sum(tensors.values())
     return total, total / (pages.num_blocks * size) if stay else 0.0, size
 

@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
@@ -77,11 +77,6 @@ def check_windows(attentions: Sequence[Attention]) -> None:
             "attnlab's plugin for vLLM takes layers with a sliding window beside layers that merge no positions; use "
             "format=hf, which transformers decodes"
         )
-    if any(isinstance(a, Windowed) and a.sinks for a in attentions):
-        raise ConfigError(
-            "attnlab's plugin for vLLM does not decode sliding windows that see the first positions too (sinks); use "
-            "format=hf, which transformers decodes, or convert with convert.layers=budget"
-        )
 
 
 def window_of(attention: Attention) -> int:
@@ -94,38 +89,58 @@ def reach(attention: MTLAWindow) -> int:
     return attention.recent + attention.stride + 1
 
 
-def widths(attentions: Sequence[Attention]) -> dict[int, int]:
-    """Cached numbers of a position in all layers with each window together, by window; 0: all positions are seen."""
-    sums = dict[int, int]()
+class Group(NamedTuple):
+    """What the layers with one window have in common pages; the window of those that see all positions is 0.
+
+    Attributes:
+        width: cached numbers of a position, in all these layers together.
+        sinks: first positions that each page has besides its own.
+    """
+
+    width: int
+    sinks: int = 0
+
+    def numbers(self, size: int) -> int:
+        """Numbers of a page of `size` positions."""
+        return (size + self.sinks) * self.width
+
+
+def groups(attentions: Sequence[Attention]) -> dict[int, Group]:
+    """The layers with common pages, by window."""
+    groups = dict[int, Group]()
     for a in attentions:
         if isinstance(a, PositionalAttention):
-            sums[window_of(a)] = sums.get(window_of(a), 0) + a.elements_per_slot
-    return dict(sorted(sums.items()))
+            width, sinks = groups.get(window_of(a), Group(0))
+            own = a.sinks if isinstance(a, Windowed) else 0
+            groups[window_of(a)] = Group(width + a.elements_per_slot, max(sinks, own))
+    return dict(sorted(groups.items()))
 
 
-def page_sizes(widths: Mapping[int, int], block: int) -> dict[int, int]:
-    """Positions of a page by window. All pages of the engine have the same bytes.
+def page_sizes(groups: Mapping[int, Group], block: int) -> tuple[int, dict[int, int]]:
+    """Numbers of a page, which all have the same, and positions of a page by window.
 
-    Layers without a window, or the widest window if there are none, fill a page with the `block` positions of the
+    Layers without a window, or the widest group if there are none, fill a page with the `block` positions of the
     engine. The others have `block`, doubled while the window is longer or halved, so many times as a page has room for.
 
     ConfigError: a page has no room for a position of all layers with some window.
     """
-    leading = 0 if 0 in widths else max(widths, key=lambda window: widths[window])
-    sizes, room = {leading: block}, block * widths[leading]
-    for window, width in widths.items():
+    leading = _leading(groups)
+    sizes, room = {leading: block}, groups[leading].numbers(block)
+    for window, group in groups.items():
         size = block
-        while size * width > room and size % 2 == 0:
+        while group.numbers(size) > room and size % 2 == 0:
             size //= 2
-        while size < window and 2 * size * width <= room:
+        while size < window and group.numbers(2 * size) <= room:
             size *= 2
-        if size * width > room:
+        if group.numbers(size) > room:
+            sinks = f" and {group.sinks} sinks" if group.sinks else ""
             raise ConfigError(
-                f"--block-size {block}: a position of the layers with a window of {window} has {width} numbers and one "
-                f"of the others {widths[leading]}; set --block-size {_least_block(widths)} or more, a power of two"
+                f"--block-size {block}: a position{sinks} of the layers with a window of {window} has "
+                f"{group.numbers(1)} numbers and one of the others {groups[leading].width}; set --block-size "
+                f"{_least_block(groups)} or more, a power of two"
             )
         sizes[window] = size
-    return sizes
+    return room, sizes
 
 
 def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
@@ -142,7 +157,7 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
     if form == "plugin" and any(SLOTS_GPU % stride for stride in strides):
         chosen["block_size"] = 32 * math.lcm(*strides)
     if form == "plugin" and any(map(window_of, model.attentions)):
-        chosen["block_size"] = max(WINDOWED, _least_block(widths(model.attentions)))
+        chosen["block_size"] = max(WINDOWED, _least_block(groups(model.attentions)))
     if form == "exact":
         chosen["enforce_eager"] = True  # torch.compile cannot trace longrope in transformers
     if form in ("native", "exact") and dtype == "float32":
@@ -196,17 +211,15 @@ def request_bytes(form: Form, model: LanguageModel, length: int, block: int | No
         block: positions of a block; None: as by :func:`options` on a CPU.
     """
     block, first = block or _block(form, model), model.attentions[0]
-    groups = [(block, length)]  # positions of a page, and newest positions that are read
+    seen = [(block, length)]  # positions of a page, and newest positions that are read
     page = block * cache_bytes(form, model, block)
     if form == "plugin" and isinstance(first, MTLAWindow):
-        groups.append((block // first.stride, reach(first)))
+        seen.append((block // first.stride, reach(first)))
     elif form == "plugin" and any(map(window_of, model.attentions)):
-        numbers = widths(model.attentions)
-        groups = [
-            (size, max(window, LEAST) if window else length) for window, size in page_sizes(numbers, block).items()
-        ]
-        page = block * numbers.get(0, max(numbers.values())) * next(model.parameters()).dtype.itemsize
-    return round(page * sum(-(-length // size) - max(0, length - seen) // size for size, seen in groups))
+        numbers, sizes = page_sizes(groups(model.attentions), block)
+        seen = [(size, max(window, LEAST) if window else length) for window, size in sizes.items()]
+        page = numbers * next(model.parameters()).dtype.itemsize
+    return round(page * sum(-(-length // size) - max(0, length - newest) // size for size, newest in seen))
 
 
 def _block(form: Form, model: LanguageModel) -> int:
@@ -214,9 +227,17 @@ def _block(form: Form, model: LanguageModel) -> int:
     return int(options(form, model, cpu=True).get("block_size", SLOTS))
 
 
-def _least_block(widths: Mapping[int, int]) -> int:
+def _leading(groups: Mapping[int, Group]) -> int:
+    """The window of the layers that fill a page with a block of the engine."""
+    return 0 if 0 in groups else max(groups, key=groups.__getitem__)
+
+
+def _least_block(groups: Mapping[int, Group]) -> int:
     """The smallest power of two for which a block has a position of all layers with each window."""
-    return 1 << math.ceil(math.log2(max(widths.values()) / widths.get(0, max(widths.values()))))
+    block, most = 1, max(group.numbers(1) for group in groups.values())
+    while groups[_leading(groups)].numbers(block) < most:
+        block *= 2
+    return block
 
 
 def spare_slots(attention: MTLAWindow) -> int:
