@@ -119,15 +119,19 @@ def test_sizes_that_the_engine_has_no_kernel_for(tmp_path: Path, caplog: pytest.
 
 def test_pages_of_layers_with_windows() -> None:
     """All pages have the same bytes; a request has whole pages of all positions, and those that its window touches."""
-    groups = {0: serving.Group(10), 5: serving.Group(30), 64: serving.Group(2)}
+    Share = serving.Share
+    groups = {0: [Share(10)], 5: [Share(20), Share(10)], 64: [Share(2)]}
     assert serving.page_sizes(groups, 32) == (320, {0: 32, 5: 8, 64: 64})
-    assert serving.page_sizes({3: serving.Group(10), 5: serving.Group(30)}, 32) == (960, {5: 32, 3: 32})
-    assert serving.page_sizes({9: serving.Group(20, 4), 5: serving.Group(30, 4)}, 32) == (1080, {5: 32, 9: 32})
-    assert serving.page_sizes(groups | {5: serving.Group(30, 4)}, 32)[1][5] == 4  # 8 would take 12 x 30
-    with pytest.raises(ConfigError, match="block-size 2: .* and 4 sinks .* has 150 numbers .* set --block-size 16"):
-        serving.page_sizes(groups | {5: serving.Group(30, 4)}, 2)
-    with pytest.raises(ConfigError, match="--block-size 2: .* window of 5 has 90 numbers .* set --block-size 16"):
-        serving.page_sizes({0: serving.Group(10), 5: serving.Group(90)}, 2)
+    assert serving.page_sizes({3: [Share(10)], 5: [Share(30)]}, 32) == (960, {5: 32, 3: 32})
+    assert serving.page_sizes({9: [Share(20, extra=4)], 5: [Share(30, extra=4)]}, 32) == (1080, {5: 32, 9: 32})
+    sinks = groups | {5: [Share(20, extra=4), Share(10, extra=4)]}
+    assert serving.page_sizes(sinks, 32)[1][5] == 4  # 8 would take 12 x 30
+    merged = {0: [Share(10), Share(8, 3, 2, 5)], 12: [Share(8)]}  # 5 first positions in 2 spare slots and 3 others
+    assert serving.page_sizes(merged, 12) == (12 * 10 + 6 * 8, {0: 12, 12: 12})
+    with pytest.raises(ConfigError, match="-size 16: .* multiple of the stride 3 .* 9 or more.* --block-size 12"):
+        serving.page_sizes(merged, 16)
+    with pytest.raises(ConfigError, match="block-size 2: .* have 150 numbers, and a block 20; set --block-size 16"):
+        serving.page_sizes(sinks, 2)
     sizes: list[dict[str, Any]] = [{"latent_dim": 8}, {"latent_dim": 16, "window": 5}, {"latent_dim": 16, "window": 64}]
     sizes[2]["sinks"] = 4
 

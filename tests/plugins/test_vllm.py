@@ -92,6 +92,9 @@ def check(model: LanguageModel, prompts: list[list[int]], answer: Any, block: in
         ("sliding_window", {"window": 1, "sinks": 2}, 32),
         ("mla_window+mha+sliding_window", {"0": {"window": 9, "sinks": 1}, "2": {"window": 9, "sinks": 6}}, 32),
         ("mla_window+mla_window", {"0": {"window": 40, "sinks": 4, "latent_dim": 6}, "1": {"sinks": 4}}, 32),
+        ("mtla_window+mla+mla_window", {"2": {"window": 9, "sinks": 4}}, 32),  # as of convert=mtla
+        ("mtla_window+mtla_window", {"0": {"stride": 3, "recent": 3, "first": 5}}, 96),
+        ("mtla+mtla_window+sliding_window+tpa", {"1": {"stride": 4}, "2": {"window": 15}, "model": DECODER}, 32),
     ],
 )  # fmt: skip
 def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block: int, tmp_path: Path) -> None:
@@ -107,6 +110,7 @@ def test_ragged_prompts_in_chunks_and_again(attention: str, options: Any, block:
     [
         ("mtla", {}, 13), ("mtla_window", {}, 16), ("tpa", {}, 13), ("mla+mla_window", {}, 21),
         ("mla+mla_window", {"1": {"window": 20, "sinks": 4}}, 21),
+        ("mtla_window+mla_window", {"1": {"window": 20, "sinks": 4}}, 25),
     ],
 )  # fmt: skip
 def test_a_preempted_request_is_the_same(attention: str, options: Any, blocks: int, tmp_path: Path) -> None:
@@ -123,11 +127,9 @@ def test_a_preempted_request_is_the_same(attention: str, options: Any, blocks: i
         ("mtla", {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "--speculative-config"),
         ("tpa", {"kv_offloading_size": 0.1}, "--kv-offloading-size"),
         ("multilinear_tied", {}, "TiedMultiLinear cannot be decoded"),
-        ("mtla_window+tpa", {}, "in all layers or in none"),
-        ("mla_window+mtla", {}, "beside layers that merge no positions"),
         ("mtla_window", {"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
         ("mla_window", {"disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
-        ("mla_window+mla_window+mla", {"block_size": 1}, "set --block-size 2 or more, a power of two"),
+        ("mla_window+mla_window+mla", {"block_size": 1}, "set --block-size 2, or double that"),
         ("mtla_window", {"block_size": 6}, "--block-size 6: expected a multiple of the stride 2 of MTLA, 8 or more"),
     ],
 )

@@ -6,7 +6,6 @@ Longer chunks of a prompt are computed one by one.
 """
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -125,25 +124,22 @@ class PagedBackend(AttentionBackend):
 
 
 class Pages(AttentionLayerBase):
-    """Pages of the engine for slots of `width` numbers, one for `stride` positions.
+    """Pages of the engine that all layers with one window have in common, or all parts of layers without one.
+
+    A page has the slots of one layer after those of another.
+
+    Args:
+        groups: what each layer has in the pages of each window.
+        window: newest positions that are read, the new one included; 0: all are.
 
     Attributes:
-        spare: slots of a page beside those of its positions.
-        first: number of first positions that lie in one page, unmerged.
-        window: newest positions that are read, the new one included, in pages of unmerged ones; 0: all are merged.
-        sinks: slots of a page for the first positions of the request, before its own. The view of the engine ends
-            `sinks` slots before the last one of a page.
-        kv_cache: (pages, 1, slots, width), which the engine sets.
+        kv_cache: (pages, 1, ., .), which the engine sets. Its pages may have more numbers than its view.
     """
 
     supports_dcp = False
-    sinks = 0
 
-    def __init__(
-        self, name: str, engine: VllmConfig, width: int, stride: int, spare: int = 0, first: int = 0, window: int = 0
-    ) -> None:
-        self.name, self.width, self.stride, self.dtype = name, width, stride, engine.model_config.dtype
-        self.spare, self.first, self.window = spare, first, window
+    def __init__(self, name: str, engine: VllmConfig, groups: serving.Shares, window: int) -> None:
+        self.name, self.groups, self.window, self.dtype = name, groups, window, engine.model_config.dtype
         self.kv_cache = torch.empty(0)
         self._spec: KVCacheSpec | None = None
         engine.compilation_config.static_forward_context[name] = self
@@ -152,42 +148,31 @@ class Pages(AttentionLayerBase):
         return PagedBackend
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
-        """ValueError, ConfigError: a block of the engine's size cannot have the slots."""
+        """ConfigError: a block of the engine's size cannot have the slots."""
         if self._spec is None:  # once: the engine may replace its size of a block by the smallest of all pages
-            size, per_slot, numbers = self.page(vllm_config.cache_config.block_size)
-            given: dict[str, Any] = {"num_kv_heads": 1, "head_size": self.width, "dtype": self.dtype}
+            numbers, sizes = serving.page_sizes(self.groups, vllm_config.cache_config.block_size)
+            size = sizes[self.window]
+            given: dict[str, Any] = {"block_size": size, "num_kv_heads": 1, "dtype": self.dtype}
             if self.window:  # padded: the engine forgets `tokens_per_state` of these
                 seen, padded = max(self.window, serving.LEAST), numbers * self.dtype.itemsize
-                given |= {"sliding_window": seen, "page_size_padded": padded}
-                self._spec = SlidingWindowMLASpec(block_size=size, **given)
+                width = sum(share.width for share in self.groups[self.window])
+                given |= {"head_size": width, "sliding_window": seen, "page_size_padded": padded}
+                self._spec = SlidingWindowMLASpec(**given)
             else:
-                self._spec = MLAAttentionSpec(block_size=size, tokens_per_state=per_slot, **given)
+                self._spec = MLAAttentionSpec(tokens_per_state=size, head_size=numbers, **given)
         return self._spec
 
-    def page(self, block: int) -> tuple[int, int | Fraction, int]:
-        """For blocks of the engine: positions of a page, positions of a slot, and numbers of a page.
-
-        ValueError: the stride does not divide the size of a block, or it has no room for the first positions.
-        """
-        least = (self.first - self.spare) * self.stride
-        if block % self.stride or block < least:
-            raise ValueError(
-                f"--block-size {block}: expected a multiple of the stride {self.stride} of MTLA, {least} or more, as a "
-                f"slot and the first positions each lie in one block; set --block-size {max(32 * self.stride, least)}"
-            )
-        slots = block // self.stride + self.spare
-        size, per_slot = (slots - self.spare, 1) if self.window else (block, Fraction(block, slots))
-        return size, int(per_slot) if per_slot.denominator == 1 else per_slot, slots * self.width
-
-    def part(self, before: int, width: int) -> Tensor:
+    def part(self, number: int) -> Tensor:
         """The slots of one layer, (pages, slots, width), a view.
 
         Args:
-            before: numbers of a slot of the layers before it that share the pages.
+            number: number of layers before it in the pages.
         """
-        cache, slots = self.kv_cache, self.kv_cache.shape[2] + self.sinks
-        shape, strides = (len(cache), slots, width), (cache.stride(0), width, 1)
-        return cache.as_strided(shape, strides, cache.storage_offset() + before * slots)
+        assert self._spec is not None
+        cache, size, shares = self.kv_cache, self._spec.block_size, self.groups[self.window]
+        before, share = sum(share.numbers(size) for share in shares[:number]), shares[number]
+        shape, strides = (len(cache), share.slots(size), share.width), (cache.stride(0), share.width, 1)
+        return cache.as_strided(shape, strides, cache.storage_offset() + before)
 
     def parts(self) -> list[Part]:
         """The requests of a step; none while the engine measures its memory, when there are no pages yet."""
@@ -196,28 +181,21 @@ class Pages(AttentionLayerBase):
 
 
 class PagedAttention:
-    """A mechanism over pages of `block_size` positions, which have `block_size` / s slots, s the stride of MTLA or 1.
+    """A mechanism over pages, in which a slot has s positions, s the stride of MTLA or 1.
 
     A slot has the entries of all buffers of `attention.layout()`, flattened, side by side: `elements_per_slot` numbers.
 
     Args:
-        pages: those that layers share; None: the layer has pages of its own.
-        before: numbers of a slot of the layers before it in shared pages.
+        pages: those that have positions of the layer.
+        number: number of layers before it in these pages.
 
     Attributes:
         cache: attnlab's cache, with the rotary tables and products of the weights, but no pages.
     """
 
-    def __init__(
-        self,
-        attention: PositionalAttention,
-        name: str,
-        engine: VllmConfig,
-        pages: Pages | None = None,
-        before: int = 0,
-    ) -> None:
-        self.attention, self.stride, self.before = attention, int(getattr(attention, "stride", 1)), before
-        self.pages = pages or Pages(name, engine, attention.elements_per_slot, self.stride)
+    def __init__(self, attention: PositionalAttention, engine: VllmConfig, pages: Pages, number: int) -> None:
+        self.attention, self.stride = attention, int(getattr(attention, "stride", 1))
+        self.pages, self.number = pages, number
         self.cache: RaggedCache | None = None
         self.capacity = engine.model_config.max_model_len
         if isinstance(attention, TPA):
@@ -226,7 +204,7 @@ class PagedAttention:
     @property
     def memory(self) -> Tensor:
         """Its slots of all pages, (pages, slots, numbers)."""
-        return self.pages.part(self.before, self.attention.elements_per_slot)
+        return self.pages.part(self.number)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x (1, N, d), the new tokens of all requests -> (1, N, d)."""

@@ -1,7 +1,7 @@
 """Mechanisms that read a window of newest positions, over the pages of the engine's KV cache."""
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,52 +15,21 @@ from attnlab_vllm.cache import PagedAttention, Pages, Part
 
 
 def paged(layers: Sequence[Attention], prefix: str, engine: VllmConfig) -> list[PagedAttention]:
-    """The paged form of each layer. ConfigError: the layers cannot have common pages.
-
-    ValueError: the engine would keep all positions.
-    """
-    serving.check_windows(layers)
-    mechanisms = [layer for layer in layers if isinstance(layer, PositionalAttention)]
-    if not any(isinstance(layer, MTLAWindow | Windowed) for layer in mechanisms):
-        return [PagedAttention(layer, f"{prefix}layers.{i}", engine) for i, layer in enumerate(mechanisms)]
-    if engine.scheduler_config.disable_hybrid_kv_cache_manager:
+    """The paged form of each layer. ValueError: the engine would keep all positions."""
+    groups, forms = serving.groups(layers), list[PagedAttention]()
+    if any(groups) and engine.scheduler_config.disable_hybrid_kv_cache_manager:
         raise ValueError("--disable-hybrid-kv-cache-manager: attnlab-vllm frees old positions; leave it out")
-    if isinstance(mechanisms[0], MTLAWindow):
-        return [*_merging(mechanisms, prefix, engine)]
-    groups, forms = serving.groups(mechanisms), list[PagedAttention]()
-    pages = {window: SharedPages(f"{prefix}pages.{window}", engine, groups, window) for window in groups}
-    before = dict.fromkeys(groups, 0)
-    for layer in mechanisms:
-        window = serving.window_of(layer)
-        form = PagedSliding if window else PagedAttention
-        forms.append(form(layer, "", engine, pages[window], before[window]))
-        before[window] += layer.elements_per_slot
+    pages, before = {seen: Pages(f"{prefix}pages.{seen}", engine, groups, seen) for seen in groups}, Counter[int]()
+    for layer in layers:
+        assert isinstance(layer, PositionalAttention)
+        own = serving.shares(layer)
+        first, *newest = [(pages[seen], before[seen]) for seen in own]
+        before.update([*own])
+        if isinstance(layer, MTLAWindow):
+            forms.append(PagedWindow(layer, engine, *first, *newest[0]))
+        else:
+            forms.append((PagedSliding if isinstance(layer, Windowed) else PagedAttention)(layer, engine, *first))
     return forms
-
-
-def _merging(layers: Sequence[Attention], prefix: str, engine: VllmConfig) -> "list[PagedWindow]":
-    same = [layer for layer in layers if isinstance(layer, MTLAWindow)]
-    one, ends = same[0], [0, *accumulate(layer.elements_per_slot for layer in same)]
-    sizes = ends[-1], one.stride, serving.spare_slots(one), one.first
-    pages = [Pages(f"{prefix}pages.{i}", engine, *sizes, seen) for i, seen in enumerate((0, serving.reach(one)))]
-    return [PagedWindow(layer, engine, pages, before) for layer, before in zip(same, ends, strict=False)]
-
-
-class SharedPages(Pages):
-    """Pages of all layers with one window, or of all without one. A slot has a position of all these layers.
-
-    Args:
-        groups: the layers with common pages, by window.
-    """
-
-    def __init__(self, name: str, engine: VllmConfig, groups: Mapping[int, serving.Group], window: int) -> None:
-        super().__init__(name, engine, groups[window].width, 1, window=window)
-        self.groups, self.sinks = groups, groups[window].sinks
-
-    def page(self, block: int) -> tuple[int, int, int]:
-        """As in `Pages`. ConfigError: a block has no room for a position of all layers with the window."""
-        numbers, sizes = serving.page_sizes(self.groups, block)
-        return sizes[self.window], 1, numbers
 
 
 class PagedSliding(PagedAttention):
@@ -71,8 +40,8 @@ class PagedSliding(PagedAttention):
 
     def _extend(self, x: Tensor, part: Part) -> Tensor:
         cache, memory, place, table = self._cache(), self.memory, part.positions, part.table.long()
-        window, own, sinks = self.pages.window, self.pages.sinks, cache.kept
-        size, before = memory.shape[1] - own, place[:, :1]
+        window, sinks = self.pages.window, cache.kept
+        size, before = memory.shape[1] - sinks, place[:, :1]
         columns = window + x.shape[1] - 1  # of a ring in which nothing is overwritten that a new position reads
         rows = torch.arange(len(x), device=x.device)[:, None]
         first = torch.arange(sinks, device=x.device)
@@ -81,11 +50,11 @@ class PagedSliding(PagedAttention):
         newest = table.gather(1, (before - 1).clamp(min=0) // size)
         # others may have left anything where nothing is written yet
         seen[:, :sinks] = memory[newest, first].masked_fill((first >= before)[..., None], 0.0)
-        given = memory[table.gather(1, old.clamp(min=0) // size), own + old.clamp(min=0) % size]
+        given = memory[table.gather(1, old.clamp(min=0) // size), sinks + old.clamp(min=0) % size]
         seen[rows, sinks + (old - sinks) % columns] = given.masked_fill((old < sinks)[..., None], 0.0)
         cache.open(self._buffers(seen), sinks + columns, before[:, 0] if part.cached is None else part.cached)
         out = self.attention.extend(x, cache)
-        memory[table.gather(1, place // size), own + place % size] = seen[rows, cache.place(place)[0]]
+        memory[table.gather(1, place // size), sinks + place % size] = seen[rows, cache.place(place)[0]]
         touched = torch.cat((place[:, ::size], place[:, -1:]), 1) // size
         memory[table.gather(1, touched)[..., None], first] = seen[:, None, :sinks]
         cache.text = {}  # the copies of all layers would be a second cache
@@ -93,17 +62,23 @@ class PagedSliding(PagedAttention):
 
 
 class PagedWindow(PagedAttention):
-    """`MTLAWindow` over its part of two kinds of pages, which all layers share.
+    """`MTLAWindow` over its parts of two kinds of pages.
 
     A page of B positions has B / s slots. The slot of position p belongs to the chunk that p completes, which is W
     positions after the chunk's last, so that a page depends on no position behind its own. Slots that nothing is merged
-    into have the first F positions, with `spare` ones before them in each page, if these are too few. A page of the
-    newest positions has B / s of them.
+    into have the first F positions, with `spare` ones before them in each page, if these are too few.
+
+    Args:
+        newest: pages of the newest positions, unmerged.
+        rank: number of layers before it in these.
+        Others are those of `PagedAttention`.
     """
 
-    def __init__(self, attention: MTLAWindow, engine: VllmConfig, pages: list[Pages], before: int) -> None:
-        super().__init__(attention, "", engine, pages[0], before)
-        self.newest = pages[1]
+    def __init__(
+        self, attention: MTLAWindow, engine: VllmConfig, pages: Pages, number: int, newest: Pages, rank: int
+    ) -> None:
+        super().__init__(attention, engine, pages, number)
+        self.newest, self.rank, self.spare = newest, rank, serving.spare_slots(attention)
         self.merged_from = -(-(attention.first + attention.recent) // attention.stride)  # slot of the first chunk
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -116,9 +91,10 @@ class PagedWindow(PagedAttention):
         """x (B, n, d) -> (B, n, d). `table`: pages of the newest positions, (B, pages)."""
         a, cache = self.attention, self._cache()
         assert isinstance(a, MTLAWindow)
-        s, first, spare, merged_from = a.stride, a.first, self.pages.spare, self.merged_from
-        merged, newest = self.memory, self.newest.part(self.before, a.elements_per_slot)
-        size, place, before = merged.shape[1] - spare, part.positions, part.positions[:, :1]
+        s, first, spare, merged_from = a.stride, a.first, self.spare, self.merged_from
+        merged, newest = self.memory, self.newest.part(self.rank)
+        size, recent = merged.shape[1] - spare, newest.shape[1]
+        place, before = part.positions, part.positions[:, :1]
         rows, device = torch.arange(len(x), device=x.device)[:, None].expand_as(place), x.device
         pages = part.table[:, : -(-part.length // (size * s))].long()
         count = max(0, -(-part.length // s) - merged_from)
@@ -127,7 +103,7 @@ class PagedWindow(PagedAttention):
         columns = merged[pages]  # (B, pages, slots, elements), a copy
         text = torch.cat((
             columns[:, 0, :first],
-            newest[table.gather(1, old.clamp(min=0) // size), old.clamp(min=0) % size],
+            newest[table.gather(1, old.clamp(min=0) // recent), old.clamp(min=0) % recent],
             columns[:, :, spare:].flatten(1, 2)[:, merged_from : merged_from + count],
         ), 1)  # as in `WindowedCache`  # fmt: skip
         early, late = torch.arange(first, device=device), torch.arange(count, device=device)
@@ -137,7 +113,7 @@ class PagedWindow(PagedAttention):
         out = a.extend(x, cache)
         cache.text = {}
         new = a._entries(x, (cache.cos[place], cache.sin[place]))["slots"]
-        newest[table.gather(1, place // size), place % size] = new.to(newest.dtype)
+        newest[table.gather(1, place // recent), place % recent] = new.to(newest.dtype)
         kept = (place < first) | (place // s >= merged_from)
         column = torch.where(place < first, place, a.raw + place // s - merged_from)
         slot = torch.where(place < first, place, spare + place // s % size)

@@ -58,23 +58,6 @@ def check_plugin(model: LanguageModel, reason: str) -> None:
     if not kinds <= set(MECHANISMS) or not isinstance(model, Decoder):
         raise ConfigError(
             f"format=vllm: {reason}; attnlab's plugin for vLLM has {', '.join(MECHANISMS)} in T6 and decoders; use "
-            "format=hf, which transformers decodes, or convert with convert.layers=budget"
-        )
-    check_windows(model.attentions)
-
-
-def check_windows(attentions: Sequence[Attention]) -> None:
-    """ConfigError: the plugin cannot put the newest positions of these layers into common pages."""
-    kinds = {(a.stride, a.recent, a.first) if isinstance(a, MTLAWindow) else None for a in attentions}
-    if len(kinds) > 1:
-        raise ConfigError(
-            "attnlab's plugin for vLLM takes MTLA with unmerged positions (mtla_window, convert=mtla) in all layers or "
-            "in none, with one stride, recent and first; use format=hf, which transformers decodes, or convert with "
-            "convert.layers=budget"
-        )
-    if any(window_of(a) for a in attentions) and any(getattr(a, "stride", 1) > 1 for a in attentions):
-        raise ConfigError(
-            "attnlab's plugin for vLLM takes layers with a sliding window beside layers that merge no positions; use "
             "format=hf, which transformers decodes"
         )
 
@@ -89,57 +72,75 @@ def reach(attention: MTLAWindow) -> int:
     return attention.recent + attention.stride + 1
 
 
-class Group(NamedTuple):
-    """What the layers with one window have in common pages; the window of those that see all positions is 0.
+class Share(NamedTuple):
+    """What a layer has in each page of a kind.
 
     Attributes:
-        width: cached numbers of a position, in all these layers together.
-        sinks: first positions that each page has besides its own.
+        width: numbers of a slot.
+        stride: positions of a slot.
+        extra: slots besides those of the page's positions.
+        first: number of first positions that lie in one page.
     """
 
     width: int
-    sinks: int = 0
+    stride: int = 1
+    extra: int = 0
+    first: int = 0
+
+    def slots(self, size: int) -> int:
+        """Slots of a page of `size` positions."""
+        return size // self.stride + self.extra
 
     def numbers(self, size: int) -> int:
         """Numbers of a page of `size` positions."""
-        return (size + self.sinks) * self.width
+        return self.slots(size) * self.width
 
 
-def groups(attentions: Sequence[Attention]) -> dict[int, Group]:
-    """The layers with common pages, by window."""
-    groups = dict[int, Group]()
+Shares = Mapping[int, Sequence[Share]]  # by the newest positions that are read; 0: all are
+
+
+def shares(attention: PositionalAttention) -> dict[int, Share]:
+    """What a layer has in pages, by the newest positions that are read, the new one included; 0: all are."""
+    width = attention.elements_per_slot
+    if isinstance(attention, MTLAWindow):
+        merged = Share(width, attention.stride, spare_slots(attention), attention.first)
+        return {0: merged, reach(attention): Share(width)}
+    if isinstance(attention, Windowed):
+        return {attention.window: Share(width, extra=attention.sinks)}
+    return {0: Share(width, attention.stride if isinstance(attention, MTLA) else 1)}
+
+
+def groups(attentions: Sequence[Attention]) -> dict[int, list[Share]]:
+    """The layers with common pages, by the newest positions that are read; 0: all are."""
+    groups = dict[int, list[Share]]()
     for a in attentions:
-        if isinstance(a, PositionalAttention):
-            width, sinks = groups.get(window_of(a), Group(0))
-            own = a.sinks if isinstance(a, Windowed) else 0
-            groups[window_of(a)] = Group(width + a.elements_per_slot, max(sinks, own))
+        for seen, share in shares(a).items() if isinstance(a, PositionalAttention) else ():
+            groups.setdefault(seen, []).append(share)
     return dict(sorted(groups.items()))
 
 
-def page_sizes(groups: Mapping[int, Group], block: int) -> tuple[int, dict[int, int]]:
-    """Numbers of a page, which all have the same, and positions of a page by window.
+def page_sizes(groups: Shares, block: int) -> tuple[int, dict[int, int]]:
+    """Numbers of a page, which all have the same, and positions of a page by the newest positions that are read.
 
-    Layers without a window, or the widest group if there are none, fill a page with the `block` positions of the
-    engine. The others have `block`, doubled while the window is longer or halved, so many times as a page has room for.
+    Layers that read all positions, or the widest group if there are none, fill a page with the `block` positions of the
+    engine. The others have `block`, doubled while more are read or halved, so many times as a page has room for.
 
-    ConfigError: a page has no room for a position of all layers with some window.
+    ConfigError: a slot or the first positions would lie in two blocks, or a page has no room for a position.
     """
-    leading = _leading(groups)
-    sizes, room = {leading: block}, groups[leading].numbers(block)
-    for window, group in groups.items():
-        size = block
-        while group.numbers(size) > room and size % 2 == 0:
-            size //= 2
-        while size < window and group.numbers(2 * size) <= room:
-            size *= 2
-        if group.numbers(size) > room:
-            sinks = f" and {group.sinks} sinks" if group.sinks else ""
+    strides, most = _strides(groups), max((s.first - s.extra) * s.stride for s in groups.get(0, [Share(0)]))
+    if block % strides or block < most:
+        raise ConfigError(
+            f"--block-size {block}: expected a multiple of the stride {strides} of MTLA, {most} or more, as a slot and "
+            f"the first positions each lie in one block; set --block-size {_least_block(groups)}"
+        )
+    room, sizes = _sizes(groups, block)
+    for seen, size in sizes.items():
+        if not size:
             raise ConfigError(
-                f"--block-size {block}: a position{sinks} of the layers with a window of {window} has "
-                f"{group.numbers(1)} numbers and one of the others {groups[leading].width}; set --block-size "
-                f"{_least_block(groups)} or more, a power of two"
+                f"--block-size {block}: a position of the layers with a window of {seen}, and their first positions, "
+                f"have {_numbers(groups[seen], 1)} numbers, and a block {room}; set --block-size "
+                f"{_least_block(groups)}, or double that"
             )
-        sizes[window] = size
     return room, sizes
 
 
@@ -153,11 +154,11 @@ def options(form: Form, model: LanguageModel, cpu: bool) -> dict[str, Any]:
     """
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     chosen: dict[str, Any] = {"dtype": dtype, "max_model_len": model.longest}
-    strides = [a.stride for a in model.attentions if isinstance(a, MTLA)]
-    if form == "plugin" and any(SLOTS_GPU % stride for stride in strides):
-        chosen["block_size"] = 32 * math.lcm(*strides)
-    if form == "plugin" and any(map(window_of, model.attentions)):
-        chosen["block_size"] = max(WINDOWED, _least_block(groups(model.attentions)))
+    if form == "plugin":
+        pages, windows = groups(model.attentions), any(map(window_of, model.attentions))
+        if windows or not _fits(pages, SLOTS_GPU):
+            strides = _strides(pages)
+            chosen["block_size"] = _least_block(pages, WINDOWED * (strides if SLOTS_GPU % strides else 1))
     if form == "exact":
         chosen["enforce_eager"] = True  # torch.compile cannot trace longrope in transformers
     if form in ("native", "exact") and dtype == "float32":
@@ -187,7 +188,7 @@ def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
     if any(map(window_of, model.attentions)):
         length = min(model.longest, LENGTH)
         size += (
-            f" Layers with a sliding window cache their newest positions alone. A request of {length:,} tokens takes "
+            f" Layers with a sliding window cache what they see alone. A request of {length:,} tokens takes "
             f"{request_bytes(form, model, length):,} bytes, in whole blocks."
         )
     return "\n".join([block("bash", "\n".join(lines)), "", ABOUT[form], "", size, "", proof])
@@ -195,8 +196,8 @@ def section(form: Form, folder: str, model: LanguageModel, proof: str) -> str:
 
 def cache_bytes(form: Form, model: LanguageModel, block: int | None = None) -> float:
     """Bytes of a token in the engine's cache: attnlab's, a constant for each latent without a norm in DeepSeek, and
-    spare slots of blocks of `block` positions. Newest positions of `MTLAWindow` and of sliding windows are not counted,
-    because the engine frees them."""
+    spare slots of blocks of `block` positions. Newest positions of `MTLAWindow` and what sliding windows see are not
+    counted, because the engine frees them."""
     attentions, block = model.attentions, block or _block(form, model)
     constants = [form == "exact" and isinstance(getattr(a, "norm", None), nn.Identity) for a in attentions]
     spare = sum(spare_slots(a) * a.elements_per_slot for a in attentions if isinstance(a, MTLAWindow))
@@ -210,14 +211,11 @@ def request_bytes(form: Form, model: LanguageModel, length: int, block: int | No
     Args:
         block: positions of a block; None: as by :func:`options` on a CPU.
     """
-    block, first = block or _block(form, model), model.attentions[0]
-    seen = [(block, length)]  # positions of a page, and newest positions that are read
-    page = block * cache_bytes(form, model, block)
-    if form == "plugin" and isinstance(first, MTLAWindow):
-        seen.append((block // first.stride, reach(first)))
-    elif form == "plugin" and any(map(window_of, model.attentions)):
+    block = block or _block(form, model)
+    page, seen = block * cache_bytes(form, model, block), [(block, length)]  # positions of a page, and those read
+    if form == "plugin":
         numbers, sizes = page_sizes(groups(model.attentions), block)
-        seen = [(size, max(window, LEAST) if window else length) for window, size in sizes.items()]
+        seen = [(size, max(newest, LEAST) if newest else length) for newest, size in sizes.items()]
         page = numbers * next(model.parameters()).dtype.itemsize
     return round(page * sum(-(-length // size) - max(0, length - newest) // size for size, newest in seen))
 
@@ -227,15 +225,40 @@ def _block(form: Form, model: LanguageModel) -> int:
     return int(options(form, model, cpu=True).get("block_size", SLOTS))
 
 
-def _leading(groups: Mapping[int, Group]) -> int:
-    """The window of the layers that fill a page with a block of the engine."""
-    return 0 if 0 in groups else max(groups, key=groups.__getitem__)
+def _numbers(shares: Sequence[Share], size: int) -> int:
+    return sum(share.numbers(size) for share in shares)
 
 
-def _least_block(groups: Mapping[int, Group]) -> int:
-    """The smallest power of two for which a block has a position of all layers with each window."""
-    block, most = 1, max(group.numbers(1) for group in groups.values())
-    while groups[_leading(groups)].numbers(block) < most:
+def _strides(groups: Shares) -> int:
+    """The number of positions that a block has, or a multiple."""
+    return math.lcm(*(share.stride for share in groups.get(0, [])))
+
+
+def _sizes(groups: Shares, block: int) -> tuple[int, dict[int, int]]:
+    """As `page_sizes`; 0 positions: a page has no room for one."""
+    widths = {seen: (sum(share.width for share in shares), _numbers(shares, 1)) for seen, shares in groups.items()}
+    leading = 0 if 0 in groups else max(widths, key=widths.__getitem__)
+    room, sizes = _numbers(groups[leading], block), dict[int, int]()
+    for seen, shares in groups.items():
+        size = block
+        while size and _numbers(shares, size) > room:
+            size = 0 if size % 2 else size // 2
+        while 0 < size < seen and _numbers(shares, 2 * size) <= room:
+            size *= 2
+        sizes[seen] = size
+    return room, sizes
+
+
+def _fits(groups: Shares, block: int) -> bool:
+    """Whether :func:`page_sizes` takes a block."""
+    whole = all(block % s.stride == 0 and s.first <= s.slots(block) for s in groups.get(0, []))
+    return whole and all(_sizes(groups, block)[1].values())
+
+
+def _least_block(groups: Shares, block: int = 1) -> int:
+    """The first of `block`, two, four, ... times that which fits."""
+    block = math.lcm(block, _strides(groups))
+    while not _fits(groups, block):
         block *= 2
     return block
 
