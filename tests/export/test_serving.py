@@ -193,28 +193,32 @@ def test_the_plugin_leaves_out_ids_without_a_token(tmp_path: Path) -> None:
     assert prove is not None and prove()["log_probability_difference"] < 1e-3
 
 
-@pytest.fixture
-def windowed(converted: Convert, tmp_path: Path) -> Path:
-    """A run with a conversion whose second layer sees 16 positions; the sizes fit the engine's own attention too."""
+def windowed(converted: Convert, keep: float) -> Path:
+    """A run with a conversion whose second layer sees 16 positions and the first 4, as measured sizes give it.
+
+    The sizes fit the engine's own attention too.
+    """
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    _, run = converted("bos", "mla", "convert.keep=0.5", "convert.layers=budget", sizes=sizes)
+    _, run = converted("bos", "mla", f"convert.keep={keep}", "convert.layers=budget", sizes=sizes)
     about = json.loads((run / "conversion.json").read_text())
-    about["layers"][1] |= {"_target_": "attnlab.attention.MLAWindow", "window": 16}
+    about["layers"][1] |= {"_target_": "attnlab.attention.MLAWindow", "window": 16, "sinks": 4}
     (run / "conversion.json").write_text(json.dumps(about))
     return run
 
 
-def test_a_conversion_with_windows_has_a_command(windowed: Path) -> None:
-    card = (exported(windowed, "vllm") / "README.md").read_text()
+def test_a_conversion_with_windows_has_a_command(converted: Convert) -> None:
+    card = (exported(windowed(converted, 0.5), "vllm") / "README.md").read_text()
     assert "--block-size 32" in card and "attnlab-vllm" in card and "A request of 96 tokens takes" in card
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="ATTNLAB_VLLM_PYTHON names no Python with vLLM")
-def test_a_conversion_is_timed_beside_its_original_and_answers_a_chat(windowed: Path) -> None:
+@pytest.mark.parametrize("keep", [0.5, 0.25])
+def test_a_conversion_is_timed_beside_its_original_and_answers_a_chat(keep: float, converted: Convert) -> None:
+    run = windowed(converted, keep)
     words = (f"prove.python={PYTHON}", "prove.prompts=8", "prove.tokens=32", "prove.requests=[1,3]", "prove.length=64")
-    place = exported(windowed, "vllm", *words)
-    section = json.loads((windowed / "record.json").read_text())["serving"]
+    place = exported(run, "vllm", *words)
+    section = json.loads((run / "record.json").read_text())["serving"]
     assert section["tokens_first_after_the_same_text"] >= 0.999 * section["tokens"]
     assert section["log_probability_difference"] < 1e-3 and section["equal_again"] and section["equal_alone"]
     for name in ("cache_bytes_per_token", "request_cache_bytes"):
