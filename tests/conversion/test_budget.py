@@ -79,7 +79,9 @@ def test_measured_sizes_fit_the_cache_and_go_where_predictions_change() -> None:
         (ToMTLA(keep=0.5), 4 * 44),
     ):
         result = copy.deepcopy(original)
-        convert(result, target, texts)
+        about = [layer.about for layer in convert(result, target, texts)]
+        assert all(layer["divergence"] is None or layer["divergence"] > 0 for layer in about)
+        assert about[1]["divergence"] is not None, "the layer whose size matters was measured"
         first, second = (attention.cache_elements(1, 72) for attention in result.attentions)
         room = 2 * attention_of(target.planned_for(original.attentions[0])).cache_elements(1, 72)
         assert first == least and 0.9 * room < first + second <= room

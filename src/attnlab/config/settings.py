@@ -254,7 +254,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "TransformersEvaluation": {"spread": False, "mean": None},
     "Calibration": {"facts": 0.0},
     "Healing": {"facts": 0.0},
-    "Needle": {"keys": 1, "hops": 1},
+    "Needle": {"keys": 1, "hops": 1, "forms": ["calibration"]},
     "SpeechEncoder": {"mix_layers": None},
     "ConformerEncoder": dict.fromkeys(("mix_layers", "projection_dim", "attention_dropout", "activation_dropout")),
     "StoredFeatures": {"layers": None},

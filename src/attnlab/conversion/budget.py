@@ -50,6 +50,7 @@ class LayerPlan:
         turned: the components that keep their rotation, (G, F) bool; None: the layer chooses.
         window: newest positions that the layer sees; None: those of the original.
         merged: whether MTLA merges the layer's latents.
+        divergence: what this cache alone changes in the decoder's predictions, in nats; None: it was not measured.
     """
 
     total: int
@@ -57,6 +58,7 @@ class LayerPlan:
     turned: Tensor | None = None
     window: int | None = None
     merged: bool = True
+    divergence: float | None = None
 
     @property
     def name(self) -> str:

@@ -139,7 +139,10 @@ def convert(
                 totals: list[Any] = [sum(values) for values in zip(*errors, strict=True)]
                 lost, squares, sums, count = totals
                 error = lost / (squares - float(sums.square().sum()) / count)  # over the variance of the outputs
-                layer = replace(layer, about=layer.about | {"output_error": error})
+                about, plan = layer.about | {"output_error": error}, plans[number]
+                if plan is not None and target.measured:
+                    about["divergence"] = plan.divergence
+                layer = replace(layer, about=about)
                 _write(path, layer)
             layers.append(layer)
             advance("converting layers")
@@ -255,8 +258,8 @@ def _measured(
             doubt = DOUBT if made < PASSES - 1 else 1.0
             options = [losses(layer, HEALED if healed else 1.0, doubt) for layer in layers]
             chosen = [layer[i] for layer, i in zip(layers, cheapest(options, room), strict=True)]
-        plans = [choice.plan for choice in chosen if choice is not None]
-        if estimated := sum(choice is not None and choice.divergence is None for choice in chosen):
+        plans = [replace(choice.plan, divergence=choice.divergence) for choice in chosen if choice is not None]
+        if estimated := sum(plan.divergence is None for plan in plans):
             log.info(
                 "the sizes of %d of %d layers are estimated from other sizes that were measured", estimated, len(plans)
             )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import MHA, Attention, MTLAWindow
 from attnlab.config.check import check
+from attnlab.data.samples.world import TEMPLATES
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import BytePairVocabulary, byte_tokenizer
 from attnlab.decoding import Sampling
@@ -19,7 +20,7 @@ from attnlab.errors import ConfigError, DataError
 from attnlab.models import Decoder, LanguageModel
 from attnlab.run.loading import load
 from attnlab.run.record import new
-from attnlab.tasks.language_modelling.needle import WORDS, Needle, answers, divided
+from attnlab.tasks.language_modelling.needle import FORMS, WORDS, Form, Needle, answers, divided
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
 
 BYTES = BytePairVocabulary(byte_tokenizer().to_str(), 257, "after")
@@ -109,6 +110,23 @@ def test_the_answer_follows_from_one_of_several_facts(keys: int, hops: Literal[1
             assert (len(numbers), len(same)) == (keys, keys if hops == 2 else 0)
             assert numbers[same[asked] if hops == 2 else asked] == BYTES.text(trial.answer).strip()
         assert BYTES.text(trial.answer) + "." not in BYTES.text(trial.row(None))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "calibration"])
+def test_held_out_forms_do_not_occur_in_the_texts_of_a_conversion(form: Form) -> None:
+    beginnings = [template.split("{name}")[0] for template in TEMPLATES]
+    for trial in Needle(lengths=[300], trials=8, keys=2, forms=[form]).texts(300, BYTES, hay()):
+        text = BYTES.text(trial.row(0.5))
+        assert text.count(BYTES.text(trial.answer).strip()) == 2, "the fact and the answer"
+        assert not any(beginning in text for beginning in beginnings)
+        assert BYTES.text(trial.fact) in text and BYTES.text(trial.question) not in BYTES.text(trial.row(None))[:200]
+
+
+def test_forms_take_turns_and_have_an_accuracy_each() -> None:
+    needle = Needle(lengths=[200], depths=[1.0], trials=6, forms=["list", "reversed"])
+    measured = needle.score(Copies(150), BYTES, hay(), tokens=600, device=CPU)
+    assert measured["forms"] == {"list": 1.0, "reversed": 0.0}, "its model continues the last eight bytes"
+    assert measured["accuracy"] == 0.5 and "list, reversed" in measured["asks"]
 
 
 def test_a_fact_stands_at_a_line_s_end_where_one_is_near() -> None:

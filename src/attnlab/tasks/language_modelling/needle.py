@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ import torch
 from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
-from attnlab.data.samples.world import NAMES, SAME, random_fact
+from attnlab.data.samples.world import NAMES, SAME, TEMPLATES
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
@@ -30,6 +31,20 @@ WORDS = (
     "window", "yellow", "bridge", "candle", "desert", "feather", "guitar", "harbor", "mirror", "nation", "pepper",
     "rocket", "silver", "ticket", "violin", "winter", "basket", "copper",
 )  # fmt: skip
+Form = Literal["calibration", "reworded", "reversed", "list", "code"]
+FORMS: dict[Form, tuple[tuple[str, str], ...]] = {  # facts, and the questions before the answer
+    "calibration": tuple((f" {template} {{answer}}.", f" {template}") for template in TEMPLATES),
+    "reworded": (
+        (" In the notebook of {name} one reads {answer}, and nothing else.", " In the notebook of {name} one reads"),
+        (" Tomorrow {name} will ask for {answer} at the desk.", " Tomorrow {name} will ask for"),
+    ),
+    "reversed": (  # the answer stands before the name
+        (" Say {answer} at the door to meet {name}.", " To meet {name} at the door, say"),
+        (" In box {answer} are the letters of {name}.", " The letters of {name} are in box"),
+    ),
+    "list": (("\n- {name}: {answer}\n", "\n- {name}:"),),
+    "code": (('\nvalues["{name}"] = {answer}\n', '\nassert values["{name}"] =='),),
+}
 CONVERSION = 256  # tokens of the texts for a conversion, if no lengths are set
 NEAR = 20  # a line's end is taken for a depth that is off by at most this part of the text
 
@@ -105,6 +120,7 @@ class Needle:
     digits: Annotated[int, Ge(1), Le(12)] = 5
     keys: Annotated[int, Ge(1), Le(13)] = 1  # half of NAMES
     hops: Literal[1, 2] = 1
+    forms: Annotated[list[Form], MinLen(1)] = field(default_factory=lambda: list[Form](("calibration",)))
     seed: Annotated[int, Ge(0)] = 1
 
     @property
@@ -150,23 +166,22 @@ class Needle:
         """
         for trial in range(self.trials):
             draw = np.random.default_rng([self.seed, length, trial])
-            beginning, answer = self._fact(draw)
-            fact = vocabulary.ids(f"{beginning} {answer}.")
             more = np.random.default_rng([self.seed, length, trial, 1])
-            asked = next(name for name in NAMES if name in beginning)
+            fact, question, asked, answer = self._fact(draw, trial)
             names = [asked, *more.permutation([name for name in NAMES if name != asked])]
-            texts = [f"{beginning.replace(asked, name)} {self._fact(more)[1]}." for name in names[1 : self.keys]]
+            texts = [fact.format(name=name, answer=self._fact(more, trial)[-1]) for name in names[1 : self.keys]]
             if self.hops == 2:
                 same = list(zip(names[self.keys : 2 * self.keys], names[: self.keys], strict=True))
                 texts += [SAME.format(name=name, other=other) for name, other in same]
-                beginning = beginning.replace(asked, names[self.keys])
             others = [(more.random(), vocabulary.ids(text)) for text in texts]
-            question, answer_ids = divided(vocabulary, beginning, answer)
+            fact_ids = vocabulary.ids(fact.format(name=asked, answer=answer))
+            question = question.format(name=names[self.keys] if self.hops == 2 else asked)
+            question_ids, answer_ids = divided(vocabulary, question, answer)
             before = vocabulary.before
-            rest = len(before) + len(question) + len(answer_ids) + sum(len(other) for _, other in others)
+            rest = len(before) + len(question_ids) + len(answer_ids) + sum(len(other) for _, other in others)
             size = length - rest
-            if size < len(fact):
-                least = len(fact) + rest
+            if size < len(fact_ids):
+                least = len(fact_ids) + rest
                 raise ConfigError(
                     f"{KEY}.lengths={length}: facts, question and answer alone are {least} tokens; give longer ones"
                 )
@@ -176,16 +191,24 @@ class Needle:
                 )
             start = int(draw.integers(len(file) - size + 1))
             ends = (vocabulary.end, *before)[-1]
-            yield Trial(file.read(start, start + size), fact, question, answer_ids, ends, others, before)
+            yield Trial(file.read(start, start + size), fact_ids, question_ids, answer_ids, ends, others, before)
 
-    def _fact(self, draw: np.random.Generator) -> tuple[str, str]:
-        beginning, number = random_fact(draw, self.digits)
-        return beginning, WORDS[draw.integers(len(WORDS))] if self.asks == "word" else number
+    def _form(self, trial: int) -> Form:
+        return self.forms[trial % len(self.forms)]
+
+    def _fact(self, draw: np.random.Generator, trial: int) -> tuple[str, str, str, str]:
+        """A fact and its question with places for a name and an answer, a random name and a random answer."""
+        sentences = FORMS[self._form(trial)]
+        fact, question = sentences[draw.integers(len(sentences))]
+        name = NAMES[draw.integers(len(NAMES))]
+        number = str(draw.integers(10 ** (self.digits - 1), 10**self.digits))
+        return fact, question, name, WORDS[draw.integers(len(WORDS))] if self.asks == "word" else number
 
     @property
     def _asked(self) -> str:
         kind = f"numbers of {self.digits} digits" if self.asks == "number" else "words"
-        return kind + f", one of {self.keys} facts" * (self.keys > 1) + ", over two hops" * (self.hops == 2)
+        forms = f" in the forms {', '.join(self.forms)}" * (self.forms != ["calibration"])
+        return kind + forms + f", one of {self.keys} facts" * (self.keys > 1) + ", over two hops" * (self.hops == 2)
 
     def score(
         self,
@@ -208,10 +231,11 @@ class Needle:
             log-probability of a token of the answer, in nats, minus that without the fact in the text. Both over
             everything, and in `cells` for each length and depth; `without`: the same for each length without the fact.
             `accuracy_interval`: Wilson's 95 % interval of the accuracy. The texts of a trial that differ in the depth
-            alone count as one, so that it is too wide with several depths rather than too narrow.
+            alone count as one, so that it is too wide with several depths rather than too narrow. `forms`: the
+            accuracy of each form, if there are several.
         """
         depths = [None, *sorted(set(self.depths))]
-        cells, without, sizes = [], [], []
+        cells, without, sizes, of_form = [], [], [], defaultdict[Form, list[float]](list)
         with progress("needle in a haystack, texts", len(self.ordered) * self.trials * len(depths)) as advance:
             for length in self.ordered:
                 trials = list(self.texts(length, vocabulary, file))
@@ -223,7 +247,10 @@ class Needle:
                     with autocast(device, dtype):
                         parts.append(answers(model, part, vocabulary.num_ids, device))
                     advance(len(part))
-                right, nats = torch.cat(parts, 1).view(2, len(trials), len(depths)).mean(1).tolist()
+                measured = torch.cat(parts, 1).view(2, len(trials), len(depths))
+                for trial, accuracy in enumerate(measured[0, :, 1:].mean(1).tolist()):
+                    of_form[self._form(trial)].append(accuracy)
+                right, nats = measured.mean(1).tolist()
                 without.append({"length": length, "accuracy": right[0], "log_probability": round(nats[0], 4)})
                 cells += [
                     {"length": length, "depth": depth, "accuracy": accuracy, "gain": round(logp - nats[0], 4)}
@@ -240,7 +267,7 @@ class Needle:
             "seed": self.seed,
             "cells": cells,
             "without": without,
-        }
+        } | ({"forms": {form: round(float(np.mean(of_form[form])), 4) for form in of_form}} if len(of_form) > 1 else {})
 
 
 def divided(vocabulary: Vocabulary, beginning: str, last: str) -> tuple[list[int], list[int]]:
