@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 HELD_OUT: tuple[Split, ...] = ("validation", "test")
 SEED = 5  # of facts
+SCALED = 8192  # tokens for the scales of a teacher's layers, at most
 LONGEST = 32  # characters of a token, at most: a bound for reading a text file
 
 
@@ -81,8 +82,12 @@ def calibration_tokens(settings: Calibration, data: LanguageModellingData) -> tu
 
 
 def scale_tokens(data: LanguageModellingData) -> Tensor:
-    """The first texts of the training split (windows, positions), for the scales of a teacher's layers."""
-    ids = torch.from_numpy(data.beginning("train", 16 * data.window))
+    """The first texts of the training split (windows, positions), for the scales of a teacher's layers.
+
+    They have at most `SCALED` tokens, or are one window.
+    """
+    count = max(1, min(16, SCALED // data.window))
+    ids = torch.from_numpy(data.beginning("train", count * data.window))
     size = min(data.window, len(ids))
     return begun(ids[: len(ids) // size * size].view(-1, size), data.vocabulary)
 

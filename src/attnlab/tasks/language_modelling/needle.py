@@ -35,15 +35,15 @@ Form = Literal["calibration", "reworded", "reversed", "list", "code"]
 FORMS: dict[Form, tuple[tuple[str, str], ...]] = {  # facts, and the questions before the answer
     "calibration": tuple((f" {template} {{answer}}.", f" {template}") for template in TEMPLATES),
     "reworded": (
-        (" In the notebook of {name} one reads {answer}, and nothing else.", " In the notebook of {name} one reads"),
-        (" Tomorrow {name} will ask for {answer} at the desk.", " Tomorrow {name} will ask for"),
+        (" {name} wrote down {answer} again.", " {name} wrote down"),
+        (" Ask {name} about {answer} today.", " Ask {name} about"),
     ),
     "reversed": (  # the answer stands before the name
-        (" Say {answer} at the door to meet {name}.", " To meet {name} at the door, say"),
-        (" In box {answer} are the letters of {name}.", " The letters of {name} are in box"),
+        (" Say {answer} to {name}.", " To {name} say"),
+        (" Box {answer} is that of {name}.", " That of {name} is box"),
     ),
     "list": (("\n- {name}: {answer}\n", "\n- {name}:"),),
-    "code": (('\nvalues["{name}"] = {answer}\n', '\nassert values["{name}"] =='),),
+    "code": (('\nids["{name}"] = {answer}\n', '\nassert ids["{name}"] =='),),
 }
 CONVERSION = 256  # tokens of the texts for a conversion, if no lengths are set
 NEAR = 20  # a line's end is taken for a depth that is off by at most this part of the text

@@ -259,7 +259,8 @@ class LanguageModellingTask(TextTask, Predicts, Transforms):
         module.cpu()  # scoring left it on the device, with the weights that both share
         for name in (WINDOWS, PREDICTIONS) if original else ():
             (directory / name).replace(directory / f"{ORIGINAL}{name}")
-        module.teacher = [Teacher(module.model, scale_tokens(data))]
+        if self.cfg.mode != "convert":
+            module.teacher = [Teacher(module.model, scale_tokens(data))]
         set_cache_bits(self.cfg, model.attentions)
         module.model = target.healing.freeze(model.train())
         self.sizes(record, model)
