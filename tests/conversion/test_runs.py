@@ -189,6 +189,7 @@ def test_half_of_the_calibration_texts_have_facts_that_the_needle_never_asks_for
     names = [re.findall(r"\b[A-Z][a-z]{8}\b", text) for text in texts]
     assert any(len(found) > len({*found}) for found in names), "none is repeated"
     assert not {name for found in names for name in found} & {*NAMES}
+    assert 0 < sum(bool(re.match(r" The [a-z]+ (that|of|for) [A-Z]", text)) for text in texts) < 15, "at once"
 
 
 def test_a_record_has_the_losses_of_conversion_and_healing(healed: tuple[Path, dict[str, Any]]) -> None:

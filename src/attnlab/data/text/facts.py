@@ -11,6 +11,7 @@ from attnlab.data.text.vocabulary import Vocabulary
 
 DIGITS, LETTERS = 6, 9
 REPEATED = 0.75  # share of the facts that repeat one of the same text
+AT_ONCE = 0.25  # share of the texts that begin with a fact: trained models treat the first positions in their own way
 
 
 def with_facts(ids: list[int], vocabulary: Vocabulary, draw: np.random.Generator) -> list[int]:
@@ -19,7 +20,7 @@ def with_facts(ids: list[int], vocabulary: Vocabulary, draw: np.random.Generator
     row: list[int] = []
     facts: list[list[int]] = []
     while len(row) < len(ids):
-        size = int(draw.integers(1, most))
+        size = 0 if not row and draw.random() < AT_ONCE else int(draw.integers(1, most))
         row += ids[place : place + size]
         place += size
         if not facts or draw.random() >= REPEATED:
