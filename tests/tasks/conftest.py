@@ -88,7 +88,7 @@ def recorded(mode: ModuleType, started: tuple[DictConfig, dict[str, Any]], direc
     return record
 
 
-def predictions(directory: Path) -> list[dict[str, str]]:
-    """The rows of a run's predictions.tsv."""
-    with open(directory / "predictions.tsv", encoding="utf-8", newline="") as file:
+def predictions(directory: Path, name: str = "predictions.tsv") -> list[dict[str, str]]:
+    """The rows of a run's file of predictions."""
+    with open(directory / name, encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))

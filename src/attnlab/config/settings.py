@@ -104,6 +104,7 @@ class Task:
     decode_max_frames: Annotated[int, Ge(1)]
     compressible: bool  # there is a pretrained model to compress
     channels_last: bool  # memory layout of images
+    trained: Literal["all", "head"]
     label_smoothing: Annotated[float, Ge(0), Lt(1)]
     ema_decay: Annotated[float, Ge(0), Lt(1)]
     ema_warmup: bool  # the decay begins low
@@ -241,7 +242,7 @@ ABSENT: dict[str, dict[str, Any]] = {
     "bench": {"context": 0, "reorder": [False, True]},
     "cache": {"bits": None},
     "hardware": {"tf32": True, "weights": "float32"},
-    "task": {"match": None, "sample_facts": 0, "sample_keys": 0},
+    "task": {"match": None, "sample_facts": 0, "sample_keys": 0, "trained": "all"},
     "task.train": {
         "first_token_weight": 1.0,
         "label_smoothing": 0.0,

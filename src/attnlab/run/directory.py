@@ -20,6 +20,7 @@ from attnlab.run.record import RECORD, recorded
 CONFIG = "config.yaml"
 LOCK = ".lock"
 DENSE = "dense.predictions.tsv"  # of the model before its compression
+UNTUNED = "compressed.predictions.tsv"  # of the compressed model before its fine-tuning
 PREDICTIONS, WINDOWS = "predictions.tsv", "windows.tsv"
 ORIGINAL = "original."  # begins the names of the scored files of the model before its conversion
 EXPORTED = "exported"  # the folder of mode=export
@@ -37,6 +38,7 @@ WRITTEN = (
     RECORD,
     PREDICTIONS,
     DENSE,
+    UNTUNED,
     WINDOWS,
     f"{ORIGINAL}{PREDICTIONS}",
     f"{ORIGINAL}{WINDOWS}",

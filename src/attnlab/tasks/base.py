@@ -176,7 +176,7 @@ class Compresses(Transforms):
 
     @abstractmethod
     def measure(self, point: str, about: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        """Score the present model: fills `about["quality"][point]`; at "dense" also writes the file DENSE."""
+        """Score the present model: fills `about["quality"][point]`; of an image, also its file of predictions."""
 
     @abstractmethod
     def calibrate(self, about: dict[str, Any], data: Any, module: Any) -> Method:

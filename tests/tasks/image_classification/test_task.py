@@ -105,6 +105,22 @@ def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None
         attnlab.load(tmp_path / "elsewhere" / "run")
 
 
+@pytest.mark.parametrize("settings", [["compress=none"], ["compress=truncatt", "rank=3"]])
+def test_a_head_is_trained_alone(settings: list[str], start: Start, tmp_path: Path) -> None:
+    """The other weights stay as they are, those of the modules of a compression too."""
+    record = recorded(train, start("task.trained=head", "task.optimizer.lr=1e-2", *settings), tmp_path / "run")
+    assert record["parameters"]["trainable"] == 24 * 12 + 12 < record["parameters"]["total"]
+    tuned = load_file(tmp_path / "run" / "checkpoints" / "averaged.safetensors")
+    before = recorded(compress_mode, start("mode=compress", *settings), tmp_path / "before")
+    assert before["compression"]["quality"]["dense"] == record["compression"]["quality"]["dense"]
+    if settings != ["compress=none"]:
+        assert predictions(tmp_path / "before") == predictions(tmp_path / "run", "compressed.predictions.tsv")
+        same = load(tmp_path / "before" / "compressed").state_dict()
+        assert [name for name, value in same.items() if not torch.equal(value, tuned[name])] == [
+            "head.weight", "head.bias",
+        ]  # fmt: skip
+
+
 def test_mode_compress(start: Start, tmp_path: Path) -> None:
     """Load, score, compress, score, save: the weights of mode=train before it trains, and no training."""
     settings, directory = ["compress=truncatt", "rank=3", "compress.mlp_rank=9"], tmp_path / "run"

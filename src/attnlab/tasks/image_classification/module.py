@@ -1,7 +1,7 @@
 """Image classification with timm's losses, Mixup, averaged weights, optimisers and schedules."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import attnlab.torchvision_schemas  # noqa: F401  (before lightning and timm)
 
@@ -21,6 +21,8 @@ from attnlab.compression.modules.attention import SlimAttention
 from attnlab.models.token_loss import at_least_float32
 from attnlab.training.module import Module
 
+Trained = Literal["all", "head"]
+
 
 class ImageClassification(Module):
     """Trains a vision transformer by DeiT's recipe without its distillation token.
@@ -30,6 +32,7 @@ class ImageClassification(Module):
         label_smoothing: of the cross-entropy, in [0, 1); not used with `mixup`, which smooths labels itself.
         ema_decay: the decay of the averaged weights, which are then validated, saved and scored; 0: no averaging.
         ema_warmup: increase the decay over the first updates, as timm's `ModelEmaV3` does.
+        trained: "all" weights, or those of the classifier alone: "head".
         fusion_penalty: the weight of the penalty on CP SlimAtt's fusion matrices (IrrAtt, eq. 7); 0: none.
         training: arguments of `Module`, with timm's `create_optimizer_v2` and `create_scheduler_v2`.
     """
@@ -45,6 +48,7 @@ class ImageClassification(Module):
         mixup: Mixup | None = None,
         ema_decay: float = 0.0,
         ema_warmup: bool = False,
+        trained: Trained = "all",
         fusion_penalty: float = 0.0,
         channels_last: bool = False,
         compile: bool = False,
@@ -54,7 +58,7 @@ class ImageClassification(Module):
         self.classes = classes
         self.model, self.mixup, self.penalty, self.channels_last = model, mixup, fusion_penalty, channels_last
         self.criterion = SoftTargetCrossEntropy() if mixup else LabelSmoothingCrossEntropy(label_smoothing)
-        self.ema_decay, self.ema_warmup = ema_decay, ema_warmup
+        self.ema_decay, self.ema_warmup, self.trained = ema_decay, ema_warmup, trained
         self._ema: list[ModelEmaV3] = []  # in a list: no part of the module's weights
         self._updates, self._compile = 0, compile
 
@@ -110,6 +114,8 @@ class ImageClassification(Module):
         np.random.seed(hash((self.seed, self.current_epoch, update, 0)) % 2**32)  # of Mixup
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        if self.trained == "head":  # not earlier: modules of a compression are new
+            head_alone(self.model)
         make: Any = self._optimizer
         optimizer = make(self.model, **self.fused(make))  # not its parameters: timm leaves biases and norms undecayed
         per_epoch = max(1, int(self.trainer.estimated_stepping_batches) // max(1, self.trainer.max_epochs or 1))
@@ -158,6 +164,13 @@ class ImageClassification(Module):
     def forget_average(self) -> None:
         """Score `model` from now on: it has the averaged weights."""
         self._ema = []
+
+
+def head_alone(model: Any) -> nn.Module:
+    """Freeze a timm model but for its classifier, which is returned."""
+    model.requires_grad_(False)
+    classifier: nn.Module = model.get_classifier()
+    return classifier.requires_grad_(True)
 
 
 class Schedule:

@@ -37,17 +37,18 @@ from attnlab.data.inputs import InputKind
 from attnlab.data.samples.images import CLASSES
 from attnlab.errors import ConfigError, DataError
 from attnlab.metrics.numbers import TopAccuracy
+from attnlab.models.build import count_parameters
 from attnlab.models.token_loss import at_least_float32
 from attnlab.pretrained.timm import IMAGES as PREPARED
 from attnlab.pretrained.timm import Timm, VisionTransformer
 from attnlab.run.console import each
 from attnlab.run.device import device_of, scoring_dtype
-from attnlab.run.directory import DENSE
+from attnlab.run.directory import DENSE, UNTUNED
 from attnlab.run.files import write_text
 from attnlab.run.identity import architecture
 from attnlab.run.record import first_process
 from attnlab.tasks.base import Compresses, Format, Predicts, file_of_run
-from attnlab.tasks.image_classification.module import ImageClassification
+from attnlab.tasks.image_classification.module import ImageClassification, head_alone
 from attnlab.tasks.image_classification.pretraining import pretrain
 from attnlab.tasks.prediction import Predictor, Result, changed
 
@@ -86,7 +87,10 @@ class ImageClassificationTask(Predicts, Compresses):
     def build(self) -> nn.Module:
         """The dense model."""
         known = self.spec.num_classes is not None or self.cfg.data_root is not None or self.cfg.scale != "sample"
-        return self.spec.create(None if known else len(CLASSES))
+        model = self.spec.create(None if known else len(CLASSES))
+        if self.cfg.task.trained == "head":
+            head_alone(model)
+        return model
 
     def describe(self, record: dict[str, Any]) -> None:
         """Fill `record` with the three ratios of IrrAtt's table 1, the parameters and the multiply-adds."""
@@ -129,6 +133,8 @@ class ImageClassificationTask(Predicts, Compresses):
 
     def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
         record["parameters"] = parameters(model)
+        if self.cfg.task.trained == "head":
+            record["parameters"]["trainable"] = count_parameters(model.get_classifier())["total"]
         record["multiply_adds_per_image"] = multiply_adds(model, self.image_shape)
 
     def module(self, record: dict[str, Any], data: ImageData) -> ImageClassification:
@@ -158,6 +164,7 @@ class ImageClassificationTask(Predicts, Compresses):
             mixup=mixup,
             ema_decay=task.ema_decay,
             ema_warmup=task.ema_warmup,
+            trained=task.trained,
             fusion_penalty=cfg.compress.get("fusion_penalty", 0.0),
             channels_last=task.channels_last,
             **self.module_arguments(),
@@ -242,8 +249,8 @@ class ImageClassificationTask(Predicts, Compresses):
         return None
 
     def measure(self, point: str, about: dict[str, Any], directory: Path, data: Any, module: Any) -> None:
-        file = [PredictionsFile(len(data.sets["val"]), directory / DENSE)] * (point == "dense")
-        sections = self.scored([*self._meters(data), *file], data, module)
+        file = directory / {"dense": DENSE, "compressed": UNTUNED}[point]
+        sections = self.scored([*self._meters(data), PredictionsFile(len(data.sets["val"]), file)], data, module)
         if sections:
             about["quality"][point] = sections["quality"]
             log.info("top-1 %(top1).2f %%, top-5 %(top5).2f %% of %(images)d images", sections["quality"])
