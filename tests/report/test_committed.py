@@ -20,7 +20,7 @@ from attnlab.run.store import SavedRecord, collect
 ROOT = CONF.parent
 EXPERIMENTS = ROOT / "experiments"
 SPECS = command.specifications(EXPERIMENTS)
-LONG = {"recall/shifted.yaml", "recall/table.yaml"}  # compose many rows
+LONG = {"recall/shifted.yaml", "recall/table.yaml", "irratt/dinov2.yaml"}  # compose many rows
 LONG |= {"t6/table7.yaml", "t6/variants.yaml", "comparison/digits_rates.yaml", "comparison/an4_rates.yaml"}
 LONG |= {"comparison/wikitext2.yaml", "comparison/wikitext2_rates.yaml"}
 LONG |= {f"comparison/compression_{name}.yaml" for name in ("photos", "gpt2", "llama")}
