@@ -26,6 +26,14 @@ def test_top_accuracy_is_torchmetrics() -> None:
     assert score["images"] == 97
 
 
+def test_of_equal_logits_the_first_counts_as_with_argmax() -> None:
+    """bfloat16 has many equal logits, and a file of predictions names the argmax."""
+    logits = torch.randint(0, 3, (200, 20), generator=torch.Generator().manual_seed(1)).bfloat16()
+    metric = TopAccuracy(200, classes=20)
+    metric.update(list(range(200)), logits, logits.argmax(-1))
+    assert metric.compute()["top1"] == 100
+
+
 def test_top_five_of_three_classes() -> None:
     metric = TopAccuracy(2, classes=3)
     metric.update([1, 0], torch.eye(3)[:2], torch.tensor([0, 2]))

@@ -152,7 +152,8 @@ class TopAccuracy(IndexedMetric):
         self.many = min(5, classes)
 
     def update(self, index: Tensor | Sequence[int], logits: Tensor, labels: Tensor) -> None:
-        guesses = logits.float().topk(self.many).indices
+        # stable: of equal logits, as bfloat16 has them, the first counts as with argmax
+        guesses = logits.float().argsort(dim=-1, descending=True, stable=True)[:, : self.many]
         finite = logits.isfinite().all(-1, keepdim=True)
         super().update(index, guesses.masked_fill(~finite, NOT_FINITE), labels)
 

@@ -131,7 +131,7 @@ class ImageClassificationTask(Predicts, Compresses):
         """With averaged weights."""
         return super().copies() + bool(self.cfg.task.ema_decay)
 
-    def sizes(self, record: dict[str, Any], model: nn.Module) -> None:
+    def sizes(self, record: dict[str, Any], model: Any) -> None:
         record["parameters"] = parameters(model)
         if self.cfg.task.trained == "head":
             record["parameters"]["trainable"] = count_parameters(model.get_classifier())["total"]
@@ -352,9 +352,10 @@ class Classification(Predictor):
         return 1
 
     def predict(self, batch: list[Tensor]) -> list[Result]:
-        best = self.module(torch.stack(batch).to(self.device)).float().softmax(-1).topk(self.top)
+        scores = self.module(torch.stack(batch).to(self.device)).float().softmax(-1)
+        best = (part[:, : self.top].tolist() for part in scores.sort(dim=-1, descending=True, stable=True))
         results = []
-        for values, places in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        for values, places in zip(*best, strict=True):
             classes = [{"class": self.names[i], "probability": p} for p, i in zip(values, places, strict=True)]
             results.append({"prediction": classes[0]["class"], "classes": classes})
         return results
