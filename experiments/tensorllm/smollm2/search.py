@@ -1,9 +1,10 @@
 """Choose a layer and a rank for each compression method by some questions, and report on others, as README.md says.
 
-python experiments/tensorllm/smollm2/search.py MODEL DATA fever fever_MACHINE.jsonl
+python experiments/tensorllm/smollm2/search.py MODEL DATA fever fever_MACHINE.jsonl [METHOD ...]
 
-Each setting is a line of the file, and a started search continues after its last line. A compression of layer l leaves
-the layers below as they are, so their outputs are computed once for each question and stored.
+Each setting is a line of the file, and a search that was started continues after them. Several processes can share the
+methods. A compression of layer l leaves the layers below as they are, so their outputs are computed once for each
+question and stored.
 """
 
 import copy
@@ -65,7 +66,7 @@ def method_of(name: str, layers: list[int] | None, rank: int | None = None, rho:
 
 
 class compressed:
-    """The model of `asked` with one setting, and the dense one again at the end; `error` is the largest of its units."""
+    """The model of `asked` with one setting, and the dense one again at the end; `errors` are those of its units."""
 
     def __init__(self, asked: Asked, name: str, setting: Setting) -> None:
         self.asked, self.name, self.setting = asked, name, setting
@@ -155,9 +156,8 @@ def answered(asked: Asked, data: Questions, questions: Sequence[Question], answe
 class Search:
     """One set of questions, asked in two disjoint parts; every result is a line of `file`."""
 
-    def __init__(self, model: str, root: str, name: str, file: Path) -> None:
-        self.file = file
-        self.lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    def __init__(self, model: str, root: str, name: str, file: str, *methods: str) -> None:
+        self.file, self.methods = Path(file), methods
         self.asked = AskedModel(model, "float32").load(1, Path("~/.cache/attnlab").expanduser(), torch.device("cpu"))
         self.asked.model.requires_grad_(False)
         limit, choosing = ASKED[name]
@@ -172,6 +172,8 @@ class Search:
         self.questions = self.data.validation if name == "choosing" else self.data.test
         self.rows = rows_of(self.asked, self.data, self.questions)
         self.places = stored(self.asked, self.rows)
+        if not self.done("dense", {}, True):
+            self.check()
         self.line("dense", {}, True)
 
     def check(self) -> None:
@@ -186,7 +188,8 @@ class Search:
 
     def done(self, method: str, setting: Setting, text: bool) -> dict[str, Any] | None:
         same = {"part": self.name, "method": method, "setting": setting, "answered": text}
-        return next((line for line in self.lines if same.items() <= line.items()), None)
+        lines = self.file.read_text().splitlines() if self.file.exists() else []  # another process may have written it
+        return next((line for line in map(json.loads, lines) if same.items() <= line.items()), None)
 
     def line(self, method: str, setting: Setting, text: bool) -> dict[str, Any]:
         """The result of a setting, read or computed. `text`: with the accuracy, for which free text is generated."""
@@ -194,7 +197,7 @@ class Search:
             return line
         began = time.perf_counter()
         if method == "dense":
-            answers, errors = losses(self.asked, self.data, self.questions, self.rows, self.places, 0), {}
+            answers, errors = losses(self.asked, self.data, self.questions, self.rows, self.places, LAYERS[-1]), {}
             answers = answered(self.asked, self.data, self.questions, answers)
         else:
             with compressed(self.asked, method, setting) as model:
@@ -202,14 +205,13 @@ class Search:
                 answers = losses(self.asked, self.data, self.questions, self.rows, self.places, first)
                 answers = answered(self.asked, self.data, self.questions, answers) if text else answers
                 errors = model.errors
-        line = {"questions": self.data.kind.name, "part": self.name, "method": method, "setting": setting}
-        line |= {"answered": text, **quality(answers), "errors": errors}
+        line = {"part": self.name, "method": method, "setting": setting, "answered": text}
+        line |= quality(answers) | {"errors": errors}
         line |= {"seconds": round(time.perf_counter() - began, 1)}
         if text:
             line["right"] = "".join(str(int(answer.right)) for answer in answers)
         else:
             line.pop("accuracy"), line.pop("accuracy_stderr")
-        self.lines.append(line)
         with open(self.file, "a") as out:
             out.write(json.dumps(line) + "\n")
         shown = {key: value for key, value in line.items() if key not in ("right", "errors")}
@@ -220,10 +222,11 @@ class Search:
         """The rule of README.md."""
         with torch.autocast("cpu", torch.bfloat16):
             self.part("choosing")
-            self.check()
             free = not self.data.kind.choices
             tried: dict[str, list[dict[str, Any]]] = {}
             for method, setting in settings():
+                if self.methods and method not in self.methods:
+                    continue
                 tried.setdefault(method, []).append(self.line(method, setting, not free))
             if free:
                 for method, lines in tried.items():
@@ -237,4 +240,4 @@ class Search:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    Search(*sys.argv[1:4], Path(sys.argv[4])).run()
+    Search(*sys.argv[1:]).run()

@@ -360,10 +360,10 @@ class Questions:
             questions = questions[: self.limit]
             size.used, size.unit = len(questions), "questions"
         count = int(self.share * len(questions))
-        if count < 1 or count == len(questions):
+        if count < 1:
             raise DataError(
-                f"{self.location}: {len(questions)} questions of {self.kind.title} for both splits at a validation share "
-                f"of {self.share}; expected at least {math.ceil(1 / self.share)}"
+                f"{self.location}: {len(questions)} questions of {self.kind.title}, of which a share of {self.share} "
+                f"validates; expected at least {math.ceil(1 / self.share)}"
             )
         self.validation, self.test = questions[:count], questions[count:]
         sizes = f"{len(self.validation)} validation and {len(self.test)} test questions"
