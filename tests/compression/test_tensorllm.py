@@ -291,7 +291,7 @@ def test_a_model_of_several_types_keeps_them(tmp_path: Path) -> None:
         ({"rank": 9}, r"rank=9: layers.0.self_attn takes"),
         (
             {"ranks": [10, 5, 3]},
-            r"heads of different numbers \(q 6, k 2, v 2, o 6\), .* coupled=true with 1 to 2, for q",
+            r"heads of different numbers \(q 6, k 2, v 2, o 6\), .*coupled=true with 1 to 2, for q",
         ),
         ({"ranks": [10, 5, 3], "coupled": True}, r"the stack rank 3: .*self_attn takes 1 to 2 \(matrices q, o\)"),
         ({"ranks": [10, 5], "layout": "released"}, r"compress.layout=released: .*self_attn has a projection of 48"),
