@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from attnlab.data.questions import Questions, question_set
+from attnlab.data.questions import Question, Questions, question_set
 from attnlab.data.report import Report
 from attnlab.data.samples.world import write_world
 from attnlab.errors import DataError
@@ -116,3 +117,19 @@ def test_first_fifth_is_validation_and_long_answers_are_left_out(place: Path, tm
     assert notes["answer of too many tokens"].count == len(everything) - len(short)
     assert notes["beyond task.data.limit"].count == len(short) - 33
     assert data.validation + data.test == short[:33] and len(data.validation) == 6
+
+
+def test_a_seed_and_a_share_make_two_random_parts_without_a_common_question(place: Path, tmp_path: Path) -> None:
+    def split(**options: Any) -> tuple[list[Question], list[Question]]:
+        data = Questions(str(place), str(tmp_path), "fever", limit=30, **options)
+        data.read()
+        data.setup(len)
+        return data.validation, data.test
+
+    everything = question_set("fever").read(place)
+    first, others = split(shuffle=1, share=0.5)
+    assert len(first) == len(others) == 15 and {q.text for q in first}.isdisjoint(q.text for q in others)
+    assert first + others != everything[:30] and all(question in everything for question in first + others)
+    assert split(shuffle=1, share=0.3)[0] == first[:9] and split(shuffle=2, share=0.5)[0] != first
+    with pytest.raises(DataError, match="a share of 0.01 validates; expected at least 100"):
+        split(share=0.01)

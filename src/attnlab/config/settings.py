@@ -266,6 +266,7 @@ ABSENT: dict[str, dict[str, Any]] = {
         "attention_dropout": 0.0,
         "activation_dropout": None,
     },
+    "Questions": {"shuffle": None, "share": 0.2},
     "Decoder": {"embedding_dropout": None, "embedding_std": 0.02},
     "AbsoluteMultiLinear": {"core": "free"},
     "RelativeMultiLinear": {"core": "free"},

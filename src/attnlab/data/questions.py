@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Lt
 from omegaconf import DictConfig
 
 from attnlab.data.corpus import Row, check_folder, rows
@@ -301,13 +303,15 @@ class Questions:
     Args:
         root: the folder with the files in their published layout; None: the sample world's.
         limit: the number of questions to read, from the first; None: all.
+        shuffle: the seed of a random order, which the limit and the splits then count in; None: the published order.
+        share: of the questions, the first ones, that are the validation split. The released code has a fifth.
         longest_answer: an answer of more tokens, special tokens included, leaves its question out; counted only in
             sets whose answers are free text. The released code counts Llama 2's tokens.
 
     Attributes:
         corpus: a description with sizes; of the sample world its layout.
         report: what was read, and what was left out and why.
-        validation, test: the first fifth of the questions, and the others.
+        validation, test: the first `share` of the questions, and the others.
     """
 
     def __init__(
@@ -318,10 +322,13 @@ class Questions:
         limit: Annotated[int, Ge(5)] | None = None,
         longest_answer: Annotated[int, Ge(1)] = 15,
         seed: int = 1,
+        shuffle: Annotated[int, Ge(0)] | None = None,
+        share: Annotated[float, Gt(0), Lt(1)] = VALIDATION,
     ) -> None:
         self.kind = question_set(questions)
         self.root, self.cache_dir, self.seed = root, Path(cache_dir).expanduser(), seed
         self.limit, self.longest_answer = limit, longest_answer
+        self.shuffle, self.share = shuffle, share
         self.report = Report()
         self.validation: list[Question] = []
         self.test: list[Question] = []
@@ -345,14 +352,19 @@ class Questions:
         questions = self._questions
         if not self.kind.choices:
             questions = [question for question in questions if tokens(question.answers[0]) <= self.longest_answer]
+        if self.shuffle is not None:
+            questions = random.Random(self.shuffle).sample(questions, len(questions))
         with self.report.of("questions") as size:
             left_out("answer of too many tokens", count=len(self._questions) - len(questions))
             left_out("beyond task.data.limit", count=len(questions) - len(questions[: self.limit]))
             questions = questions[: self.limit]
             size.used, size.unit = len(questions), "questions"
-        count = int(VALIDATION * len(questions))
+        count = int(self.share * len(questions))
         if count < 1:
-            raise DataError(f"{self.location}: {len(questions)} questions of {self.kind.title}; expected at least 5")
+            raise DataError(
+                f"{self.location}: {len(questions)} questions of {self.kind.title}, of which a share of {self.share} "
+                f"validates; expected at least {math.ceil(1 / self.share)}"
+            )
         self.validation, self.test = questions[:count], questions[count:]
         sizes = f"{len(self.validation)} validation and {len(self.test)} test questions"
         title = self.kind.title

@@ -72,8 +72,9 @@ class Sizes:
 class TensorLLM(Method):
     """Partial Tucker (HOOI) of the tensor of all heads' q, k, v and o: shared U1, U2 and U3, no factor over heads.
 
-    With grouped queries the matrices have different numbers of heads. Without a stack rank U1 and U2 are shared by all
-    head slices, and each slice has a core; `coupled` gives q with o, and k with v, a U3 each.
+    With grouped queries the matrices have different numbers of heads, and the paper's tensor does not exist. Without a
+    stack rank U1 and U2 are shared by all head slices, and each slice has a core; `coupled` gives q with o, and k with
+    v, a U3 each. Keys and values are not repeated for each query head, because a U3 would make the copies differ.
 
     Args:
         rank: r of the tied ranks (d r / dv, r, stack_rank), the same share of both modes; the paper's (h r, r, s)
@@ -208,8 +209,8 @@ class TensorLLM(Method):
         if len(counts) > 1 and rank is not None:
             shown = ", ".join(f"{name} {count}" for name, count in heads.items())
             raise ConfigError(
-                f"the stack rank {rank}: {where} has heads of different numbers ({shown}); leave it out, or give "
-                "compress.coupled=true"
+                f"the stack rank {rank}: {where} has heads of different numbers ({shown}), which no one tensor has; "
+                "leave it out, or give compress.coupled=true with 1 to 2, for q with o and for k with v"
             )
         return tuple(Stack(tuple(name for name in heads if heads[name] == h), h, rank) for h in counts)
 

@@ -233,8 +233,10 @@ def contains(text: str, answer: str, compat: bool = False) -> bool:
     return answer in text if compat else re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 
-def _generate(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool) -> list[Answer]:
-    """Free text of a decoder."""
+def generated(
+    asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool = False
+) -> list[str]:
+    """The greedy continuations of a decoder, with the prompt if `compat`."""
     rows = [asked.prompt(question.prompt, kind.new_tokens) for question in questions]
     asked.model.generation_config = hub.transformers().GenerationConfig(  # a published one may sample
         do_sample=False,
@@ -253,6 +255,12 @@ def _generate(asked: Asked, kind: QuestionSet, questions: Sequence[Question], si
             for row, i in zip(ids, chosen, strict=True):
                 new = row[batch["input_ids"].shape[1] - len(rows[i]) * compat :]
                 texts[i] = asked.tokenizer.decode(new, skip_special_tokens=True)
+    return texts
+
+
+def _generate(asked: Asked, kind: QuestionSet, questions: Sequence[Question], size: int, compat: bool) -> list[Answer]:
+    """Free text of a decoder."""
+    texts = generated(asked, kind, questions, size, compat)
     pairs = [asked.continued(question.prompt, question.answers[0]) for question in questions]
     logp = log_probabilities(asked, pairs, size, f"{kind.title}: scoring", not compat)
     return [
