@@ -127,8 +127,8 @@ def conclusion(data: pd.DataFrame) -> str:
     ]
     raised, lowered = (", ".join(group) or "none" for group in names)
     return (
-        f"Of {len(data)} pairs of a method and a set, {len(tested)} are tested. At 5 % after Holm, accuracy is raised by "
-        f"{raised}, and lowered by {lowered}."
+        f"Of {len(data)} pairs of a method and a set, {len(tested)} are tested. At 5 % after Holm, accuracy is raised "
+        f"by {raised}, and lowered by {lowered}."
     )
 
 
