@@ -286,3 +286,10 @@ def test_standard_errors(scored: Scored) -> None:
         one.record["quality"] |= {"top1": value, "images": count}
         assert significance.standard_error(one, "quality.top1") is None
     assert significance.standard_error(one, "quality.images") is significance.standard_error(one, "seed") is None
+
+
+def test_holm_multiplies_the_smallest_by_the_number_of_tests() -> None:
+    """0.01 x 4, 0.015 x 3, 0.03 x 2 and 0.04 x 1, each at least the one before it."""
+    assert significance.holm([0.04, 0.01, 0.03, 0.015]) == pytest.approx([0.06, 0.04, 0.06, 0.045])
+    assert significance.holm([0.5, 0.3]) == pytest.approx([0.6, 0.6])
+    assert significance.holm([0.3, 0.01], planned=5) == pytest.approx([1.0, 0.05])

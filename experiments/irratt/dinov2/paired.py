@@ -8,13 +8,12 @@ to it. `paired.csv` has the tests, which are computed from it.
 
 import csv
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from attnlab.report.significance import SEED, bootstrap, share
+from attnlab.report.significance import SEED, bootstrap, holm, share
 from attnlab.run.directory import PREDICTIONS, UNTUNED
 from attnlab.run.store import SavedRecord, collect
 
@@ -36,15 +35,6 @@ def right_of(saved: SavedRecord) -> list[list[object]]:
         marks = "".join(str(int(image["reference"] == image["hypothesis"])) for image in images)
         rows.append([method, int(budget), point, int(seed), marks])
     return rows
-
-
-def holm(values: Sequence[float], planned: int) -> list[float]:
-    """Holm's adjusted p of each test of a family. A planned test that was not run counts as one with p = 1."""
-    order = np.argsort(values, kind="stable")
-    steps = np.maximum.accumulate(np.asarray(values)[order] * (planned - np.arange(len(values))))
-    adjusted = np.empty(len(values))
-    adjusted[order] = steps.clip(max=1)
-    return adjusted.tolist()
 
 
 def tests(right: pd.DataFrame) -> pd.DataFrame:

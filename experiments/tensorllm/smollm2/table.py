@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 from scipy.stats import binomtest
 
+from attnlab.report.significance import holm
+
 HERE = Path(__file__).parent
 METHODS = ("tensorllm", "laser", "laser_mlp", "trawl", "laser_tensorllm", "mlp_svd")
 SETS = {"fever": "FEVER", "hotpotqa": "HotpotQA"}
@@ -49,16 +51,6 @@ def mcnemar(before: str, after: str) -> dict[str, Any]:
         "lost": lost,
         "p": p,
     }
-
-
-def holm(values: list[float], count: int) -> list[float]:
-    """P-values corrected for `count` tests by Holm's steps; those that were not run count as the largest."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    corrected, highest = [0.0] * len(values), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (count - rank) * values[i]))
-        corrected[i] = highest
-    return corrected
 
 
 def table() -> pd.DataFrame:

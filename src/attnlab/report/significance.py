@@ -10,7 +10,7 @@ the differences. Its p is smaller: it calls 10 % to 15 % of pairs of equal syste
 """
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
 from pathlib import Path
@@ -237,6 +237,20 @@ def bootstrap(
     beyond = -(-(resamples + 1) // LEVEL) - 1  # p < 0.05 where fewer than so many draws lie at least as far away as d
     width = float(away[-beyond])
     return before, after, p, after - before - width, after - before + width, moses
+
+
+def holm(values: Sequence[float], planned: int | None = None) -> list[float]:
+    """P-values of one family of tests, adjusted by Holm's step-down method (Holm 1979), in the order of `values`.
+
+    The k-th smallest of n is multiplied by n - k + 1, and is at least the adjusted one before it and at most 1.
+
+    Args:
+        planned: n; a planned test that was not run counts as one with p = 1. None: all were run.
+    """
+    count, highest, adjusted = planned or len(values), 0.0, [1.0] * len(values)
+    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        highest = adjusted[i] = max(highest, min(1.0, (count - rank) * values[i]))
+    return adjusted
 
 
 def standard_error(saved: SavedRecord, key: str) -> float | None:

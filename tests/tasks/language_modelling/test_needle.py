@@ -119,7 +119,7 @@ def test_held_out_forms_do_not_occur_in_the_texts_of_a_conversion(form: Form) ->
         text = BYTES.text(trial.row(0.5))
         assert text.count(BYTES.text(trial.answer).strip()) == 2, "the fact and the answer"
         assert not any(beginning in text for beginning in beginnings)
-        assert BYTES.text(trial.fact) in text and BYTES.text(trial.question) not in BYTES.text(trial.row(None))[:200]
+        assert BYTES.text(trial.fact) in text
 
 
 def test_forms_take_turns_and_have_an_accuracy_each() -> None:

@@ -113,9 +113,12 @@ class ImageClassification(Module):
         update = batch_idx // self.trainer.accumulate_grad_batches
         np.random.seed(hash((self.seed, self.current_epoch, update, 0)) % 2**32)  # of Mixup
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        if self.trained == "head":  # not earlier: modules of a compression are new
+    def configure_model(self) -> None:
+        if self.trained == "head":  # after a compression, whose modules are new, and before DDP looks for gradients
             head_alone(self.model)
+        super().configure_model()
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         make: Any = self._optimizer
         optimizer = make(self.model, **self.fused(make))  # not its parameters: timm leaves biases and norms undecayed
         per_epoch = max(1, int(self.trainer.estimated_stepping_batches) // max(1, self.trainer.max_epochs or 1))

@@ -13,7 +13,7 @@ import torch
 from annotated_types import Ge, Le, MinLen
 from torch import Tensor
 
-from attnlab.data.samples.world import NAMES, SAME, TEMPLATES
+from attnlab.data.samples.world import NAMES, SAME, TEMPLATES, random_fact
 from attnlab.data.text.tokens import TokenFile
 from attnlab.data.text.vocabulary import Vocabulary
 from attnlab.errors import ConfigError, DataError
@@ -200,9 +200,8 @@ class Needle:
         """A fact and its question with places for a name and an answer, a random name and a random answer."""
         sentences = FORMS[self._form(trial)]
         fact, question = sentences[draw.integers(len(sentences))]
-        name = NAMES[draw.integers(len(NAMES))]
-        number = str(draw.integers(10 ** (self.digits - 1), 10**self.digits))
-        return fact, question, name, WORDS[draw.integers(len(WORDS))] if self.asks == "word" else number
+        name, number = random_fact(draw, self.digits, template="{name}")
+        return fact, question, name.strip(), WORDS[draw.integers(len(WORDS))] if self.asks == "word" else number
 
     @property
     def _asked(self) -> str:
@@ -232,7 +231,7 @@ class Needle:
             everything, and in `cells` for each length and depth; `without`: the same for each length without the fact.
             `accuracy_interval`: Wilson's 95 % interval of the accuracy. The texts of a trial that differ in the depth
             alone count as one, so that it is too wide with several depths rather than too narrow. `forms`: the
-            accuracy of each form, if there are several.
+            accuracy of each form.
         """
         depths = [None, *sorted(set(self.depths))]
         cells, without, sizes, of_form = [], [], [], defaultdict[Form, list[float]](list)
@@ -267,7 +266,8 @@ class Needle:
             "seed": self.seed,
             "cells": cells,
             "without": without,
-        } | ({"forms": {form: round(float(np.mean(of_form[form])), 4) for form in of_form}} if len(of_form) > 1 else {})
+            "forms": {form: round(float(np.mean(accuracies)), 4) for form, accuracies in of_form.items()},
+        }
 
 
 def divided(vocabulary: Vocabulary, beginning: str, last: str) -> tuple[list[int], list[int]]:
