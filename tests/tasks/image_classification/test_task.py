@@ -98,8 +98,9 @@ def assert_used_elsewhere(directory: Path, tmp_path: Path, images: Path) -> None
     assert model.predict(row) == row | expected
     with pytest.raises(DataError, match="^not an image: "):
         model.predict(torch.zeros(7))
-    with pytest.raises(DataError, match=r"classes\.json: cannot be decoded as an image"):
-        model.predict(directory / "classes.json")
+    (tmp_path / "broken.png").write_text("no image")
+    with pytest.raises(DataError, match=r"broken\.png: cannot be decoded as an image"):
+        model.predict(tmp_path / "broken.png")
     (tmp_path / "elsewhere" / "run" / "classes.json").write_text("[1]")
     with pytest.raises(DataError, match=r"classes\.json: expected a list of the names of the classes"):
         attnlab.load(tmp_path / "elsewhere" / "run")
