@@ -49,6 +49,11 @@ def same_as_source(folder: Path, place: Path, files: dict[str, bytes], model: bo
 
 
 def by_transformers(place: Path, prompt: str = "The", new: int = 24) -> str:
+    return continued_by_transformers(place, prompt, new)[0]
+
+
+def continued_by_transformers(place: Path, prompt: str, new: int) -> tuple[str, list[int]]:
+    """The greedy continuation, as text and as ids."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -58,7 +63,7 @@ def by_transformers(place: Path, prompt: str = "The", new: int = 24) -> str:
     ids = words(prompt, return_tensors="pt")
     row = model.eval().generate(**ids, do_sample=False, max_new_tokens=new)[0]
     whole, before = (words.decode(part, skip_special_tokens=True) for part in (row, ids.input_ids[0]))
-    return str(whole[len(before) :])
+    return str(whole[len(before) :]), row[ids.input_ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from attnlab.export import deepseek, language, proof, serving
 from attnlab.models import T6, LanguageModel
 from tests.conversion.models import decoder_of, exact, reference, tokens
 from tests.export.conftest import Convert
-from tests.export.test_pretrained import by_transformers, exported
+from tests.export.test_pretrained import continued_by_transformers, exported
 from tests.export.trained import T6 as SMALL
 from tests.export.trained import WORDS, config, model_of, pieces, record
 
@@ -229,18 +229,21 @@ def test_a_conversion_is_timed_beside_its_original_and_answers_a_chat(keep: floa
         assert [row["requests"] for row in engine["rows"]] == [1, 3] and engine["rows"][1]["at_once"] == 3
         assert all(row["decoding_tokens_per_second"] > 0 for row in engine["rows"])
     assert "requests of 64 tokens that fit into 1,024 MiB: converted, original" in (place / "README.md").read_text()
-    assert chat(place, [{"role": "user", "content": "Hello"}], 8) == by_transformers(place, "[user] Hello\n", 8)
+    answer = chat(place, [{"role": "user", "content": "Hello"}], 8)
+    text, ids = continued_by_transformers(place, "[user] Hello\n", 8)
+    assert answer["token_ids"] == ids
+    assert text.startswith(answer["message"]["content"])  # vLLM leaves out bytes of a character that is not complete
 
 
-def chat(folder: Path, messages: list[dict[str, str]], tokens: int) -> str:
-    """The answer of the card's server for a CPU, greedy."""
+def chat(folder: Path, messages: list[dict[str, str]], tokens: int) -> dict[str, Any]:
+    """The answer of the card's server for a CPU, greedy, with its ids."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = re.search("python -m vllm.entrypoints.openai.api_server.*", (folder / "README.md").read_text())
     assert PYTHON is not None and command is not None
     words = [PYTHON, *shlex.split(command[0])[1:], "--enforce-eager", "--port", str(port)]
-    asked = {"messages": messages, "max_tokens": tokens, "temperature": 0}
+    asked = {"messages": messages, "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
         json.dumps(asked | {"model": folder.name}).encode(),
@@ -252,7 +255,8 @@ def chat(folder: Path, messages: list[dict[str, str]], tokens: int) -> str:
             while server.poll() is None:
                 try:
                     with urllib.request.urlopen(request) as answer:
-                        return str(json.load(answer)["choices"][0]["message"]["content"])
+                        choice: dict[str, Any] = json.load(answer)["choices"][0]
+                        return choice
                 except urllib.error.URLError:  # it has not begun to listen
                     time.sleep(1)
         finally:
