@@ -2,6 +2,8 @@
 
 python experiments/tensorllm/smollm2/search.py MODEL DATA fever fever_MACHINE.jsonl [METHOD ...]
 
+DATA is the folder of the papers' questions, or for `arc_easy` that of arc_easy/test.jsonl, whose lines have the keys
+query, choices and gold.
 Each setting is a line of the file, and a search that was started continues after them. Several processes can share the
 methods. A compression of layer l leaves the layers below as they are, so their outputs are computed once for each
 question and stored.
@@ -10,9 +12,11 @@ question and stored.
 import copy
 import json
 import logging
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,7 @@ from attnlab.tasks.reasoning.model import AskedModel
 from attnlab.tasks.reasoning.score import Answer, Asked, ask, batches, contains, generated, quality
 
 SHUFFLE = 1  # seed of the order of the questions
-ASKED = {"fever": (1000, 200), "hotpotqa": (400, 100)}  # questions, and how many of them choose
+ASKED = {"fever": (1000, 200), "hotpotqa": (400, 100), "arc_easy": (1000, 200)}  # and how many choose
 TO_ANSWER = 2  # settings of a method, those of the lowest loss, for which free text is generated
 LAYERS = (17, 21, 25, 29)
 ROWS = 32  # in a batch
@@ -39,6 +43,27 @@ STORE = Path("~/.cache/attnlab/decompositions").expanduser()
 
 Setting = dict[str, Any]
 Stored = list[tuple[list[int], dict[str, Tensor], dict[int, Tensor]]]  # rows, inputs, inputs of layers
+
+
+@dataclass
+class Benchmark:
+    """Questions with choices of their own. Each is scored by its log-probability after the question."""
+
+    choosing: int
+    validation: list[Question] = field(default_factory=list)
+    test: list[Question] = field(default_factory=list)
+
+    def read(self, file: Path, limit: int) -> None:
+        """The first of `answers` is the right one, because the order of the choices is not part of the prompt."""
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        questions = []
+        for row in random.Random(SHUFFLE).sample(rows, limit):
+            right = row["choices"].pop(row["gold"])
+            questions.append(Question(row["query"], row["query"], (right, *row["choices"])))
+        self.validation, self.test = questions[: self.choosing], questions[self.choosing :]
+
+
+Data = Questions | Benchmark
 
 
 def settings() -> Iterator[tuple[str, Setting]]:
@@ -84,8 +109,13 @@ class compressed:
         self.asked.model.model.layers = nn.ModuleList(self.dense)
 
 
-def rows_of(asked: Asked, data: Questions, questions: Sequence[Question]) -> list[tuple[list[int], int]]:
-    """The ids that are read for each question, and how many at the end are the answer's: of a choice none."""
+def rows_of(asked: Asked, data: Data, questions: Sequence[Question]) -> list[tuple[list[int], int]]:
+    """The ids that are read for each question, and how many at the end are the answer's: of a choice of a set none.
+
+    A question of a benchmark has a row for each of its choices.
+    """
+    if isinstance(data, Benchmark):
+        return [asked.continued(question.prompt, choice) for question in questions for choice in question.answers]
     pairs = [asked.continued(question.prompt, (data.kind.choices or question.answers)[0]) for question in questions]
     if data.kind.choices:
         assert all(count == 1 for _, count in pairs)
@@ -119,32 +149,48 @@ def read(asked: Asked, places: Stored, first: int) -> Iterator[tuple[int, Tensor
         inner.layers = layers
 
 
+def nats_of(asked: Asked, hidden: Tensor, ids: list[int], count: int) -> float:
+    """Minus the log-probability of the last `count` ids, from the hidden states of all ids (T, d)."""
+    logp = asked.model.lm_head(hidden[-count - 1 : -1]).float().log_softmax(-1)
+    return -float(logp.gather(1, torch.tensor(ids[-count:])[:, None]).double().sum())
+
+
 @torch.inference_mode()
 def losses(
-    asked: Asked, data: Questions, questions: Sequence[Question], rows: Sequence[tuple[list[int], int]],
+    asked: Asked, data: Data, questions: Sequence[Question], rows: Sequence[tuple[list[int], int]],
     places: Stored, first: int,
 ) -> list[Answer]:  # fmt: skip
     """The answers; of free text with the loss alone."""
+    hidden = read(asked, places, first)
+    if isinstance(data, Benchmark) or not data.kind.choices:
+        nats = {i: nats_of(asked, states, *rows[i]) for i, states in hidden}
+        if isinstance(data, Questions):
+            return [Answer("", False, nats[i], count) for i, (_, count) in enumerate(rows)]
+        return list(chosen(questions, [nats[i] for i in range(len(rows))], [count for _, count in rows]))
     choices = data.kind.choices
     ids = [asked.single(choice) for choice in choices]
     answers: dict[int, Answer] = {}
-    for i, hidden in read(asked, places, first):
-        row, count = rows[i]
+    for i, states in hidden:
         right = questions[i].answers[0]
-        if choices:
-            logp = asked.model.lm_head(hidden[-1:]).float().log_softmax(-1)[0, ids].cpu()
-            guess = choices[int(logp.argmax())]
-            answers[i] = Answer(guess, guess == right, -float(logp[choices.index(right)]), 1)
-        else:
-            logp = asked.model.lm_head(hidden[-count - 1 : -1]).float().log_softmax(-1)
-            nats = -float(logp.gather(1, torch.tensor(row[-count:])[:, None]).double().sum())
-            answers[i] = Answer("", False, nats, count)
+        logp = asked.model.lm_head(states[-1:]).float().log_softmax(-1)[0, ids].cpu()
+        guess = choices[int(logp.argmax())]
+        answers[i] = Answer(guess, guess == right, -float(logp[choices.index(right)]), 1)
     return [answers[i] for i in range(len(questions))]
 
 
-def answered(asked: Asked, data: Questions, questions: Sequence[Question], answers: list[Answer]) -> list[Answer]:
+def chosen(questions: Sequence[Question], nats: Sequence[float], counts: Sequence[int]) -> Iterator[Answer]:
+    """Of each question the choice with the highest log-probability per character, lm-evaluation-harness's `acc_norm`."""
+    start = 0
+    for question in questions:
+        scores = [nats[start + i] / len(choice) for i, choice in enumerate(question.answers)]
+        best = min(range(len(scores)), key=scores.__getitem__)
+        yield Answer(question.answers[best], best == 0, nats[start], counts[start])
+        start += len(scores)
+
+
+def answered(asked: Asked, data: Data, questions: Sequence[Question], answers: list[Answer]) -> list[Answer]:
     """The answers with generated text, where the set has no choices."""
-    if data.kind.choices:
+    if isinstance(data, Benchmark) or data.kind.choices:
         return answers
     texts = generated(asked, data.kind, questions, 4 * ROWS)
     return [
@@ -161,9 +207,13 @@ class Search:
         self.asked = AskedModel(model, "float32").load(1, Path("~/.cache/attnlab").expanduser(), torch.device("cpu"))
         self.asked.model.requires_grad_(False)
         limit, choosing = ASKED[name]
-        self.data = Questions(root, "", name, limit=limit, shuffle=SHUFFLE, share=choosing / limit)
-        self.data.read()
-        self.data.setup(lambda text: len(self.asked.ids(text)))
+        self.data: Data = Benchmark(choosing)
+        if name == "arc_easy":
+            self.data.read(Path(root) / name / "test.jsonl", limit)
+        else:
+            self.data = Questions(root, "", name, limit=limit, shuffle=SHUFFLE, share=choosing / limit)
+            self.data.read()
+            self.data.setup(lambda text: len(self.asked.ids(text)))
         assert len(self.data.validation) == choosing
 
     def part(self, name: str) -> None:
@@ -183,6 +233,8 @@ class Search:
         places = stored(self.asked, rows)
         ours = [losses(self.asked, self.data, few, rows, places, first) for first in (0, *LAYERS)]
         assert all(answers == ours[0] for answers in ours), "stored states give other losses"
+        if isinstance(self.data, Benchmark):
+            return
         numbers, tool = (quality(answers) for answers in (ours[0], ask(self.asked, self.data.kind, few, ROWS)))
         assert abs(numbers["loss"] - tool["loss"]) < 0.02, (numbers, tool)
 
@@ -222,7 +274,7 @@ class Search:
         """The rule of README.md."""
         with torch.autocast("cpu", torch.bfloat16):
             self.part("choosing")
-            free = not self.data.kind.choices
+            free = isinstance(self.data, Questions) and not self.data.kind.choices
             tried: dict[str, list[dict[str, Any]]] = {}
             for method, setting in settings():
                 if self.methods and method not in self.methods:

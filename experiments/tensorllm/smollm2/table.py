@@ -15,7 +15,7 @@ from attnlab.report.significance import holm
 
 HERE = Path(__file__).parent
 METHODS = ("tensorllm", "laser", "laser_mlp", "trawl", "laser_tensorllm", "mlp_svd")
-SETS = {"fever": "FEVER", "hotpotqa": "HotpotQA"}
+SETS = {"fever": "FEVER", "hotpotqa": "HotpotQA", "arc_easy": "ARC-Easy"}
 NOT_RUN = "not run"
 
 
