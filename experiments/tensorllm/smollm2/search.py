@@ -179,7 +179,7 @@ def losses(
 
 
 def chosen(questions: Sequence[Question], nats: Sequence[float], counts: Sequence[int]) -> Iterator[Answer]:
-    """Of each question the choice with the highest log-probability per character, lm-evaluation-harness's `acc_norm`."""
+    """Of each question the choice with the highest log-probability per character, the harness's `acc_norm`."""
     start = 0
     for question in questions:
         scores = [nats[start + i] / len(choice) for i, choice in enumerate(question.answers)]
