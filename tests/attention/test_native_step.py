@@ -9,7 +9,7 @@ from torch import nn
 
 from attnlab.attention import MHA, MLA, MTLA, TPA, MLAWindow, SlidingWindow
 from attnlab.attention.ops.backends import Backend, noting, prefer, used
-from attnlab.attention.ops.native import Int8Linear, library, linear, round_weights
+from attnlab.attention.ops.native import RoundedLinear, library, linear, round_weights
 from attnlab.models import T6, Decoder
 from tests.attention.mechanisms import error
 
@@ -71,10 +71,12 @@ def test_steps_equal_those_of_torch(name: str, rows: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(48, 33), (160, 70), (21, 64), (2048, 20)])
-@pytest.mark.parametrize("coded", [False, True])
-def test_products_of_every_number_of_rows_equal_those_of_torch(size: tuple[int, int], coded: bool) -> None:
+@pytest.mark.parametrize("dtype", [None, torch.int8, torch.bfloat16])
+def test_products_of_every_number_of_rows_equal_those_of_torch(
+    size: tuple[int, int], dtype: torch.dtype | None
+) -> None:
     layer: nn.Linear = nn.Linear(*size)
-    layer = Int8Linear(layer.weight, layer.bias) if coded else layer
+    layer = RoundedLinear(layer.weight, layer.bias, dtype) if dtype else layer
     for rows in (*range(1, 27), 50, 63, 64):
         x = torch.randn(rows, size[0])
         with noting() as pairs:
@@ -172,9 +174,27 @@ def test_a_block_that_the_library_cannot_read_is_computed_by_torch(change: str) 
 
 @torch.no_grad()
 def test_an_input_of_another_width_is_refused() -> None:
-    for layer in (nn.Linear(32, 8), Int8Linear(torch.randn(8, 32))):
+    for layer in (nn.Linear(32, 8), RoundedLinear(torch.randn(8, 32))):
         with pytest.raises(RuntimeError):
             linear(layer, torch.randn(1, 31))
+
+
+@torch.no_grad()
+def test_weights_that_are_numbers_of_bfloat16_give_the_same_steps_in_half_the_bytes() -> None:
+    torch.manual_seed(0)
+    model = Decoder(50, 64, lambda _: MHA(64, 4, 2), num_layers=2, ffn_dim=90).eval()
+    for parameter in model.parameters():
+        parameter.copy_(parameter.bfloat16())
+    tokens = torch.randint(50, (2, 1))
+    want = model.step(tokens, model.start(2, 6))
+    round_weights(model, torch.bfloat16)
+    with noting() as pairs:
+        assert torch.equal(model.step(tokens, model.start(2, 6)), want)
+    assert used(pairs)["step"] == ["NATIVE"]
+    assert model.blocks[0].up.codes.nbytes == 2 * 64 * 90
+    for other in (torch.float64, torch.float16):  # computed by torch
+        layer = RoundedLinear(torch.randn(8, 32), None, torch.bfloat16).to(other)
+        assert linear(layer, torch.randn(1, 32, dtype=other)).dtype is other
 
 
 @pytest.mark.parametrize("make", [T6, Decoder])

@@ -62,17 +62,15 @@ class AttentionVariant(Variant):
             raise LookupError(
                 f"{self.name} has layers of several mechanisms: measure the model with bench.what=model or beam"
             )
-        if self.rounded:
-            raise LookupError(
-                "weights of 8 bits are those of a language model: measure bench.what=generation or prefill"
-            )
+        if self.weights != "float32":
+            raise LookupError("rounded weights are those of a language model: measure bench.what=generation or prefill")
         attention = self.mechanism(dtype, device)
         return baselines.of(attention) if self.published else attention
 
     @property
-    def rounded(self) -> bool:
-        """Whether its model computes with weights of 8 bits."""
-        return self.int8 or self.cfg.hardware.weights == "int8"
+    def weights(self) -> str:
+        """The type of the weights that its model computes with, as in `hardware.weights`."""
+        return "int8" if self.int8 else str(self.cfg.hardware.weights)
 
     def mechanism(self, dtype: torch.dtype, device: torch.device) -> Attention:
         """The mechanism itself, even if its published algorithm is measured."""
@@ -129,8 +127,8 @@ class AttentionVariant(Variant):
 
     def _finished(self, module: M, dtype: torch.dtype, device: torch.device) -> M:
         module.to(device, dtype).eval()
-        if self.rounded:
-            round_weights(module)
+        if self.weights != "float32":
+            round_weights(module, getattr(torch, self.weights))
         if self.published:
             chosen = tuple(type(layer.mechanism(dtype, device)) for layer in self.layers())
             for block in list(module.modules()):

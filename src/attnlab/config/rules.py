@@ -79,9 +79,10 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     for key, readers in READ_BY.items():
         if cfg[key] is not None and cfg.mode not in readers:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(readers)}, not by mode={cfg.mode}")
-    if cfg.hardware.weights == "int8" and (cfg.mode not in ROUNDS or "LanguageModelling" not in cfg.task.kind._target_):
+    weights = cfg.hardware.weights
+    if weights != "float32" and (cfg.mode not in ROUNDS or "LanguageModelling" not in cfg.task.kind._target_):
         raise ConfigError(
-            f"hardware.weights=int8: expected mode={', '.join(ROUNDS)} of a language model, not mode={cfg.mode} of "
+            f"hardware.weights={weights}: expected mode={', '.join(ROUNDS)} of a language model, not mode={cfg.mode} of "
             f"task={task}; leave it out"
         )
     _check_export(cfg)

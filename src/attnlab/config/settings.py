@@ -78,7 +78,7 @@ class Hardware:
     strategy: Literal["auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"]
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"]
     tf32: bool
-    weights: Literal["float32", "int8"]
+    weights: Literal["float32", "bfloat16", "int8"]
     compile: bool
     gradient_checkpointing: bool
     loss_chunk: Annotated[int, Ge(1)] | Literal["auto"] | None

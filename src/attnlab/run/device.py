@@ -32,8 +32,8 @@ def check_devices(cfg: DictConfig) -> None:
     """Refuse a number of devices or a precision that this machine does not have (ConfigError)."""
     wanted, devices, precision = cfg.hardware.accelerator, cfg.hardware.devices, cfg.hardware.precision
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if cfg.hardware.weights == "int8" and device_of(cfg).type != "cpu":
-        raise ConfigError("hardware.weights=int8: only a CPU computes with weights of 8 bits; give hardware=cpu")
+    if (weights := cfg.hardware.weights) != "float32" and device_of(cfg).type != "cpu":
+        raise ConfigError(f"hardware.weights={weights}: only a CPU computes with rounded weights; give hardware=cpu")
     require_device(wanted, cuda > 0, torch.backends.mps.is_available())
     if cuda and wanted in ("auto", "gpu", "cuda"):
         _check_cuda(devices, precision, cuda)

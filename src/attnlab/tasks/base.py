@@ -371,8 +371,8 @@ class Trains(ReadsData, Restores):
 
     def round(self, module: Any) -> None:
         """Round the weights of the model as `hardware.weights` says."""
-        if self.cfg.hardware.weights == "int8":
-            round_weights(module.model)
+        if self.cfg.hardware.weights != "float32":
+            round_weights(module.model, getattr(torch, self.cfg.hardware.weights))
 
     @abstractmethod
     def rebuilt(self, weights: Path) -> Any:

@@ -23,6 +23,28 @@ INLINE V vector(const signed char *w) {
 #endif
 }
 
+// Of bfloat16, which are the upper halves of floats.
+INLINE V vector(const unsigned short *w) {
+#ifdef __AVX512F__
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)w)), 16));
+#elif defined(__AVX2__)
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)w)), 16));
+#else
+    I wide;
+    for (int i = 0; i < WIDTH; i++) wide[i] = w[i] << 16;
+    return (V)wide;
+#endif
+}
+
+INLINE float number(float w) { return w; }
+INLINE float number(signed char w) { return w; }
+INLINE float number(unsigned short w) {
+    const unsigned wide = (unsigned)w << 16;
+    float x;
+    memcpy(&x, &wide, sizeof x);
+    return x;
+}
+
 #ifdef __AVX512F__
 // The sums of four vectors, by adding halves of two at a time.
 INLINE __m128 totals(V a, V b, V c, V d) {
@@ -34,7 +56,7 @@ INLINE __m128 totals(V a, V b, V c, V d) {
 }
 #endif
 
-// y = x w^T + b with x (m, k), y (m, n), whose rows are y_row apart, and w (n, k) in float32, or int8 and scales (n).
+// y = x w^T + b with x (m, k), y (m, n), whose rows are y_row apart, and w (n, k) in float32, bfloat16 or int8; scales (n) or null.
 template <class T>
 struct Product {
     int m, n, k;
@@ -54,15 +76,21 @@ INLINE void outputs(const Product<T> &at, int i, int j, const float *x, size_t n
     const T *w = at.w + j * k;
     float *y = at.y + (size_t)i * at.y_row + j;
     size_t p = 0;
-    for (; p + WIDTH <= k; p += WIDTH, x += step) {
+    const auto add = [&]() __attribute__((always_inline)) {
         V part[R];
         for (int r = 0; r < R; r++) part[r] = vector(w + r * k + p);
-        for (int r = 0; r < A; r++) __builtin_prefetch(ahead + r * k + p);
         for (int i = 0; i < M; i++) {
             const V column = *(const V *)(x + i * next);
             for (int r = 0; r < R; r++) sums[r][i] += part[r] * column;
         }
+        p += WIDTH, x += step;
+    };
+    constexpr int LINE = 64 / (WIDTH * sizeof(T));  // vectors of a line of the cache
+    while (p + LINE * WIDTH <= k) {
+        for (int r = 0; r < A; r++) __builtin_prefetch(ahead + r * k + p);
+        for (int i = 0; i < LINE; i++) add();
     }
+    while (p + WIDTH <= k) add();
 #ifdef __AVX512F__
     if constexpr (R == 4)
         if (p == k) {
@@ -78,7 +106,7 @@ INLINE void outputs(const Product<T> &at, int i, int j, const float *x, size_t n
     for (int i = 0; i < M; i++, y += at.y_row)
         for (int r = 0; r < R; r++) {
             float sum = total(sums[r][i]);
-            for (size_t q = p; q < k; q++) sum += w[r * k + q] * x[i * next + q - p];
+            for (size_t q = p; q < k; q++) sum += number(w[r * k + q]) * x[i * next + q - p];
             if (at.scales) sum *= at.scales[j + r];
             y[r] = at.b ? sum + at.b[j + r] : sum;
         }
@@ -161,18 +189,23 @@ static void gated(size_t count, float *g, const float *u) {
     for (; p < count; p++) g[p] = g[p] / (expf(-g[p]) + 1) * u[p];
 }
 
-// out (m, width) = p (m, n) v (n, width), with the distances between rows.
+// C vectors of columns of out (m, width) = p (m, n) v (n, width), with the distances between rows.
+template <int M, int C>
+INLINE void mixed_columns(int n, const float *p, int p_row, const float *v, int v_row, float *out, int out_row) {
+    V sums[M][C] = {};
+    for (int t = 0; t < n; t++, v += v_row)
+        for (int i = 0; i < M; i++)
+            for (int h = 0; h < C; h++) sums[i][h] += *(const V *)(v + h * WIDTH) * p[(size_t)i * p_row + t];
+    for (int i = 0; i < M; i++)
+        for (int h = 0; h < C; h++) *(V *)(out + (size_t)i * out_row + h * WIDTH) = sums[i][h];
+}
+
 template <int M>
 INLINE void mixed_rows(int n, int width, const float *p, int p_row, const float *v, int v_row, float *out, int out_row) {
     int c = 0;
-    for (; c + 2 * WIDTH <= width; c += 2 * WIDTH) {
-        V sums[M][2] = {};
-        for (int t = 0; t < n; t++)
-            for (int i = 0; i < M; i++)
-                for (int h = 0; h < 2; h++) sums[i][h] += *(const V *)(v + (size_t)t * v_row + c + h * WIDTH) * p[(size_t)i * p_row + t];
-        for (int i = 0; i < M; i++)
-            for (int h = 0; h < 2; h++) *(V *)(out + (size_t)i * out_row + c + h * WIDTH) = sums[i][h];
-    }
+    if constexpr (WIDTH == 16)  // the registers have room
+        for (; c + 4 * WIDTH <= width; c += 4 * WIDTH) mixed_columns<M, 4>(n, p, p_row, v + c, v_row, out + c, out_row);
+    for (; c + 2 * WIDTH <= width; c += 2 * WIDTH) mixed_columns<M, 2>(n, p, p_row, v + c, v_row, out + c, out_row);
     for (; c < width; c++)
         for (int i = 0; i < M; i++) {
             float sum = 0;
@@ -183,17 +216,24 @@ INLINE void mixed_rows(int n, int width, const float *p, int p_row, const float 
 
 static void mixed(int m, int n, int width, const float *p, int p_row, const float *v, int v_row, float *out, int out_row) {
     for (; m >= 4; m -= 4, p += 4 * (size_t)p_row, out += 4 * (size_t)out_row) mixed_rows<4>(n, width, p, p_row, v, v_row, out, out_row);
-    for (; m >= 2; m -= 2, p += 2 * (size_t)p_row, out += 2 * (size_t)out_row) mixed_rows<2>(n, width, p, p_row, v, v_row, out, out_row);
-    if (m) mixed_rows<1>(n, width, p, p_row, v, v_row, out, out_row);
+    if (m == 3) mixed_rows<3>(n, width, p, p_row, v, v_row, out, out_row);
+    if (m == 2) mixed_rows<2>(n, width, p, p_row, v, v_row, out, out_row);
+    if (m == 1) mixed_rows<1>(n, width, p, p_row, v, v_row, out, out_row);
 }
 
 // p (m, n) = softmax(scale p) of each row.
 static void softmax(int m, int n, float scale, float *p) {
     for (int i = 0; i < m; i++) {
         float *row = p + (size_t)i * n, most = -INFINITY, sum = 0;
-        for (int t = 0; t < n; t++) most = row[t] > most ? row[t] : most;
-        V sums = {};
+        V sums = {}, larger = V{} - INFINITY;
         int t = 0;
+        for (; t + WIDTH <= n; t += WIDTH) {
+            const V x = *(const V *)(row + t);
+            larger = x > larger ? x : larger;
+        }
+        for (int j = 0; j < WIDTH; j++) most = larger[j] > most ? larger[j] : most;
+        for (; t < n; t++) most = row[t] > most ? row[t] : most;
+        t = 0;
         for (; t + WIDTH <= n; t += WIDTH) sums += *(V *)(row + t) = exponential((*(V *)(row + t) - most) * scale);
         for (sum = total(sums); t < n; t++) sum += row[t] = expf((row[t] - most) * scale);
         for (t = 0; t < n; t++) row[t] /= sum;
@@ -241,13 +281,17 @@ static float *space(size_t size) {
 struct Weights {
     const void *values;
     const float *scales, *bias;
+    int bits;  // of a value: 32 float32, 16 bfloat16, 8 int8
 };
 
 static void apply(int m, int n, int k, int threads, const float *x, const Weights &w, float *y) {
-    if (w.scales)
-        product(m, n, k, threads, x, (const signed char *)w.values, w.scales, w.bias, y, n);
+    const auto of = [&](auto *values) { product(m, n, k, threads, x, values, w.scales, w.bias, y, n); };
+    if (w.bits == 8)
+        of((const signed char *)w.values);
+    else if (w.bits == 16)
+        of((const unsigned short *)w.values);
     else
-        product(m, n, k, threads, x, (const float *)w.values, w.scales, w.bias, y, n);
+        of((const float *)w.values);
 }
 
 // The prefixes of rows: `beam` rows have the same one. Positions of prefix and text share slots of `stride` positions.

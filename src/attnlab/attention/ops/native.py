@@ -4,6 +4,7 @@ The weights are read where they are: nothing is copied. Without a compiler torch
 """
 
 import ctypes
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import byref
 from typing import Any
@@ -17,15 +18,20 @@ from .backends import captured, note, step_preferred
 from .library import NUMBER, POINTER, REAL, library
 
 ROWS = 64  # torch's products of more rows are faster
+ROUNDED = (torch.int8, torch.bfloat16)
 NORMS: list[type] = [nn.Identity, nn.RMSNorm, nn.LayerNorm]
 NAME = "attnlab::native"  # of the calls in a profile
-Operand = tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales of int8, bias
+Operand = tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales of one that is rounded, bias
 
 
 class Weights(ctypes.Structure):
     """`Weights` of native.cpp."""
 
-    _fields_ = [("values", POINTER), ("scales", POINTER), ("bias", POINTER)]
+    _fields_ = [("values", POINTER), ("scales", POINTER), ("bias", POINTER), ("bits", NUMBER)]
+
+    @classmethod
+    def of(cls, read: "Operand", pointer: Callable[[Tensor | None], int | None]) -> "Weights":
+        return cls(*map(pointer, read), 8 * read[0].itemsize)
 
 
 class Prefix(ctypes.Structure):
@@ -93,12 +99,12 @@ def _own(module: Any, kind: Any) -> bool:
 
 def operand(module: Any, n: int | None, k: int) -> Operand | None:
     """The weights (n, k) of a linear layer that the library multiplies; None: it does not. n None: any number."""
-    coded = _own(module, Int8Linear)
+    coded = _own(module, RoundedLinear)
     if not coded and not (_own(module, nn.Linear) and module._parameters.keys() == {"weight", "bias"}):
         return None
-    rows, dtype = module._parameters, torch.int8 if coded else torch.float32  # an attribute of a module takes longer
+    rows = module._parameters  # an attribute of a module takes longer
     weight, scales, bias = module._buffers["codes"] if coded else rows["weight"], rows.get("scales"), rows["bias"]
-    n = len(weight) if n is None else n
+    n, dtype = len(weight) if n is None else n, weight.dtype if coded and weight.dtype in ROUNDED else torch.float32
     taken = _readable(weight, n, k, dtype=dtype) and _readable(scales, n) and _readable(bias, n)
     return (weight, scales, bias) if taken else None
 
@@ -131,7 +137,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 def _linear(loaded: ctypes.CDLL, x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     (n, k), x = weight.shape, x.contiguous()
     out = x.new_empty(*x.shape[:-1], n)
-    read = Weights(weight.data_ptr(), _at(scales), _at(bias))
+    read = Weights.of((weight, scales, bias), _at)
     with _noted():
         loaded.linear(x.numel() // k, n, k, torch.get_num_threads(), x.data_ptr(), byref(read), out.data_ptr())
     return out
@@ -164,7 +170,7 @@ def feed_forward(x: Tensor, more: Tensor, norm: Any, gate: Any, up: Any, down: A
     if any(one is None or one[2] is not None for one in read):
         return None
     x, more = x.contiguous(), more.contiguous()
-    out, weights = torch.empty_like(x), [byref(Weights(*map(_at, one or ()))) for one in read]
+    out, weights = torch.empty_like(x), [byref(Weights.of(one, _at)) for one in read if one]
     with _noted():
         loaded.feed_forward(
             x.numel() // d, d, f, torch.get_num_threads(), x.data_ptr(), more.data_ptr(), _at(norm.weight),
@@ -212,7 +218,7 @@ class Layer:
         if isinstance(value, tuple):
             if (read := operand(*value)) is None:
                 raise TypeError(f"{value[0]}: it is no linear layer in float32")
-            return Weights(*map(self._pointer, read))
+            return Weights.of(read, self._pointer)
         if isinstance(value, Tensor) and not _readable(value, *value.shape):
             raise TypeError(f"a tensor of {value.dtype}: expected contiguous float32")
         return self._pointer(value) if isinstance(value, Tensor) else value
@@ -239,21 +245,25 @@ class Layer:
         return out
 
 
-class Int8Linear(nn.Linear):
-    """A linear layer for inference whose weights are rounded to 8 bits, with a scale for each output.
+class RoundedLinear(nn.Linear):
+    """A linear layer for inference whose weights are rounded to 8 bits or to bfloat16, with a scale for each output.
 
     Args:
         weight: (n, k) in float32.
         bias: (n,) or None.
+        dtype: torch.int8 or torch.bfloat16.
     """
 
     codes: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.int8) -> None:
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
-        scales = weight.detach().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
-        self.register_buffer("codes", (weight.detach() / scales[:, None]).round().to(torch.int8).contiguous())
+        weight, scales = weight.detach(), weight.new_ones(len(weight))
+        if dtype is torch.int8:
+            scales = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+            weight = (weight / scales[:, None]).round()
+        self.register_buffer("codes", weight.to(dtype).contiguous())
         self.scales = nn.Parameter(scales, requires_grad=False)  # whose dtype and device are those of the layer
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
 
@@ -268,15 +278,15 @@ class Int8Linear(nn.Linear):
         return _linear(loaded, x, *read)
 
 
-def round_weights(model: nn.Module) -> None:
-    """Round the linear layers of a language model and its output matrix to 8 bits, in place.
+def round_weights(model: nn.Module, dtype: torch.dtype = torch.int8) -> None:
+    """Round the linear layers of a language model and its output matrix to int8 or bfloat16, in place.
 
     The embedding, the norms, and the matrices by which a latent cache is read keep their type.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and not (name == "up" and hasattr(parent, "up_matrices")):
-                setattr(parent, name, Int8Linear(child.weight, child.bias))
+                setattr(parent, name, RoundedLinear(child.weight, child.bias, dtype))
     embedding = getattr(model, "embedding", None)
     if isinstance(embedding, nn.Embedding) and getattr(model, "output", model) is None:  # tied
-        model.output = Int8Linear(embedding.weight)
+        model.output = RoundedLinear(embedding.weight, None, dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.profiler_legacy import profile  # torch.profiler writes to the terminal at each start and stop
 
 from attnlab.attention import Cache
-from attnlab.attention.ops.native import NAME
+from attnlab.attention.ops.native import NAME, RoundedLinear
 from attnlab.bench.peers import Peer
 from attnlab.bench.settings import Settings, Shape, rounded
 from attnlab.bench.variants import AttentionVariant, LayerSteps
@@ -336,8 +336,8 @@ def first_steps(device: torch.device) -> int:
 
 
 def tensors_of(model: LanguageModel) -> list[Tensor]:
-    """Its parameters, and its weights in 8 bits."""
-    return [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.dtype is torch.int8)]
+    """Its parameters, and its rounded weights."""
+    return [*model.parameters(), *(part.codes for part in model.modules() if isinstance(part, RoundedLinear))]
 
 
 def weight_bytes(model: LanguageModel) -> int:
