@@ -1,7 +1,7 @@
 """Measure a pretrained Llama in attnlab, transformers, vLLM and llama.cpp in one run, and add a record to real.jsonl.
 
     python experiments/peers/real.py decode model=FOLDER text=FILE vllm=PYTHON llama=PYTHON gguf=FOLDER
-    python experiments/peers/real.py score model=FOLDER text=FILE context=2048 engines=attnlab-float32,transformers-float32
+    python experiments/peers/real.py score model=FOLDER text=FILE context=2048 engines=NAMES
 
 Every engine is a process of its own. The engines take turns, every second round in reverse order, so
 that all see the same machine. Each continues the same prompt greedily, whose cache it has read before. A step's time is
