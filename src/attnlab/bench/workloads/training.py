@@ -58,8 +58,8 @@ class ModelTraining(Training):
     reads_prefix = "with an encoder"
 
     def __init__(self, variant: AttentionVariant, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        if variant.rounded:
-            raise LookupError("weights of 8 bits are not trained")
+        if variant.weights != "float32":
+            raise LookupError("rounded weights are not trained")
         self.model, self.shape = variant.model(dtype, device), shape
         self.attentions = [m for m in self.model.modules() if isinstance(m, Attention)]
         vocab, generator = variant.cfg.task.data.vocab_size, torch.Generator().manual_seed(0)
