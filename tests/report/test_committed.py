@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from attnlab.config.build import CONF
 from attnlab.errors import ConfigError
@@ -85,13 +86,27 @@ def test_the_page_of_speeds(records: list[SavedRecord], monkeypatch: pytest.Monk
     assert written[0].encode() == committed, "render it again: report speed experiments --out experiments"
 
 
-def test_the_page_of_claims(tmp_path: Path) -> None:
-    place, text = tmp_path / claims.FILE, (EXPERIMENTS / claims.FILE).read_text()
-    place.write_text(text)
-    assert main(["table", str(place)]) == 0
-    same([tmp_path / "claims.md"], EXPERIMENTS)
-    for wrong, message in (("verdict: reproduce\n", "reproduced"), ("verdicts: it holds\n", "verdicts")):
-        place.write_text(text.replace("verdict: reproduced\n", wrong, 1))
+def test_the_page_of_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "write_text", lambda path, text: written.append(text))
+        assert claims.render(EXPERIMENTS / claims.FILE) == [EXPERIMENTS / "claims.md"]
+    assert written == [(EXPERIMENTS / "claims.md").read_text()], "render it again: report table experiments/claims.yaml"
+    place = tmp_path / claims.FILE
+    page = {"title": "T", "papers": {"P": {"claims": [{"claim": "C", "where": "W", "why": "Y"}]}}}
+    (claim,) = page["papers"]["P"]["claims"]
+    place.write_text(yaml.safe_dump(page))
+    assert main(["table", str(place)]) == 0 and "| C | – | not run |" in (tmp_path / "claims.md").read_text()
+    for wrong, message in (
+        ({"test": "agree"}, "agree.* none of agrees"),
+        ({"reads": "counts"}, "counts.* none of count"),
+        ({"verdict": "refuted"}, "verdict"),
+        ({"number": "3<!-- = none.csv : A -->"}, "mark 'none.csv : A'"),
+        ({"reads": "difference", "number": "3"}, "numbers"),
+    ):
+        claim.clear()
+        claim.update({"claim": "C", "where": "W", "why": "Y"} | wrong)
+        place.write_text(yaml.safe_dump(page))
         with pytest.raises(ConfigError, match=rf"claims\.yaml.*{message}"):
             main(["table", str(place)])
 
