@@ -93,8 +93,8 @@ def test_the_page_of_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert claims.render(EXPERIMENTS / claims.FILE) == [EXPERIMENTS / "claims.md"]
     assert written == [(EXPERIMENTS / "claims.md").read_text()], "render it again: report table experiments/claims.yaml"
     place = tmp_path / claims.FILE
-    page = {"title": "T", "papers": {"P": {"claims": [{"claim": "C", "where": "W", "why": "Y"}]}}}
-    (claim,) = page["papers"]["P"]["claims"]
+    claim = {"claim": "C", "where": "W", "why": "Y"}
+    page = {"title": "T", "papers": {"P": {"claims": [claim]}}}
     place.write_text(yaml.safe_dump(page))
     assert main(["table", str(place)]) == 0 and "| C | – | not run |" in (tmp_path / "claims.md").read_text()
     for wrong, message in (

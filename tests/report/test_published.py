@@ -268,6 +268,11 @@ def test_seeds_are_compared_in_pairs() -> None:
     expected = ["-2.0 (-4.5 to +0.5, n = 3)", "0.074 (0.074)", "0.074 (0.074)"]  # Welch's: one row does not vary
     assert [cells[-3:] for cells in table(spec, saved).rows] == [["–"] * 3, expected]
     assert table(spec, saved[:4]).rows[1][-3:] == ["not run"] * 3
+    for one, top1 in zip(saved, (80.1, 81.3, 82.7, 80.8, 82.0, 83.4), strict=True):
+        one.record["quality"] = {"top1": top1 / 100}  # equal differences but for rounding
+    assert table(spec, saved).rows[1][-3:] == ["+0.7 (each of 3 seeds)", "–", "–"]
+    for one, top1 in zip(saved, (80.0, 81.0, 82.0, 79.0, 79.0, 79.0), strict=True):
+        one.record["quality"] = {"top1": top1 / 100}
     planned = next(row for row in IRRATT.rows if row.command and row not in rows)
     several = dataclasses.replace(spec, rows=[*rows, planned])
     assert table(several, saved).rows[1][-3:] == [expected[0], "0.074 (0.15)", "0.074 (0.15)"]  # it was not run

@@ -264,12 +264,12 @@ def over_seeds(pairs: Sequence[tuple[float, float]]) -> OverSeeds:
 
     before, after = np.array(pairs, dtype=np.float64).T
     changes = after - before
-    if np.ptp(changes) == 0:
-        return OverSeeds(changes.mean(), float("nan"), float("nan"), len(pairs), float("nan"), float("nan"))
+    if np.ptp(changes) <= 1e-9 * np.abs([before, after]).max():  # equal but for rounding, which would give a tiny p
+        return OverSeeds(float(changes.mean()), float("nan"), float("nan"), len(pairs), float("nan"), float("nan"))
     paired = ttest_rel(after, before)
-    low, high = paired.confidence_interval()
+    low, high = map(float, paired.confidence_interval())
     welch = ttest_ind(after, before, equal_var=False).pvalue
-    return OverSeeds(*map(float, (changes.mean(), low, high)), len(pairs), float(paired.pvalue), float(welch))
+    return OverSeeds(float(changes.mean()), low, high, len(pairs), float(paired.pvalue), float(welch))
 
 
 def holm(values: Sequence[float], planned: int | None = None) -> list[float]:
