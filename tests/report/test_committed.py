@@ -15,7 +15,7 @@ from attnlab.report.command import main
 from attnlab.report.render import write_table
 from attnlab.report.spec import read_spec
 from attnlab.run.identity import recipe, run
-from attnlab.run.record import problems
+from attnlab.run.record import RECORD, problems
 from attnlab.run.store import SavedRecord, collect
 
 ROOT = CONF.parent
@@ -28,6 +28,11 @@ LONG |= {f"comparison/compression_{name}.yaml" for name in ("photos", "gpt2", "l
 EACH_SPEC = [pytest.param(path, marks=pytest.mark.slow) if str(path).endswith(tuple(LONG)) else path for path in SPECS]
 FOLDERS = command.folders(EXPERIMENTS)
 PICTURES = sorted(EXPERIMENTS.rglob("*.png"))
+WITHOUT_CURVES = {  # folders whose runs were packed before curves were part of a line
+    "comparison/digits", "comparison/digits_rates", "comparison/wikitext2", "comparison/wikitext2_rates",
+    "convert/needle", "demo", "irratt/fruits360", "irratt/low_ranks", "irratt/sample", "mtla/real", "mtla/st_digits",
+    "recall/needle", "recall/selective_copying", "t6/variants",
+}  # fmt: skip
 SPREAD = r"[\d.]+ \([\d.]+ to [\d.]+\)"
 
 
@@ -157,6 +162,17 @@ def test_every_record_is_whole_and_has_its_identity(records: list[SavedRecord]) 
         assert saved.record["task"] == saved.record["config"]["task"]["name"], saved.name
     runs = [saved.record["identity"]["run"] for saved in records]
     assert len(set(runs)) == len(runs)
+
+
+def test_a_committed_training_has_its_curves_except_in_the_folders_that_the_readme_names(
+    records: list[SavedRecord],
+) -> None:
+    without = [s for s in records if s.record["mode"] == "train" and not s.record.get("curves")]
+    places = [(saved.path.parent.parent if saved.path.name == RECORD else saved.path.parent) for saved in without]
+    assert {place.relative_to("experiments").as_posix() for place in places} == WITHOUT_CURVES
+    readme = " ".join((EXPERIMENTS / "README.md").read_text().split())
+    named = re.search(r"Runs without curves, packed before these were part of a line: ([^.]*)\.", readme)
+    assert named and set(re.findall(r"`([^`]+)`", named[1])) == WITHOUT_CURVES
 
 
 def test_sample_images_and_photos_are_runs_of_the_same_recipes(records: list[SavedRecord]) -> None:
