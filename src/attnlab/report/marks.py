@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 OPERATORS = {"-": operator.sub, "*": operator.mul, "/": operator.truediv}
 NOTE = re.compile(r" \[\w\]$")  # the letter of a note behind a row's name
 MACHINE = re.compile(r"EPYC|Xeon|\b[A-Z]\d{2,3}\b")  # in the name of a device: what a page calls it
-TRAINED = ("train", "convert")  # modes whose numbers depend on the seed
+SEEDLESS = ("bench", "describe", "statistics")  # modes whose numbers no seed changes
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Evidence:
     @property
     def seeds(self) -> set[int]:
         """The seeds of the runs whose numbers depend on them."""
-        return {saved.record["seed"] for saved in self.records if saved.record["mode"] in TRAINED} | self.listed
+        return {saved.record["seed"] for saved in self.records if saved.record["mode"] not in SEEDLESS} | self.listed
 
     def __add__(self, other: "Evidence") -> "Evidence":
         """What both name, a record once."""
