@@ -6,14 +6,18 @@ machine, day and seeds.
 
 import calendar
 import re
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from attnlab.config.build import CONF
+from attnlab.config.build import CONF, leaves
+from attnlab.errors import ConfigError
 from attnlab.report.marks import MARK, NUMBER, Evidence, Marks
+from attnlab.report.match import PLACES, composed
+from attnlab.run.identity import canonical
 
 ROOT = CONF.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").rglob("*.md"))]
@@ -135,3 +139,30 @@ def test_a_mark_needs_the_words_that_tell_its_record_from_others(text: str, reas
 def test_a_verdict_has_no_number_of_a_failed_check() -> None:
     text = f"It takes {FAILED} ms (check failed)."
     assert any("check failed" in line for line in problems(text, ROOT / "experiments", is_verdict=True))
+
+
+@cache
+def is_older(path: Path) -> bool:
+    """Whether a training's command gives another recipe today; a key that is missing counts as null."""
+    saved = marks().records[path]
+    words = [word for word in shlex.split(saved.record["command"]) if "=" in word and not word.startswith("seed=")]
+    if saved.record["mode"] != "train" or any(word.startswith(("model=", "checkpoint=")) for word in words):
+        return False  # a table's rows have their recipe, and one that starts from a run does not name it
+    try:
+        recipes = [leaves(canonical(composed(*words))), leaves(saved.canonical)]
+    except ConfigError:  # an overlay or a key has another name today
+        return True
+    today, then = ({key: value for key, value in pairs if value is not None} for pairs in recipes)
+    keys = {key for key in today.keys() | then.keys() if key not in PLACES}
+    return any(today.get(key) != then.get(key) for key in keys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_says_so_where_it_names_a_record_of_an_older_recipe(page: Path) -> None:
+    """Records that a mark names directly. A table is filled by records of its rows' recipes alone."""
+    text = page.read_text(encoding="utf-8")
+    named = [mark for mark in MARK.findall(text) if ".json" in mark]
+    records = [saved for mark in named for saved in marks().evidence(mark, page.parent).records]
+    older = {saved.name for saved in records if is_older(saved.path)}
+    assert not older or "older recipe" in " ".join(MARK.sub("", text).split()), sorted(older)
