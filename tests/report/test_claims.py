@@ -85,10 +85,10 @@ def shows(words: str, day: str) -> bool:
 
 def alone(section: str, named: dict[str, Evidence]) -> Iterator[str]:
     """Sentences with a word of more than their one seed can tell."""
-    held = MARK.findall(section)
+    remaining = MARK.findall(section)
     text = MARK.sub("\0", section)
     for sentence in re.split(r"(?<=[.:])\s+(?=\W*[A-Z])|\n- |\n\n|\|", text):
-        here = [named[held.pop(0)] for _ in range(sentence.count("\0"))]
+        here = [named[remaining.pop(0)] for _ in range(sentence.count("\0"))]
         if any(len(one.seeds) == 1 for one in here) and re.search(r"\b(best|all|never|always)\b", sentence):
             yield " ".join(sentence.replace("\0", "").split())
 

@@ -1,10 +1,15 @@
 """A verdict follows from the interval of a number by one rule."""
 
+import shutil
 from math import inf
+from pathlib import Path
 
 import pytest
+import yaml
 
-from attnlab.report.claims import READINGS, Claim, Number, verdict
+from attnlab.config.build import CONF
+from attnlab.errors import ConfigError
+from attnlab.report.claims import FILE, READINGS, Claim, Number, render, verdict
 from attnlab.report.marks import Evidence
 
 
@@ -43,3 +48,25 @@ def test_two_seeds_decide_nothing() -> None:
     values = [-3.0, -4.0, -2.0, 3, 0.001, 0.004]
     assert claim.verdict(Evidence(values, [], frozenset({1, 2, 3}))) == "does not hold at our size"
     assert claim.verdict(Evidence(values, [], frozenset({1, 2}))) == "undecided at our size"
+
+
+KERNEL = (
+    "0.237<!-- = gpu/bench/bench.csv : ms : Record=R1; Shape=batch 64 prefix 0 context 32768; Variant=mtla triton -->"
+)
+SEARCH = "204<!-- = gpu/bench/bench.csv : ms : Record=R5; Variant=mtla -->"
+
+
+def test_a_verdict_refuses_a_number_whose_check_failed(tmp_path: Path) -> None:
+    """The search on an H100: its check compared products in TF32 with float64."""
+    root = tmp_path / "experiments"
+    shutil.copytree(CONF.parent / "experiments" / "gpu" / "bench", root / "gpu" / "bench")
+
+    def page(number: str) -> str:
+        claim = {"claim": "C", "where": "W", "why": "Y", "number": number}
+        (root / FILE).write_text(yaml.safe_dump({"title": "T", "papers": {"P": {"claims": [claim]}}}, width=1000))
+        return render(root / FILE)[0].read_text()
+
+    text = page(KERNEL)
+    assert f"| 1 | C | {KERNEL} (H100, 2026-11-26) | not run |" in text and "checks passed" in text
+    with pytest.raises(ConfigError, match="claims.yaml.*table1_s3_h100.*its check failed"):
+        page(SEARCH)
