@@ -107,7 +107,12 @@ def test_the_page_of_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ({"reads": "counts"}, "counts.* none of count"),
         ({"verdict": "refuted"}, "verdict"),
         ({"number": "3<!-- = none.csv : A -->"}, "mark 'none.csv : A'"),
-        ({"reads": "difference", "number": "3"}, "numbers"),
+        ({"reads": "difference", "number": "3"}, "too few numbers"),
+        ({"reads": "count", "asks": [1]}, r"asks \[1\]"),
+        ({"reads": "count", "asks": 5}, "int"),
+        ({"number": 5}, "expected string"),
+        ({"why": None}, "NoneType"),
+        ({"commands": 5}, "int"),
     ):
         claim.clear()
         claim.update({"claim": "C", "where": "W", "why": "Y"} | wrong)

@@ -5,7 +5,7 @@ A verdict is not written by hand: :func:`verdict` derives it from the claim's nu
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def verdict(number: Number, least: float = -inf, most: float = inf, is_like: boo
 def _over_seeds(values: Sequence[float], planned: int) -> Number:
     half = len(values) // 2
     test = over_seeds(list(zip(values[half:], values[:half], strict=True)))
-    return Number(test.low, test.high, p=holm([test.p], planned)[0])
+    return Number(test.low, test.high, p=holm([test.p], planned)[0] if test.count >= FEWEST else nan)
 
 
 READINGS: dict[
@@ -114,16 +114,19 @@ class Claim:
         """The verdict by the evidence of its number. ConfigError: an unknown word."""
         for word, known in ((self.test, TESTS), (self.reads, READINGS)):
             if word and word not in known:
-                raise ConfigError(f"{self.claim!r}: {word!r} is none of {', '.join(known)}{nearest(word, list(known))}")
+                raise ConfigError(f"{word!r} is none of {', '.join(known)}{nearest(word, list(known))}")
         if self.test:
             return TESTS[self.test]
         if not self.reads:
             return OPEN
-        least, most = self.asks
         try:
+            least, most = self.asks
             number = READINGS[self.reads](evidence.values, self.planned)
         except (IndexError, ValueError, ZeroDivisionError) as error:
-            raise ConfigError(f"{self.claim!r}: its marks have too few numbers for {self.reads!r} ({error})") from error
+            what = f"asks {self.asks} or too few numbers for {self.reads!r}"
+            raise ConfigError(
+                f"{self.claim!r}: expected [least, most] and the numbers of its marks, got {what}"
+            ) from error
         enough = self.reads != "difference" or not evidence.seeds or len(evidence.seeds) >= FEWEST
         bounds = -inf if least is None else least, inf if most is None else most
         return verdict(number, *bounds, is_like=enough and not self.unlike)
@@ -171,11 +174,11 @@ def render(path: Path) -> list[Path]:
                 number = _evidence(marks, claim.number, path.parent)
                 every = _evidence(marks, f"{claim.claim} {claim.number} {claim.why}", path.parent)
                 verdicts.append(claim.verdict(number))
-            except ConfigError as error:
+                table.rows.append([str(i), claim.claim, " ".join([claim.number, number.about()]).strip(), verdicts[-1]])
+                details = claim.details(every.places(marks.root))
+                behind.append(f"<details><summary>{i}. {claim.where}</summary>\n\n{details}\n\n</details>\n")
+            except (ConfigError, TypeError) as error:
                 raise ConfigError(f"{path}: {claim.claim!r}: {error}") from error
-            table.rows.append([str(i), claim.claim, " ".join([claim.number, number.about()]).strip(), verdicts[-1]])
-            details = claim.details(every.places(marks.root))
-            behind.append(f"<details><summary>{i}. {claim.where}</summary>\n\n{details}\n\n</details>\n")
         counts.rows.append([paper, *(str(verdicts.count(name)) for name in VERDICTS)])
         heading, rest = table.markdown().replace(" ---:", " ---").split("\n", 1)
         parts += [f"#{heading}\n\n{about}\n{rest}" if about else f"#{heading}\n{rest}", *behind]
