@@ -30,6 +30,11 @@ def marks() -> Marks:
     return Marks(ROOT / "experiments")
 
 
+@cache
+def evidence(mark: str, folder: Path) -> Evidence:
+    return marks().evidence(mark, folder)
+
+
 def agrees(printed: str, value: float) -> bool:
     mantissa, _, exponent = printed.replace(",", "").partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
@@ -40,7 +45,7 @@ def check(text: str, folder: Path) -> None:
     """Compare each mark of a page with the numbers before it."""
     start = 0
     for mark in MARK.finditer(text):
-        values, printed = marks().evidence(mark[1], folder).values, NUMBER.findall(text[start : mark.start()])
+        values, printed = evidence(mark[1], folder).values, NUMBER.findall(text[start : mark.start()])
         if mark[1].startswith("among"):
             assert all(any(agrees(number, value) for number in printed) for value in values), (mark[1], values)
         else:
@@ -65,7 +70,7 @@ def blocks(section: str) -> Iterator[str]:
 def problems(text: str, folder: Path, is_verdict: bool = False) -> Iterator[str]:
     """Marks whose records need a word that the page does not show; `is_verdict`: the page of claims."""
     for section in re.split(r"(?m)^(?=#)", text):
-        named = {mark: marks().evidence(mark, folder) for mark in MARK.findall(section)}
+        named = {mark: evidence(mark, folder) for mark in MARK.findall(section)}
         whole = sum((one for mark, one in named.items() if not COUNTED.search(mark)), Evidence([], []))
         for block in blocks(section):
             words = MARK.sub("", block)
@@ -163,6 +168,6 @@ def test_a_page_says_so_where_it_names_a_record_of_an_older_recipe(page: Path) -
     """Records that a mark names directly. A table is filled by records of its rows' recipes alone."""
     text = page.read_text(encoding="utf-8")
     named = [mark for mark in MARK.findall(text) if ".json" in mark]
-    records = [saved for mark in named for saved in marks().evidence(mark, page.parent).records]
+    records = [saved for mark in named for saved in evidence(mark, page.parent).records]
     older = {saved.name for saved in records if is_older(saved.path)}
     assert not older or "older recipe" in " ".join(MARK.sub("", text).split()), sorted(older)
