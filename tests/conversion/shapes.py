@@ -19,6 +19,7 @@ TIED = {"tie_word_embeddings": True}
 QWEN2 = {"model_type": "qwen2", "use_sliding_window": False}
 SHAPES: dict[str, dict[str, Any]] = {
     "HuggingFaceTB/SmolLM-135M": llama(576, 1536, 30, 9, 3, 49152, **TIED),
+    "HuggingFaceTB/SmolLM-360M": llama(960, 2560, 32, 15, 5, 49152, **TIED),
     "HuggingFaceTB/SmolLM-1.7B": llama(2048, 8192, 24, 32, 32, 49152, **TIED),
     "meta-llama/Llama-2-7b-hf": llama(4096, 11008, 32, 32, 32, 32000),
     "meta-llama/Meta-Llama-3-8B": llama(4096, 14336, 32, 32, 8, 128256),

@@ -258,15 +258,24 @@ def test_a_drop_is_against_a_record_of_the_baselines_own_recipe() -> None:
 def test_seeds_are_compared_in_pairs() -> None:
     label, compressed = "DeiT-Base", "DeiT-Base, IrrAtt and MLP 168"
     rows = [r for r in IRRATT.rows if r.label in (label, compressed)]
-    paired = dataclasses.replace(IRRATT.columns[0], value="", paired="quality.top1", factor=100, digits=1)
+    paired = dataclasses.replace(IRRATT.columns[0], value="", paired="quality.top1", factor=100, digits=1, welch=True)
     spec = dataclasses.replace(IRRATT, baseline=label, rows=rows, columns=[*IRRATT.columns, paired])
     saved = []
     for row, scores in zip(rows, ((80.0, 81.0, 82.0), (79.0, 79.0, 79.0)), strict=True):
         for seed, top1 in enumerate(scores, 1):
             record = synthetic(spec, row) | {"seed": seed, "quality": {"top1": top1 / 100}}
             saved.append(SavedRecord(Path(f"{row.label}/{seed}/record.json"), record))
-    assert [cells[-1] for cells in table(spec, saved).rows] == ["–", "-2.0 (-3.0 to -1.0, p = 0.074)"]
-    assert table(spec, saved[:4]).rows[1][-1] == "not run"
+    expected = ["-2.0 (-4.5 to +0.5, n = 3)", "0.074 (0.074)", "0.074 (0.074)"]  # Welch's: one row does not vary
+    assert [cells[-3:] for cells in table(spec, saved).rows] == [["–"] * 3, expected]
+    assert table(spec, saved[:4]).rows[1][-3:] == ["not run"] * 3
+    for one, top1 in zip(saved, (80.1, 81.3, 82.7, 80.8, 82.0, 83.4), strict=True):
+        one.record["quality"] = {"top1": top1 / 100}  # equal differences but for rounding
+    assert table(spec, saved).rows[1][-3:] == ["+0.7 (each of 3 seeds)", "–", "–"]
+    for one, top1 in zip(saved, (80.0, 81.0, 82.0, 79.0, 79.0, 79.0), strict=True):
+        one.record["quality"] = {"top1": top1 / 100}
+    planned = next(row for row in IRRATT.rows if row.command and row not in rows)
+    several = dataclasses.replace(spec, rows=[*rows, planned])
+    assert table(several, saved).rows[1][-3:] == [expected[0], "0.074 (0.15)", "0.074 (0.15)"]  # it was not run
 
 
 def test_the_size_of_a_corpus_is_not_read_from_its_path() -> None:

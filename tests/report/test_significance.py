@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from math import erfc, sqrt
+from math import erfc, isnan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -293,3 +293,14 @@ def test_holm_multiplies_the_smallest_by_the_number_of_tests() -> None:
     assert significance.holm([0.04, 0.01, 0.03, 0.015]) == pytest.approx([0.06, 0.04, 0.06, 0.045])
     assert significance.holm([0.5, 0.3]) == pytest.approx([0.6, 0.6])
     assert significance.holm([0.3, 0.01], planned=5) == pytest.approx([1.0, 0.05])
+
+
+def test_differences_over_seeds_are_those_of_scipy() -> None:
+    """MTLA's with stride 2 on WikiText-2, of the table: t = 5.46 / (s / sqrt 3) with two degrees of freedom."""
+    test = significance.over_seeds([(28.94, 34.99), (29.77, 34.09), (29.00, 35.00)])
+    changes = [6.05, 4.32, 6.00]
+    mean = sum(changes) / 3
+    width = 4.302653 * (sum((change - mean) ** 2 for change in changes) / 2 / 3) ** 0.5  # the 97.5 % point of t
+    assert (test.mean, test.low, test.high) == pytest.approx((mean, mean - width, mean + width), rel=1e-6)
+    assert test.count == 3 and test.welch < test.p < 0.05
+    assert isnan(significance.over_seeds([(1.0, 1.7), (2.0, 2.7), (3.3, 4.0)]).p)  # equal but for rounding

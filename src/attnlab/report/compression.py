@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import partial
+from math import isnan, nan
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from attnlab.report import figure
-from attnlab.report.significance import standard_error
+from attnlab.report.significance import holm, over_seeds, standard_error
 from attnlab.report.table import Grid, differing, facts, finished, frame, spread
 from attnlab.run.store import SavedRecord
 
@@ -105,8 +106,6 @@ def sweep_table(models: pd.DataFrame) -> Grid:
 
 def means_table(models: pd.DataFrame) -> Grid:
     """A row for each setting: means over the seeds, and their standard deviations."""
-    from scipy.stats import ttest_1samp
-
     several = models["vo_rank"].nunique() > 1
     headers = [*[VO_RANK] * several, "Columns of a layer", "Method", "Seeds", "Relative error"]
     headers += ["Ranks unlike global_svd's", "Fusion in own heads", "Multiply-adds, %"]
@@ -114,6 +113,7 @@ def means_table(models: pd.DataFrame) -> Grid:
     headers += [f"{what} {when}" for what in (f"less {BASELINE}'s,", "p,") for when in POINTS.values()]
     grid = Grid("Compressed attention: means over seeds", headers)
     groups = dict(list(models.groupby(["vo_rank", "columns", "method"])))
+    tests: list[dict[int, float]] = [{} for _ in POINTS]  # p by row
     for (vo_rank, columns, name), same in groups.items():
         layers = [layer for saved in same["saved"] for layer in layers_of(saved)]
         cells = [f"{vo_rank:g}"] * several + [f"{columns:g}", name, ", ".join(map(str, sorted(same["seed"])))]
@@ -126,14 +126,18 @@ def means_table(models: pd.DataFrame) -> Grid:
         paired = name != BASELINE and set(same["seed"]) <= set(latest.index)
         changes = [(same.set_index("seed")[point] - latest[point]).reindex(same["seed"]) for point in POINTS]
         cells += [spread(less, ".1f") if paired else "–" for less in changes]
-        tested = paired and len(same) > 1
-        cells += [f"{ttest_1samp(less, 0).pvalue:.2g}" if tested and less.nunique() > 1 else "–" for less in changes]
-        grid.rows.append(cells)
+        for less, by_row in zip(changes, tests, strict=True):
+            p = over_seeds([(0.0, change) for change in less]).p if paired and len(same) > 1 else nan
+            by_row |= {} if isnan(p) else {len(grid.rows): p}
+        grid.rows.append([*cells, *["–"] * len(tests)])
+    for column, by_row in zip(headers[-len(tests) :], tests, strict=True):
+        for (i, p), adjusted in zip(by_row.items(), holm(list(by_row.values())), strict=True):
+            grid.rows[i][headers.index(column)] = f"{p:.2g} ({adjusted:.2g})"
     grid.notes = [
         "Mean ± standard deviation over the seeds, each of which has a dense model of its own; drop: dense less "
         "compressed, in points.",
         f"Less {BASELINE}'s: points of top-1 more than {BASELINE} at the same ranks from the same dense model, seed by "
-        "seed; p: of Student's paired t-test, not corrected for the number of rows.",
+        "seed; p: of Student's paired t-test, and in brackets by Holm's correction for all rows of the column.",
         "Relative error: of the query-key weights, Frobenius norm, mean over the layers.",
         "Ranks unlike global_svd's: heads whose query-key rank is not that of the largest singular values, of all "
         "heads of all layers and seeds.",

@@ -84,7 +84,7 @@ def is_recipe(saved: SavedRecord, overrides: Sequence[str], start: str = "") -> 
     keys = recipe.keys() | expected.keys()
     ignored = {key for key in PLACES if None not in (recipe.get(key), expected.get(key))}
     named = [word.replace("${seed}", str(saved.record["seed"])) for word in overrides if "${seed}" in word]
-    if start or f"model={saved.record['config']['model']}" in named:  # another folder for each seed
+    if start or f"model={saved.record['config'].get('model')}" in named:  # another folder for each seed
         ignored.add("task.model.weights")
     if "task.weights" in expected:  # what a run has read from its model
         ignored |= {key for key in keys if f"{key}.".startswith(tuple(f"{node}." for node in OF_THE_MODEL))}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from math import exp
+from math import exp, isnan
 from pathlib import Path
 from statistics import mean
 
@@ -11,11 +11,13 @@ from omegaconf import OmegaConf
 
 from attnlab.report import bench, compression, figure
 from attnlab.report.match import choose, composed, protocol, scored, statistics
-from attnlab.report.significance import standard_error
+from attnlab.report.significance import OverSeeds, holm, over_seeds, standard_error
 from attnlab.report.spec import Column, Row, Spec
 from attnlab.report.table import Grid, facts
 from attnlab.run.record import EMBEDDED, NOT_RUN, corpus_of
 from attnlab.run.store import SavedRecord
+
+P, WELCH = "p (by Holm)", "Welch's p (by Holm)"  # headers of the tests of a paired column
 
 
 def write_table(spec: Spec, records: Sequence[SavedRecord], stem: Path) -> list[Path]:
@@ -53,6 +55,7 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
         mark = f" {marks[column.note]}" if column.note else ""
         both = spec.published(column)
         grid.headers += [f"{column.label}{mark}, published", f"{column.label}, ours"] if both else [column.label + mark]
+        grid.headers += [P] * bool(column.paired) + [WELCH] * column.welch
     grid.notes = [f"Published: {spec.source}." if any(map(spec.published, spec.columns)) else f"{spec.source}."]
     grid.notes += [f"{marks[name]} {text.strip()}" for name, text in spec.notes.items()]
     filled = Filled(spec, records)
@@ -64,7 +67,7 @@ def table(spec: Spec, records: Sequence[SavedRecord]) -> Grid:
         for column in spec.columns:
             if spec.published(column):
                 cells.append(row.published.get(column.key, "–"))
-            cells.append(filled.cell(column, row))
+            cells += filled.paired(column, row) if column.paired else [filled.cell(column, row)]
         grid.rows.append(cells)
     grid.list_records(filled.facts())
     if any(" ± " in cell for row in grid.rows for cell in row[1:]):
@@ -82,6 +85,10 @@ class Filled:
         self.chosen = {row.label: choose(row, self.usable, spec) for row in spec.rows}
         paths = (saved.path for records in self.chosen.values() for saved in records)
         self.names = {path: f"R{i}" for i, path in enumerate(paths, 1)}
+        self.tests: dict[str, dict[str, OverSeeds]] = {}
+        for column in (column for column in spec.columns if column.paired):
+            pairs = {row.label: self._pairs(column, row) or [] for row in spec.rows}
+            self.tests[column.key] = {label: over_seeds(both) for label, both in pairs.items() if len(both) > 1}
 
     def cell(self, column: Column, row: Row) -> str:
         """Our number of a row."""
@@ -102,8 +109,6 @@ class Filled:
         if column.against:
             after, before = (_numbers(column.against, records) for records in (ours, others))
             return f"{mean(after) - mean(before):+.{column.digits}f}" if after and before else NOT_RUN
-        if column.paired:
-            return _paired(column, ours, others)
         values = [value for saved in ours if (value := _value(column, saved)) is not None]
         if not values:
             return NOT_RUN
@@ -114,6 +119,38 @@ class Filled:
         errors = [standard_error(saved, column.value) for saved in ours if column.value and not column.exp]
         known = [error * column.factor for error in errors if error is not None]
         return f"{middle} ± {known[0]:.{column.digits}f}" if len(known) == 1 else middle
+
+    def paired(self, column: Column, row: Row) -> list[str]:
+        """The row's difference from its baseline over the seeds, its p and that of Welch's test, each with Holm's."""
+        cells, tests = 2 + column.welch, self.tests[column.key]
+        if not row.command or self._pairs(column, row) is None:
+            return ["–"] * cells
+        if row.label not in tests:
+            return [NOT_RUN] * cells
+        test = tests[row.label]
+        middle, low, high = (f"{value:+.{column.digits}f}" for value in (test.mean, test.low, test.high))
+        if isnan(test.p):
+            return [f"{middle} (each of {test.count} seeds)", *["–"] * (cells - 1)]
+        planned = sum(bool(other.command) and self._pairs(column, other) is not None for other in self.spec.rows)
+        known = [label for label in tests if not isnan(tests[label].p)]
+        shown = []
+        for name in ("p", "welch")[: cells - 1]:
+            values = [getattr(tests[label], name) for label in known]
+            adjusted = holm(values, planned)[known.index(row.label)]
+            shown.append(f"{getattr(test, name):.2g} ({adjusted:.2g})")
+        return [f"{middle} ({low} to {high}, n = {test.count})", *shown]
+
+    def _pairs(self, column: Column, row: Row) -> list[tuple[float, float]] | None:
+        """The baseline's and the row's number of each seed that both have; None: the row is its own baseline."""
+        label = row.baseline or self.spec.baseline
+        if label == row.label:
+            return None
+        numbers = [
+            {saved.record["seed"]: number * column.factor for saved in self.chosen.get(name, [])
+             if (number := saved.number(column.paired)) is not None}
+            for name in (label, row.label)
+        ]  # fmt: skip
+        return [(numbers[0][seed], number) for seed, number in numbers[1].items() if seed in numbers[0]]
 
     def _ratio(self, column: Column, ours: Sequence[SavedRecord], others: Sequence[SavedRecord]) -> str:
         """The baseline's number divided by the row's, from the newest two records with the same protocol."""
@@ -150,28 +187,6 @@ class Filled:
 
 def _numbers(key: str, records: Sequence[SavedRecord]) -> list[float]:
     return [value for saved in records if (value := saved.number(key)) is not None]
-
-
-def _paired(column: Column, ours: Sequence[SavedRecord], others: Sequence[SavedRecord]) -> str:
-    """Mean, least and most difference of the seeds that both rows have, and p of no difference."""
-    from scipy.stats import ttest_rel
-
-    if ours == others:
-        return "–"
-    before = {saved.record["seed"]: saved for saved in others}
-    both = [
-        _numbers(column.paired, [saved, before[saved.record["seed"]]])
-        for saved in ours
-        if saved.record["seed"] in before
-    ]
-    pairs = [pair for pair in both if len(pair) == 2]
-    if len(pairs) < 2:
-        return NOT_RUN
-    changes = [(number - base) * column.factor for number, base in pairs]
-    middle, least, most = (f"{value:+.{column.digits}f}" for value in (mean(changes), min(changes), max(changes)))
-    if min(changes) == max(changes):
-        return f"{middle} with each seed"
-    return f"{middle} ({least} to {most}, p = {ttest_rel(*zip(*pairs, strict=True)).pvalue:.2g})"
 
 
 def _value(column: Column, saved: SavedRecord) -> float | None:

@@ -239,6 +239,39 @@ def bootstrap(
     return before, after, p, after - before - width, after - before + width, moses
 
 
+@dataclass(frozen=True)
+class OverSeeds:
+    """The difference of two systems over the seeds that both have.
+
+    Args:
+        low, high: ends of the 95 % interval of the mean difference, by Student's t over the pairs.
+        p: of no difference, by Student's paired t-test.
+        welch: the same by Welch's test of two samples, which does not use that pairs have one seed.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    p: float
+    welch: float
+
+
+def over_seeds(pairs: Sequence[tuple[float, float]]) -> OverSeeds:
+    """The second of each pair minus the first, over at least two pairs. Equal differences have NaN for p and ends."""
+    import numpy as np
+    from scipy.stats import ttest_ind, ttest_rel
+
+    before, after = np.array(pairs, dtype=np.float64).T
+    changes = after - before
+    if np.ptp(changes) <= 1e-9 * np.abs([before, after]).max():  # equal but for rounding, which would give a tiny p
+        return OverSeeds(float(changes.mean()), float("nan"), float("nan"), len(pairs), float("nan"), float("nan"))
+    paired = ttest_rel(after, before)
+    low, high = map(float, paired.confidence_interval())
+    welch = ttest_ind(after, before, equal_var=False).pvalue
+    return OverSeeds(float(changes.mean()), low, high, len(pairs), float(paired.pvalue), float(welch))
+
+
 def holm(values: Sequence[float], planned: int | None = None) -> list[float]:
     """P-values of one family of tests, adjusted by Holm's step-down method (Holm 1979), in the order of `values`.
 

@@ -25,8 +25,9 @@ class Column:
         key: its name in a row's `published` and `computed`.
         value, mean: a dotted key of the record; dotted keys whose mean is our number.
         ratio, against: a dotted key. The baseline's number divided by the row's; the row's minus the baseline's.
-        paired: a dotted key. The row's minus the baseline's of the same seed: mean, least and most, and p of Student's
-            paired t-test.
+        paired: a dotted key. The row's minus the baseline's of the same seed: mean, 95 % interval and seeds, and p of
+            Student's paired t-test, also with Holm's correction for all rows with a command.
+        welch: whether p of Welch's test stands beside it, where two runs share only the number of their seed.
         setting: a dotted key of the configuration of the row's command; a row may name another.
         statistic: a key of `statistics` in records of mode=statistics, for the row's split.
         described: the dotted key that mode=describe fills for a computed column; tests compare them.
@@ -43,6 +44,7 @@ class Column:
     ratio: str = ""
     against: str = ""
     paired: str = ""
+    welch: bool = False
     computed: bool = False
     setting: str = ""
     statistic: str = ""
