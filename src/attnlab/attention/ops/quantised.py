@@ -49,7 +49,8 @@ def encoded(x: Tensor, bits: int) -> Tensor:
     codes = ((x - zero) / scale.to(x.dtype).masked_fill(scale == 0, 1)).round().clamp(0, levels).to(torch.uint8)
     if bits == 4:
         codes = codes[..., ::2] | codes[..., 1::2] << 4
-    return torch.cat((codes, torch.cat((scale, zero), -1).view(torch.uint8)), -1)
+    constants = (scale.view(torch.uint8), zero.view(torch.uint8))  # bytes, as autocast on a CPU joins no float16
+    return torch.cat((codes, *constants), -1)
 
 
 def decoded(rows: Tensor, bits: int, width: int, dtype: torch.dtype) -> Tensor:
