@@ -59,7 +59,7 @@ class Benchmark:
         questions = []
         for row in random.Random(SHUFFLE).sample(rows, limit):
             right = row["choices"].pop(row["gold"])
-            questions.append(Question(row["query"], row["query"], (right, *row["choices"])))
+            questions.append(Question(text=row["query"], prompt=row["query"], answers=(right, *row["choices"])))
         self.validation, self.test = questions[: self.choosing], questions[self.choosing :]
 
 
