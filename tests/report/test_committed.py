@@ -4,6 +4,7 @@ import hashlib
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -98,7 +99,7 @@ def test_the_page_of_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert claims.render(EXPERIMENTS / claims.FILE) == [EXPERIMENTS / "claims.md"]
     assert written == [(EXPERIMENTS / "claims.md").read_text()], "render it again: report table experiments/claims.yaml"
     place = tmp_path / claims.FILE
-    claim = {"claim": "C", "where": "W", "why": "Y"}
+    claim: dict[str, Any] = {"claim": "C", "where": "W", "why": "Y"}
     page = {"title": "T", "papers": {"P": {"claims": [claim]}}}
     place.write_text(yaml.safe_dump(page))
     assert main(["table", str(place)]) == 0 and "| C | – | not run |" in (tmp_path / "claims.md").read_text()
