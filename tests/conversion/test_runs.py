@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import nn
 
 import attnlab
 from attnlab.attention import MLA
 from attnlab.config.check import check
-from attnlab.conversion import Calibration, Healing
+from attnlab.conversion import Calibration, Healing, ToGQA
 from attnlab.conversion.healing import Teacher
 from attnlab.conversion.layer_file import CONVERSION, read_about, read_layers
-from attnlab.conversion.layers import STORED
+from attnlab.conversion.layers import STORED, converted_copy
 from attnlab.conversion.texts import calibration_tokens
 from attnlab.data.samples import markov
 from attnlab.data.samples.world import NAMES
@@ -36,7 +36,7 @@ from attnlab.run.record import new, write
 from attnlab.tasks.language_modelling import task
 from attnlab.tasks.language_modelling.module import Healed
 from attnlab.tasks.language_modelling.task import LanguageModellingTask
-from tests.conversion.models import FAMILIES, decoder_of, reference
+from tests.conversion.models import FAMILIES, decoder_of, exact, reference, tokens
 from tests.tasks.conftest import Start, recorded
 
 SIZES = FAMILIES["llama"] | {"vocab_size": 257, "max_position_embeddings": 96, "bos_token_id": 256, "eos_token_id": 256}
@@ -228,6 +228,16 @@ def test_the_run_is_used_as_any_other(
     recorded(generate, used(directory, "generate", "prompt=src", "task.sampling.tokens=4"), tmp_path)
     assert capsys.readouterr().out
     assert len(attnlab.load(directory).predict(["mefo damo"])) == 1
+
+
+def test_layers_of_another_architecture_are_not_continued(start: Start) -> None:
+    """Rotary frequencies, norms and windows are in no weight."""
+    cfg, _ = start("mode=convert", "convert=gqa")
+    other = copy.deepcopy(cfg)
+    OmegaConf.set_readonly(other, False)
+    other.attention.rope_theta = 300.0
+    places = {converted_copy(each, ToGQA(), exact("llama"), tokens(2, 8), "")[3] for each in (cfg, other)}
+    assert len(places) == 2
 
 
 def test_a_model_is_used_without_a_run(

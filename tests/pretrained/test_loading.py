@@ -144,6 +144,10 @@ def outside(folder: Path) -> None:
         (lambda x: edit(x, num_hidden_layers=1), r"no place for model.layers.1.\S+ of its weights \(9 tensors\)"),
         (biases, r"no place for model.layers.0.self_attn.q_proj.bias of its weights \(1 tensors\)"),
         (lambda x: change(x / "model.safetensors", score__weight=torch.ones(2, 24)), "no place for score.weight"),
+        (
+            lambda x: change(x / "model.safetensors", model__norm__weight=torch.full((24,), torch.nan)),
+            "model.norm.weight has values that are NaN or infinite",
+        ),
         (second_prefix, r"model.safetensors: \S*layers.0.mlp.up_proj.weight differs from the one that is read"),
         (another_shard, r"model-00002-of-00002.safetensors: model.layers.0.extra.weight is not in model.safetensors"),
         (an_older_copy, r"pytorch_model.bin: model.norm.weight differs from the one that is read"),

@@ -31,6 +31,7 @@ from attnlab.models.decoder import Decoder, DecoderBlock
 from attnlab.run.cache import Damaged, digest, opened, read_index, read_tensors, stored, write_index, write_tensors
 from attnlab.run.console import progress
 from attnlab.run.files import writing
+from attnlab.run.identity import architecture
 from attnlab.run.record import first_process
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def converted_copy(
     memo: dict[int, Any] = {id(parameter): parameter for parameters in shared for parameter in parameters}
     copied = copy.deepcopy(decoder, memo).eval()
     healed = cfg.mode != "convert"
-    folder = Path(cfg.cache_dir).expanduser() / STORED / _key(copied, target, tokens, healed)[:24]
+    folder = Path(cfg.cache_dir).expanduser() / STORED / _key(copied, architecture(cfg), target, tokens, healed)[:24]
     began = time.perf_counter()
     layers = convert(copied, target, tokens, folder if first_process() else None, healed=healed)
     about = {
@@ -355,15 +356,15 @@ def refit(
 # --- finished layers in the cache ---------------------------------------------------------------------------------
 
 
-def _key(decoder: Decoder, target: Conversion, tokens: Tensor, healed: bool) -> str:
-    """The digest of the weights, settings and texts on which converted layers depend."""
+def _key(decoder: Decoder, built: dict[str, Any], target: Conversion, tokens: Tensor, healed: bool) -> str:
+    """The digest of what converted layers depend on: the model, `built` of its configuration, settings and texts."""
     content = hashlib.sha256()
     for name, value in decoder.state_dict().items():
         content.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
         content.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     content.update(tokens.contiguous().numpy().data)
     settings = repr(replace(target, healing=Healing()))  # healing comes after the conversion
-    return digest([8, content.hexdigest(), type(target).__name__, settings, healed])
+    return digest([9, built, content.hexdigest(), type(target).__name__, settings, healed])
 
 
 def _write(path: Path | None, layer: Layer) -> None:

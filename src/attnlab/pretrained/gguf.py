@@ -78,6 +78,7 @@ def about(place: Path) -> dict[str, Any]:
 def opened(path: Path, source: str) -> Any:
     """The header of a file, which is all there. DataError: it is damaged, not complete, or a part of several."""
     try:
+        import numpy as np
         from gguf import GGUFReader
     except ImportError as error:
         raise ConfigError(f"model={source}: a GGUF file is read with gguf: pip install 'attnlab[gguf]'") from error
@@ -86,10 +87,9 @@ def opened(path: Path, source: str) -> Any:
         """A reader that fails at the end of the file, where the library's would go on with empty values."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            values = super()._get(offset, dtype, count, override_order)
-            if len(values) < int(count):
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
                 raise ValueError("the file ends before its last tensor")
-            return values
+            return super()._get(offset, dtype, count, override_order)
 
     with _reading(source):
         reader = Bounded(path)

@@ -340,9 +340,10 @@ def _untie(model: Any) -> None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same, or one is the other in a narrower dtype."""
+    """Whether two tensors are the same, or one is the other in a narrower dtype. NaN equals NaN."""
     if one.shape != other.shape:
         return False
+    one, other = (x.nan_to_num() if x.is_floating_point() else x for x in (one, other))
     return torch.equal(one.to(other.dtype), other) or torch.equal(one, other.to(one.dtype))
 
 
