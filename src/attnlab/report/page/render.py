@@ -28,13 +28,13 @@ from itables.utils import read_package_file
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from attnlab.callbacks.summary import LONGEST, label, spread
+from attnlab.callbacks.summary import LONGEST, interval, label, spread
 from attnlab.config.build import leaves
 from attnlab.errors import printable
 from attnlab.report import sweep
 from attnlab.report.figure import COLOURS, read_curves
 from attnlab.report.runs import LOWER
-from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit, corpus_of
+from attnlab.run.record import NOT_RUN, PUBLISHED, RECORD, UNREADABLE, commit, corpus_of
 from attnlab.run.store import SavedRecord, collect, finite
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,8 @@ class Shown:
         self.score = label(self.metric) + " (lower is better)" * self.metric.startswith(LOWER)
         _, _, vocabulary = corpus_of(self.record).rpartition("; vocabulary ")  # a perplexity depends on it
         self.corpus = f"{saved.corpus}, vocabulary {vocabulary}" if vocabulary.isdigit() else saved.corpus
+        self.parts = str(self.record["quality"].get("held_out", "")).removeprefix(PUBLISHED)
+        self.interval = interval(self.record["quality"], f"{self.metric}_interval")
         self.numbers = {name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None}
         logged = read_curves(saved)
         self.curves = {
@@ -223,7 +225,9 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
     def texts(key: str) -> list[tuple[str, None]]:
         return [("" if (value := run.record[key]) is None else str(value), None) for run in runs]
 
-    quality = [(f"{run.quality:g}", run.quality) if run.quality is not None else (NOT_RUN, "") for run in runs]
+    quality = [
+        (f"{run.quality:g}{run.interval}", run.quality) if run.quality is not None else (NOT_RUN, "") for run in runs
+    ]
     measured = {
         name: [(sweep.cell(number := run.numbers.get(name), name), "" if number is None else number) for run in runs]
         for name in measures
