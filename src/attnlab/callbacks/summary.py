@@ -13,7 +13,8 @@ from rich.table import Table
 from attnlab.config.batch import counted
 from attnlab.run.console import Screen
 from attnlab.run.directory import ORIGINAL, PREDICTIONS
-from attnlab.run.record import BUSY, NOT_RUN, PUBLISHED, corpus_of
+from attnlab.run.record import BUSY, NOT_RUN, PUBLISHED, RECORD, corpus_of
+from attnlab.run.store import SavedRecord
 
 WIDTH = 130  # columns where the output is not a terminal
 LONGEST = 200  # characters of a text among the samples; predictions.tsv has all of it
@@ -37,7 +38,7 @@ COUNTS = ("sentences_left_out", "ended_at_limit")  # of what is not as it should
 def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
     """Print a table of the record's numbers, some lines of predictions.tsv evenly spread, and where the record lies."""
     console = Screen(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-    names = (record["task"], record["attention"], record["compress"], record["scale"])
+    names = (record["task"], SavedRecord(directory / RECORD, record).label, record["scale"])
     table = Table(title=" · ".join(name for name in names if name not in (None, "none")), show_header=False)
     table.add_column()
     table.add_column(overflow="fold")  # a long word, such as a signature, is never cut
