@@ -193,10 +193,10 @@ def test_the_newest_run_of_a_folder(
     }.items():  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             plan("mode=generate", f"checkpoint={value}")
-    weights = tmp_path / "other.safetensors"
-    weights.touch()
+    file = tmp_path / "other.safetensors"
+    file.touch()
     with pytest.raises(ConfigError, match="task=mustc has no such mode; .*other.safetensors is no run"):
-        plan("mode=generate", f"checkpoint={weights}")
+        plan("mode=generate", f"checkpoint={file}")
 
 
 def test_what_uses_a_run_of_one_s_own_text_lies_beside_it(started: DictConfig, tmp_path: Path) -> None:
