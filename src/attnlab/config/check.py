@@ -103,8 +103,8 @@ class CommandLine:
         forced = [f"++{_text(setting)}" if self._is_forced(setting) else _text(setting) for setting in self.settings]
         return [*forced, *implied_options(self.settings)]
 
-    def names_of_jobs(self, of_runs: bool) -> str:
-        """Hydra's setting for the names of the jobs' directories: the swept settings stand behind what is made."""
+    def names_of_jobs(self, of_runs: bool) -> list[str]:
+        """Hydra's setting for names of directories that end with what is swept; empty: those of conf/."""
         keys = dict.fromkeys(setting.key_or_group for setting in self.swept)
         swept = [
             key for key in keys if key not in (*IN_NAMES, *config.LISTS) and not key.startswith(("hydra", "checkpoint"))
@@ -112,7 +112,9 @@ class CommandLine:
         values = [f"${{choice:{key}}}" if key in config.GROUPS else f"${{{key}}}" for key in swept]
         parts = [f"${{named:{key},{value}}}" for key, value in zip(swept, values, strict=True)]
         made = "" if of_runs else "_${corpus:}_${made:}"
-        return f"{SUBDIR}={quoted('${hydra.job.num}' + made + ''.join(parts))}"
+        if SUBDIR in self.keys or not (of_runs or parts):
+            return []
+        return [f"{SUBDIR}={quoted('${hydra.job.num}' + made + ''.join(parts))}"]
 
     def of_job(self, texts: Sequence[str]) -> list[str]:
         """A job's command line, from the settings that Hydra's sweeper gives it."""
@@ -252,7 +254,7 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             directory,
             bool(keeps or constant(f"attnlab.modes.{jobs[0].mode}.KEEPS") is not False),
             here and not flags.cfg,
-            [*for_hydra, *([line.names_of_jobs(bool(run))] if (run or line.swept) and SUBDIR not in line.keys else [])],
+            [*for_hydra, *line.names_of_jobs(bool(run))],
         )
 
 
