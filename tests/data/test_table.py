@@ -397,6 +397,50 @@ def test_text_for_a_language_model(suffix: str, tmp_path: Path) -> None:
         corpus.files(tmp_path / "wav", "train")
 
 
+BOOK = "".join(f"word {i} stands here\n" + "\n" * (i % 5 == 4) for i in range(200))
+
+
+@pytest.mark.parametrize("form", ["lines", "one line", "no blanks", "two files", "windows", "long first line"])
+def test_running_text_is_divided_into_parts_that_follow_each_other(form: str, tmp_path: Path) -> None:
+    text = {"one line": " ".join(BOOK.split()), "no blanks": "ab" * 3000, "long first line": "\n" + "a b " * 2000}
+    whole = text.get(form, BOOK)
+    if form == "two files":
+        (tmp_path / "a.txt").write_text(whole[:2000])
+        (tmp_path / "b.TXT").write_text(whole[2000:])
+    else:
+        (tmp_path / "a.txt").write_bytes(whole.replace("\n", "\r\n" if form == "windows" else "\n").encode())
+    corpus = TextFiles(documents="file")
+    parts = {split: [*corpus.texts(tmp_path, split)] for split in LANGUAGE_SPLITS}
+    joined = "".join(text for texts in parts.values() for text in texts)
+    assert joined.replace("\n", "") == whole.replace("\n", "")  # in order, each character once
+    sizes = [sum(map(len, texts)) / len(joined) for texts in parts.values()]
+    assert sizes == pytest.approx([0.9, 0.05, 0.05], abs=0.02)
+    if form in ("lines", "two files", "windows"):  # no line is cut
+        assert all(text.startswith("word") and text.rstrip("\n").endswith("here") for text in parts["test"])
+    assert "last 5 % of the text" in corpus.held_out and "a document is each file" in corpus.held_out
+
+
+def test_what_a_document_of_running_text_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(f"\n \n{BOOK}\n")
+    parts = [[*TextFiles(documents="blank").texts(tmp_path, split)] for split in LANGUAGE_SPLITS]
+    assert [len(texts) for texts in parts] == [36, 2, 2] and sum(parts, []) == BOOK.strip().split("\n\n")
+    assert [*TextFiles(documents="lines").texts(tmp_path, "test")][:2] == ["", BOOK.split("\n")[18]]
+    (tmp_path / "test.txt").write_text("one\n\ntwo\nmore")
+    for documents, expected in {"file": ["one\n\ntwo\nmore"], "blank": ["one", "two\nmore"]}.items():
+        corpus = TextFiles(documents=documents)  # type: ignore[arg-type]
+        assert [*corpus.texts(tmp_path, "test")] == expected
+        train, validation = ("".join(corpus.texts(tmp_path, split)) for split in LANGUAGE_SPLITS[:2])
+        assert len(validation) == pytest.approx(0.05 * len(BOOK), abs=80) and "word 199" in validation
+        assert "word 0 " in train and "word 199" not in train
+    (tmp_path / "test.txt").unlink()
+    (tmp_path / "a.txt").write_text("one document\nof two lines\n")
+    with pytest.raises(DataError, match=r"1 documents leave no text for test.*documents=file divides"):
+        [*TextFiles(documents="blank").texts(tmp_path, "test")]
+    (tmp_path / "a.txt").unlink()
+    write(tmp_path / "a.jsonl", *(json.dumps({"text": f"{i}"}) for i in range(40)))
+    assert [*TextFiles(documents="file").texts(tmp_path, "test")] == ["0", "20"]  # rows are documents
+
+
 TSV, CSV = "source\ttarget\n", "source,target\n"
 AWKWARD = {  # a test set and its examples
     "marks": ("tsv", TSV + '5" pipe\tx\n"open\ty\nz\tend"\n', [('5" pipe', "x"), ('"open', "y"), ("z", 'end"')]),

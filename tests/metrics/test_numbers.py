@@ -51,6 +51,8 @@ def test_perplexity_is_torchmetrics() -> None:
     score = metric.compute()
     assert score["perplexity"] == pytest.approx(float(reference(logits, targets)), rel=1e-5)
     assert score["perplexity_per_word"] == pytest.approx(score["perplexity"] ** 2, rel=1e-5) and score["tokens"] == 49
+    squares = [end**2 for end in score["perplexity_interval"]]
+    assert score["perplexity_per_word_interval"] == pytest.approx(squares, rel=1e-3)
 
 
 def test_perplexity_sums_in_float64() -> None:

@@ -73,11 +73,12 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     assert [path.name for path in paths] == names
     table = rows(tmp_path / "runs")
     headings = ["Job", "Mechanism", "Seed", "BLEU", "Difference", "Parameters", "Cache per token and layer, numbers"]
-    assert list(table[0]) == [*headings, "Training, tokens/s", "Decoding, tokens/s"]
+    assert list(table[0]) == [*headings, "Updates", "Training, tokens/s", "Decoding, tokens/s"]
     jobs = ["1_mha", "2_mha", "11_mtla", "12_mtla", "mean ± sd", "mean ± sd"]
     assert [row["Job"] for row in table] == jobs  # by number, not by letter
-    assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "", "1000", "640", "50.0", "300.0"]
-    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "", "1000", "144", "50.0 ± 0.0", "150.0 ± 70.7"]
+    assert list(table[0].values()) == ["1_mha", "mha", "1", "20", "", "1000", "640", "10", "50.0", "300.0"]
+    mean = ["mean ± sd", "mtla s=2", "1, 2", "22.50 ± 2.12", "", "1000", "144", "15 ± 7"]
+    mean += ["50.0 ± 0.0", "150.0 ± 70.7"]
     assert list(table[5].values()) == mean
     apart = [list(row.values()) for row in rows(tmp_path / "runs", "comparison_unfinished")]
     assert apart == [
@@ -90,6 +91,7 @@ def test_a_row_for_each_job_and_the_mean_of_its_seeds(
     assert not printed.out
     assert "22.50 ± 2.12" in printed.err and "killed by SIGKILL (out of memory?)" in printed.err
     text = (tmp_path / "runs" / "comparison.md").read_text(encoding="utf-8")
+    assert "Budgets are unequal, from 10 updates (1_mha) to 20 updates (12_mtla)" in text
     assert "1.5 cores" in text and "| 1,000 |" in text
     assert "# Not finished" in text.partition(f"- Corpus: {MUSTC}.")[2]
 
@@ -123,14 +125,14 @@ def test_runs_of_two_corpora_have_no_mean_and_are_not_compared(job: Job, tmp_pat
 
 
 def test_other_settings_have_columns_and_are_not_seeds(job: Job, tmp_path: Path) -> None:
-    job("0_a", "attention=mla seed=1 rank=128")
-    job("1_a", "attention=mla seed=1 rank=64")
-    job("2_a", "attention=mla seed=2 rank=64")
+    job("0_a", "attention=mla seed=1 rank=64 lr=1", rank=64)
+    job("1_a", "attention=mla seed=1 rank=64 lr=2", rank=64)
+    job("2_a", "attention=mla seed=2 rank=64 lr=2", rank=64)
     grid = sweep.table(jobs_in(tmp_path / "runs"))
-    assert grid.headers[:4] == ["Job", "Mechanism", "rank", "Seed"]
+    assert grid.headers[:4] == ["Job", "Mechanism", "lr", "Seed"]
     assert [row[:4] for row in grid.rows] == [
-        *(["0_a", "mla", "128", "1"], ["1_a", "mla", "64", "1"], ["2_a", "mla", "64", "2"]),
-        ["mean ± sd", "mla", "64", "1, 2"],
+        *(["0_a", "mla r=64", "1", "1"], ["1_a", "mla r=64", "2", "1"], ["2_a", "mla r=64", "2", "2"]),
+        ["mean ± sd", "mla r=64", "2", "1, 2"],
     ]
 
 
@@ -163,7 +165,7 @@ def test_jobs_that_live_elsewhere(job: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "over", "expected"),
     [
-        (["compress=irratt rank=4", "compress=irratt rank=8"], "rank", [("rank=4", 4.0), ("rank=8", 8.0)]),
+        (["compress=irratt rank=4", "compress=irratt rank=8"], "rank", [("r=4", 4.0), ("r=8", 8.0)]),
         (["compress=laser compress.keep=0.5", "compress=laser compress.keep=0.2"], "compression rate",
          [("keep=0.2", 5.0), ("keep=0.5", 2.0)]),
         (["task.dropout=0.1", "task.dropout=0.2"], "cached", [("dropout=0.1", 640.0), ("dropout=0.2", 640.0)]),

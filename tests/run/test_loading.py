@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import hydra
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +13,7 @@ from attnlab.config.check import Command, check, compose
 from attnlab.errors import ConfigError
 from attnlab.run.identity import recipe
 from attnlab.run.loading import configuration, load
+from attnlab.run.record import new
 
 STARTED = ("task=wikitext2", "attention=mtla", "stride=3", "task.train.max_steps=20", "hardware=gpu", "seed=5")
 
@@ -137,7 +139,75 @@ def test_a_multirun_over_runs_of_several_mechanisms(run: Path, started: DictConf
     several = plan("-m", "mode=test", f"checkpoint='{run}','{other}'")
     assert [job.choices.attention for job in several.jobs] == ["mtla", "mha"]
     assert [setting.key_or_group for setting in several.line.swept] == ["checkpoint"]
-    assert "hydra.sweep.subdir=${hydra.job.num}" in several.for_hydra
+    assert "hydra.sweep.subdir='${hydra.job.num}'" in several.for_hydra
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["rank=16,32"], ["0_wikitext2_mla_rank=16", "1_wikitext2_mla_rank=32"]),
+        (["attention=mha,mla", "seed=1,2"], ["0_wikitext2_mha_seed=1", "3_wikitext2_mla_seed=2"]),
+        (["task.optimizer.lr=1e-3,0.01"], ["0_wikitext2_mla_lr=0.001", "1_wikitext2_mla_lr=0.01"]),
+        (["scale=sample,comparison"], ["0_wikitext2_mla_scale=sample", "1_wikitext2_mla_scale=comparison"]),
+        (["logger=csv,[tensorboard,csv]"], ["0_wikitext2_mla", "1_wikitext2_mla"]),
+        (["data_root=/a/one,/a/two"], ["0_wikitext2_mla_data_root=one", "1_wikitext2_mla_data_root=two"]),
+        (["task.data.corpus.name='a b','c/d'"], ["0_wikitext2_mla_name=a-b", "1_wikitext2_mla_name=d"]),
+        (["tags=[a],[b]"], ["0_wikitext2_mla_tags=a", "1_wikitext2_mla_tags=b"]),
+        (["hydra.sweep.subdir='x${seed}'", "seed=1,2"], ["x1", "x2"]),
+    ],
+)
+def test_the_directory_of_a_job_names_what_is_swept(words: list[str], names: list[str]) -> None:
+    attention = [] if any(word.startswith("attention") for word in words) else ["attention=mla"]
+    checked = plan("-m", "task=wikitext2", *attention, *words)
+    directories: list[str] = []
+    for number, job in enumerate(checked.texts):
+        settings = [text for text in checked.for_hydra if text.startswith("hydra.sweep.subdir=")]
+        with checked.line.composer.hydra():
+            keys = {setting.partition("=")[0] for setting in settings}
+            forced = [text for text in job if text.partition("=")[0] not in keys]
+            cfg = hydra.compose("config", [*forced, *settings, f"+hydra.job.num={number}"], return_hydra_config=True)
+        directories.append(OmegaConf.select(cfg, "hydra.sweep.subdir"))
+    assert [directories[0], directories[-1]] == names
+
+
+def test_the_newest_run_of_a_folder(
+    run: Path, started: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, day, weights in (("a/1", 3, True), ("a/2", 4, True), ("b/3", 5, True), ("b/4", 6, False)):
+        place = tmp_path / "outputs" / name
+        (place / ("checkpoints" if weights else "curves")).mkdir(parents=True)
+        OmegaConf.save(started, place / "config.yaml")
+        record = new(started, "command") | {"status": "finished", "started": f"2026-01-0{day}T00:00:00+00:00"}
+        (place / "record.json").write_text(json.dumps(record))
+    for value, expected in {
+        "latest": "b/3", "outputs": "b/3", "outputs/a": "a/2", "outputs/a/": "a/2", "outputs/a/1": "a/1",
+    }.items():  # fmt: skip
+        assert plan("mode=test", f"checkpoint={value}").jobs[0].checkpoint == str(tmp_path / "outputs" / expected)
+        named = capsys.readouterr().err
+        assert (f"outputs/{expected} (finished, the newest of" in named) == (value != "outputs/a/1")
+    (tmp_path / "empty").mkdir()
+    for value, message in {
+        "empty": "checkpoint=empty: not the directory of a run, and no run with weights is in it",
+        "nothing": "checkpoint=nothing: no such file",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            plan("mode=generate", f"checkpoint={value}")
+    file = tmp_path / "other.safetensors"
+    file.touch()
+    with pytest.raises(ConfigError, match="task=mustc has no such mode; .*other.safetensors is no run"):
+        plan("mode=generate", f"checkpoint={file}")
+
+
+def test_what_uses_a_run_of_one_s_own_text_lies_beside_it(started: DictConfig, tmp_path: Path) -> None:
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "a.txt").write_text("text\n")
+    place = tmp_path / "run"
+    (place / "checkpoints").mkdir(parents=True)
+    OmegaConf.save(compose("experiment=own/text", f"data_root={tmp_path / 'my'}"), place / "config.yaml")
+    assert plan("mode=test", f"checkpoint={place}").directory.parent == Path("outputs/my/mtla")
+    OmegaConf.save(started, place / "config.yaml")
+    assert plan("mode=test", f"checkpoint={place}").directory.parent == Path("outputs/wikitext2/mtla")
 
 
 def test_a_cache_of_another_machine(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ class Quality(Contributor, ScoringCallback):
 
     Args:
         metrics: a metric for each test dataloader, in their order.  The first one's values are contributed as they
-            are; of every other one the first value, prefixed by its key (`{"": disjoint, "sliding_": sliding}` of two
-            `Perplexity` gives `perplexity`, `tokens` and `sliding_perplexity`).
+            are; of every other one the first value and its interval, prefixed by its key (`{"": disjoint, "sliding_":
+            sliding}` of two `Perplexity` gives `perplexity`, `tokens` and `sliding_perplexity`).
         about: values known beforehand, which are added; of two values with one name this one is taken.
     """
 
@@ -119,7 +119,8 @@ class Quality(Contributor, ScoringCallback):
         for number, (prefix, metric) in enumerate(self.metrics.items()):
             values = metric.compute()
             headline = next(iter(values))
-            quality |= {f"{prefix}{headline}": values[headline]} if number else values
+            chosen = [name for name in (headline, f"{headline}_interval") if name in values]
+            quality |= {f"{prefix}{name}": values[name] for name in chosen} if number else values
         self.sections["quality"] = quality | self.about
 
 

@@ -13,7 +13,8 @@ from rich.table import Table
 from attnlab.config.batch import counted
 from attnlab.run.console import Screen
 from attnlab.run.directory import ORIGINAL, PREDICTIONS
-from attnlab.run.record import BUSY, NOT_RUN, corpus_of
+from attnlab.run.record import BUSY, NOT_RUN, PUBLISHED, RECORD, corpus_of
+from attnlab.run.store import SavedRecord
 
 WIDTH = 130  # columns where the output is not a terminal
 LONGEST = 200  # characters of a text among the samples; predictions.tsv has all of it
@@ -37,7 +38,7 @@ COUNTS = ("sentences_left_out", "ended_at_limit")  # of what is not as it should
 def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
     """Print a table of the record's numbers, some lines of predictions.tsv evenly spread, and where the record lies."""
     console = Screen(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-    names = (record["task"], record["attention"], record["compress"], record["scale"])
+    names = (record["task"], SavedRecord(directory / RECORD, record).label, record["scale"])
     table = Table(title=" · ".join(name for name in names if name not in (None, "none")), show_header=False)
     table.add_column()
     table.add_column(overflow="fold")  # a long word, such as a signature, is never cut
@@ -60,6 +61,8 @@ def show(record: dict[str, Any], directory: Path, samples: int = 3) -> None:
 def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Name and value of each line of the table. Values that were not measured have no line."""
     yield "corpus", corpus_of(record)
+    if (parts := record["quality"].get("held_out", PUBLISHED)) != PUBLISHED:
+        yield "validation and test", parts
     yield from _quality_lines(record["quality"], record.get("compression", {}))
     if "conversion" in record:
         yield from _conversion_lines(record["conversion"])
@@ -86,20 +89,20 @@ def _quality_lines(quality: dict[str, Any], compression: dict[str, Any]) -> Iter
             name = "CER" if key == "wer" and characters else label(key)
             yield (
                 name,
-                f"{quality[key]}{_interval(quality, f'{key}_interval')}{f'   ({signature})' if signature else ''}",
+                f"{quality[key]}{interval(quality, f'{key}_interval')}{f'   ({signature})' if signature else ''}",
             )
         yield from (("warning", text) for text in quality.get("warnings", ()))
         yield from ((label(key), str(quality[key])) for key in COUNTS if quality.get(key))
 
 
-def _interval(values: dict[str, Any], key: str, times: int = 1, digits: int = 2) -> str:
+def interval(values: dict[str, Any], key: str, times: int = 1, digits: int = 2) -> str:
     """The 95 % interval of a number, if the record has it."""
     ends = [f"{times * end:.{digits}f}" for end in values.get(key, ())]
     return f" (95 %: {' to '.join(ends)})" if ends else ""
 
 
 def _right(needle: dict[str, Any]) -> str:
-    return f"{100 * needle['accuracy']:.1f} %{_interval(needle, 'accuracy_interval', 100, 1)} right"
+    return f"{100 * needle['accuracy']:.1f} %{interval(needle, 'accuracy_interval', 100, 1)} right"
 
 
 def _needle(needle: dict[str, Any]) -> str:
@@ -113,12 +116,12 @@ def _conversion_lines(conversion: dict[str, Any]) -> Iterator[tuple[str, str]]:
             size = f"{values['cache_bytes_per_token']:,.6g} bytes of cache per token of a long text"
             if not values["cache_bytes_per_token"]:
                 size = f"{values['cache_bytes_measured']:,} bytes of cache, which windows bound"
-            scores = f"perplexity {values['perplexity']:.4f}{_interval(values, 'perplexity_interval')}"
+            scores = f"perplexity {values['perplexity']:.4f}{interval(values, 'perplexity_interval')}"
             scores += f", needle {_right(values['needle'])}" if "needle" in values else ""
             yield point, f"{scores}, {size}, {values['tokens_per_second']} tokens/s"
     if ratio := conversion.get("perplexity_ratio"):
-        interval = _interval(ratio, "interval", digits=4)
-        yield "perplexity over the original's", f"{ratio['value']:.4f}{interval}, {ratio['windows']} windows in pairs"
+        ends = interval(ratio, "interval", digits=4)
+        yield "perplexity over the original's", f"{ratio['value']:.4f}{ends}, {ratio['windows']} windows in pairs"
     if cache := conversion.get("cache"):
         share = f"{100 * cache['share']:.1f} % of the original's numbers, windows included"
         yield f"cache of {cache['positions']} tokens", share

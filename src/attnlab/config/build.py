@@ -80,6 +80,12 @@ def _corpus(*, _root_: DictConfig) -> str | None:
     return Path(_root_.data_root).expanduser().absolute().name if own else _choice("task", _root_=_root_)
 
 
+def _named(key: str, value: Any) -> str:
+    """A setting as a part of a directory's name, such as `_lr=0.001`; of a path its last part."""
+    text = re.sub(r"[^\w.+-]+", "-", Path(value).name if isinstance(value, str) else str(value))
+    return f"_{key.rpartition('.')[2]}={text.strip('-')[:40]}"
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "or": lambda *values: next((value for value in values if value is not None), None),
     "unless": lambda first, value: value if first is None else None,
@@ -90,6 +96,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "pick": lambda key, table, *default: table.get(key, *default) if default else table[key],
     "choice": _choice,
     "made": _made,
+    "named": _named,
     "corpus": _corpus,
 }
 for name, function in RESOLVERS.items():

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from attnlab.config import build as config
 from attnlab.config.batch import check_batch
-from attnlab.config.compose import Composer, implied_options, one_line
+from attnlab.config.compose import Composer, implied_options, one_line, quoted
 from attnlab.config.nodes import check_nodes, check_target, targets
 from attnlab.config.rules import TIMM, check_composed, check_relations, check_weights
 from attnlab.config.schema import constant, definition
@@ -36,7 +36,8 @@ SPELLINGS = {
 }
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 FOLDER = "task.evaluation.folder"  # its files of tasks name functions, which are run
-NUMBERED = "hydra.sweep.subdir=${hydra.job.num}"  # the directories of jobs that use runs
+SUBDIR = "hydra.sweep.subdir"
+IN_NAMES = ("task", "attention", "compress", "convert")  # that the directory of every job names
 RESERVED = (  # of Hydra's node: what runs code or commands, or names files; --config-dir cannot set it
     *("callbacks", "job.env_set", "job.name", "job_logging", "hydra_logging"),
     *(f"launcher.{name}" for name in ("setup", "srun_args", "python", "additional_parameters")),
@@ -101,6 +102,19 @@ class CommandLine:
         """The settings with which Hydra composes a multirun: the keys need not exist before the swept options."""
         forced = [f"++{_text(setting)}" if self._is_forced(setting) else _text(setting) for setting in self.settings]
         return [*forced, *implied_options(self.settings)]
+
+    def names_of_jobs(self, of_runs: bool) -> list[str]:
+        """Hydra's setting for names of directories that end with what is swept; empty: those of conf/."""
+        keys = dict.fromkeys(setting.key_or_group for setting in self.swept)
+        swept = [
+            key for key in keys if key not in (*IN_NAMES, *config.LISTS) and not key.startswith(("hydra", "checkpoint"))
+        ]
+        values = [f"${{choice:{key}}}" if key in config.GROUPS else f"${{{key}}}" for key in swept]
+        parts = [f"${{named:{key},{value}}}" for key, value in zip(swept, values, strict=True)]
+        made = "" if of_runs else "_${corpus:}_${made:}"
+        if SUBDIR in self.keys or not (of_runs or parts):
+            return []
+        return [f"{SUBDIR}={quoted('${hydra.job.num}' + made + ''.join(parts))}"]
 
     def of_job(self, texts: Sequence[str]) -> list[str]:
         """A job's command line, from the settings that Hydra's sweeper gives it."""
@@ -240,7 +254,7 @@ def check(words: Sequence[str], load: Loader | None = None, read_models: bool = 
             directory,
             bool(keeps or constant(f"attnlab.modes.{jobs[0].mode}.KEEPS") is not False),
             here and not flags.cfg,
-            [*for_hydra, *([NUMBERED] if run and "hydra.sweep.subdir" not in line.keys else [])],
+            [*for_hydra, *line.names_of_jobs(bool(run))],
         )
 
 

@@ -75,7 +75,8 @@ def check_mode(cfg: DictConfig, task: str) -> None:
         raise ConfigError(f"mode={cfg.mode}: no such mode{nearest(str(cfg.mode), MODES)}")
     if cfg.mode not in cfg.task.modes and not _of_every_task(cfg.mode):
         modes = dict.fromkeys([*cfg.task.modes, *filter(_of_every_task, MODES)])
-        raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {', '.join(modes)}")
+        of = f"; checkpoint={cfg.checkpoint} is no run, whose task would count: give task=" if cfg.checkpoint else ""
+        raise ConfigError(f"mode={cfg.mode}: task={task} has no such mode; it has {', '.join(modes)}{of}")
     for key, readers in READ_BY.items():
         if cfg[key] is not None and cfg.mode not in readers:
             raise ConfigError(f"{key}= is read by mode={' and mode='.join(readers)}, not by mode={cfg.mode}")

@@ -295,4 +295,5 @@ ABSENT: dict[str, dict[str, Any]] = {
     "MHA": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6},
     "SlidingWindow": {"qk_norm": False, "rope_scaling": None, "norm_eps": 1e-6, "sinks": 0},
     "MLAWindow": {"sinks": 0},
+    "TextFiles": {"documents": "lines"},
 }

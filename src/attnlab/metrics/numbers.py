@@ -37,7 +37,8 @@ class Perplexity(IndexedMetric):
     def compute(self) -> dict[str, Any]:
         """`perplexity`, with `words_per_token` also `perplexity_per_word`, rounded to four digits; `tokens`.
 
-        `perplexity_interval` has the ends of its 95 % interval, see :func:`exp_of_mean`. One window has none.
+        `perplexity_interval` and `perplexity_per_word_interval` have the ends of their 95 % intervals, see
+        :func:`exp_of_mean`. One window has none.
 
         Raises:
             DataError: the sum is NaN or infinite.
@@ -47,8 +48,12 @@ class Perplexity(IndexedMetric):
         values: dict[str, Any] = {"perplexity": _perplexity(nats, tokens)}
         if self.words_per_token is not None:
             values["perplexity_per_word"] = _perplexity(nats, tokens * self.words_per_token)
-        interval = exp_of_mean(losses, counts)[1]
-        return values | ({"perplexity_interval": interval} if interval else {}) | {"tokens": tokens}
+        if interval := exp_of_mean(losses, counts)[1]:
+            values["perplexity_interval"] = interval
+            if self.words_per_token is not None:
+                words = [count * self.words_per_token for count in counts]
+                values["perplexity_per_word_interval"] = exp_of_mean(losses, words)[1]
+        return values | {"tokens": tokens}
 
 
 def exp_of_mean(nats: Sequence[float], counts: Sequence[float]) -> tuple[float, list[float] | None]:

@@ -28,6 +28,7 @@ KEY = "Data"  # entry of the PNG's text: the SHA-256 of the CSV that it was draw
 COLOURS = ("#0068a8", "#d1490b", "#008a5e", "#b0478c", "#4aa3df", "#b07c00", "#6a51a3", "#4d4d4d")
 MARKERS = "osD^vP"  # the next one after all colours
 SPAN = 20  # values that span more get a logarithmic axis
+SIZES = r" [sr]=\S+"  # in labels: stride and rank
 POINTS = ["row", "seed", "x", "y"]  # the columns of scatter
 MANY = 16  # labels above which a page is larger
 CURVES = ["panel", "run", "seed", "update", "value"]
@@ -199,10 +200,11 @@ def name_ends(page: Figure) -> None:
                           arrowprops=joint, annotation_clip=False, **color)  # fmt: skip
 
 
-def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
+def scatter(points: pd.DataFrame, plot: Plot, title: str = "", joined: bool = False) -> Figure:
     """Draw a labelled point at the mean of each row's seeds, and a small dot for each seed. `points`: POINTS.
 
-    Rows whose labels begin with one word have one colour.
+    Rows whose labels begin with one word have one colour. With `joined` a line goes through the points of labels that
+    differ in stride and rank alone.
     """
     points = points.astype({"x": float, "y": float})
     rows = points.groupby("row", sort=False)
@@ -212,6 +214,10 @@ def scatter(points: pd.DataFrame, plot: Plot, title: str = "") -> Figure:
     axes.set_title(title, fontsize=10)
     axes.margins(0.12)
     kinds = list(dict.fromkeys(re.split("[ ,]", label)[0] for label in means.index))
+    sizeless = [re.sub(SIZES, "", label) for label in means.index]
+    for name in dict.fromkeys(sizeless) if joined else ():
+        line, style = means[[other == name for other in sizeless]], look(kinds.index(re.split("[ ,]", name)[0]))
+        axes.plot(*line.sort_values("x").to_numpy().T, linewidth=1, alpha=0.5, **style | {"marker": ""})
     for label, seeds in rows:
         style = look(kinds.index(re.split("[ ,]", label)[0]))
         if len(seeds) > 1:

@@ -236,9 +236,8 @@ def _cells(run: LedgerEntry) -> tuple[str, ...]:
     numbers = (finite(run.value(key)) for key in ("training.steps", "kv_cache.elements_per_token_per_layer"))
     updates, cache = ("" if number is None else f"{number:.12g}" for number in numbers)
     mode, task, scale, seed = (str(run.record.get(key, "")) for key in ("mode", "task", "scale", "seed"))
-    rank = "" if (rank := run.value("rank")) is None else f" r={rank}"
     corpus = "sample" if run.corpus.startswith(EMBEDDED) else run.corpus
-    words = (run.status, mode, task, corpus, run.method + rank, scale)
+    words = (run.status, mode, task, corpus, run.label, scale)
     started = run.started[:16].replace("T", " ")
     places = (run.directory.as_posix(), near(Path(parent)).as_posix() if (parent := run.value("parent.path")) else "")
     return tuple(map(printable, (started, *words, seed, updates, quality, cache, *places)))

@@ -24,10 +24,12 @@ STEM = "comparison"
 MEAN = "mean ± sd"
 TEST = "from the first mechanism of its seed and corpus. p is of a paired bootstrap over the test set, so of one seed"
 UNEQUAL = 1.03  # ratio of parameters above which a comparison of mechanisms mentions it
-HIDDEN = {"attention", "compress", "stride", "seed", "cache_dir"}  # settings without a column
+HIDDEN = {"attention", "compress", "stride", "rank", "seed", "cache_dir"}  # settings without a column
 NUMBERS = {  # column: its key in the record, and its format
     "Parameters": ("parameters.total", ",.0f"),
     "Cache per token and layer, numbers": ("kv_cache.elements_per_token_per_layer", "g"),
+    "Updates": ("training.steps", ",.0f"),
+    "Training, s": ("training.seconds", ",.1f"),
     "Training, tokens/s": ("training.tokens_per_second", ",.1f"),
     "Training, images/s": ("training.images_per_second", ",.1f"),
     "Decoding, tokens/s": ("inference.tokens_per_second", ",.1f"),
@@ -71,7 +73,10 @@ def render(directory: Path) -> list[Path]:
         paths += replace(grid, rows=cells.to_numpy().tolist()).write(directory / name, "csv")
     x, points = points_of(jobs)
     if len(points.drop_duplicates(["row", "x"])) > 1:
-        draw = partial(figure.scatter, plot=figure.Plot("", "", x, jobs.attrs["quality"]))
+        lower = " (lower is better)" * all(metric.startswith(LOWER) for metric in jobs["Metric"].dropna())
+        title = "; ".join(sorted({saved.corpus for saved in jobs["saved"]}))
+        plot = figure.Plot("", "", x, f"{jobs.attrs['quality']}{lower}")
+        draw = partial(figure.scatter, plot=plot, title=title, joined=True)
         paths += figure.write(directory / f"{STEM}_points", points, draw)
     return paths
 
@@ -83,7 +88,7 @@ def jobs_of(pairs: Sequence[tuple[SweepJob, SavedRecord]], every: Sequence[Sweep
     """
     jobs = frame(
         [saved for _, saved in pairs],
-        Mechanism=lambda saved: saved.method,
+        Mechanism=lambda saved: saved.label,
         Seed=lambda saved: str(saved.record["seed"]),
         Metric=lambda saved: saved.score and saved.score[0],
         Score=lambda saved: saved.score and saved.score[1],
@@ -125,16 +130,30 @@ def table(jobs: pd.DataFrame) -> Grid:
     if corpora := sorted({str(saved.record["corpus"]) for saved in jobs["saved"]}):
         grid.notes.append(f"Corpus: {'; '.join(corpora)}.")
     sizes = known(jobs["Parameters"])
-    plain = set(varied) <= {"rank"} and all(saved.record["compress"] == "none" for saved in jobs["saved"])
+    plain = not varied and all(saved.record["compress"] == "none" for saved in jobs["saved"])
     if plain and jobs["Mechanism"].nunique() > 1 and sizes and max(sizes) > UNEQUAL * min(sizes):
         more = f"Parameters differ by {100 * (max(sizes) / min(sizes) - 1):.0f} %"
         grid.notes.append(f"{more}: task.match=parameters gives every mechanism as many as attention=mha has.")
+    if unequal := unequal_budgets(jobs):
+        grid.notes.append(unequal)
     busy = max((saved.number("inference.busy_cores_before") or 0.0 for saved in jobs["saved"]), default=0.0)
     if busy > BUSY:
         grid.notes.append(f"Other programs kept up to {busy:.1f} cores busy before scoring: speeds are not comparable.")
     if tested:
         grid.notes += [f"Difference: {TEST}.", *verdict(jobs, kind)]
     return grid
+
+
+def unequal_budgets(jobs: pd.DataFrame) -> str:
+    """A note on jobs of different numbers of updates; empty: they have one number."""
+    updates = jobs.dropna(subset=["Updates"]).sort_values("Updates", kind="stable")
+    if updates["Updates"].nunique() < 2:
+        return ""
+    ends = []
+    for _, job in updates.iloc[[0, -1]].iterrows():
+        seconds = "" if pd.isna(job["Training, s"]) else f" in {job['Training, s']:,.0f} s"
+        ends.append(f"{job['Updates']:,.0f} updates{seconds} ({job['Job']})")
+    return f"Budgets are unequal, from {' to '.join(ends)}: the scores do not compare the mechanisms alone."
 
 
 def verdict(jobs: pd.DataFrame, kind: list[str]) -> list[str]:
@@ -188,7 +207,7 @@ def points_of(jobs: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """
     varied, done = jobs.attrs["varied"], jobs.dropna(subset="Score")
     numbers = {name: [saved.number(key) for saved in done["saved"]] for name, key in OVER.items()}
-    measured = [name for name in OVER if None not in numbers[name] and (name != "rank" or name in varied)]
+    measured = [name for name in OVER if None not in numbers[name] and (name != "rank" or len({*numbers[name]}) > 1)]
     x = next(iter(measured), list(OVER)[-1])
     labels = [label_of(job, varied) for _, job in done.iterrows()]
     columns = [labels, done["Seed"], numbers[x], done["Score"]]

@@ -6,6 +6,7 @@ of this package or one of a YAML file of the configuration.
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -21,12 +22,13 @@ from attnlab.config import build as config
 from attnlab.config.check import Job, check_fixed
 from attnlab.config.compose import TEXTS, Composer, assigned, check_value, flat, quoted, walk
 from attnlab.config.nodes import check_nodes, targets
-from attnlab.config.rules import check_mode
+from attnlab.config.rules import USABLE, check_mode
 from attnlab.config.schema import definition
-from attnlab.errors import ConfigError
-from attnlab.run.directory import CONFIG, directory_of
+from attnlab.errors import ConfigError, printable
+from attnlab.run.directory import CONFIG, directory_of, near
 from attnlab.run.identity import current, stable_name
-from attnlab.run.record import UNREADABLE, mechanism_of, recorded
+from attnlab.run.record import UNREADABLE, first_process, recorded
+from attnlab.run.store import OUTPUTS, entries
 
 OF_THE_COMMAND = ("mode", "checkpoint", "resume", "format", "dtype", "baseline", *TEXTS)  # never the run's
 ELSEWHERE = ("hardware", "bench", "logger")  # say where and how something is measured; they may be chosen again
@@ -45,6 +47,7 @@ FOLLOWING = {  # keys that were references to another
     "seed": ("task.data.seed", "task.sampling.seed"),
     "task.train.max_epochs": ("task.schedule.num_epochs",),
 }
+WITH_WEIGHTS = ("checkpoints", "compressed")  # folders of a run that checkpoint= can use
 PACKAGES = ("attnlab.", "torch.optim.")  # whose classes a run may name
 NAME = re.compile(r"\w[\w.+-]*(/\w[\w.+-]*)*")  # of an option: its file's path in the group, without the suffix
 BUILT = ("attention", "task.kind", "task.data", "task.model", "task.optimizer")  # nodes with a _target_, or null
@@ -69,6 +72,9 @@ def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
     if not named:
         return None
     key, value = named[0]
+    if key == "checkpoint" and (newest := newest_run(value)):
+        value = str(newest)
+        overrides = [*overrides, composer.parse(f"checkpoint={quoted(value)}")]  # the last one counts
     if (run := directory_of(key, value)) is None:
         return None
     try:
@@ -76,6 +82,30 @@ def load(composer: Composer, overrides: Sequence[Override]) -> Job | None:
     except DAMAGED as error:  # values of another kind than in every run
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(f"{run / CONFIG}: not the configuration of a run ({reason})") from error
+
+
+def newest_run(value: str) -> Path | None:
+    """The run with weights that began last, in outputs/ for "latest", else in a folder that is no run itself.
+
+    It is named on stderr. None: `value` names a run or weights. ConfigError: there is no such run.
+    """
+    path = Path(value).expanduser()
+    if value.strip() and path.is_dir() and not any((path / name).exists() for name in USABLE):
+        root = path
+    elif value == "latest" and not path.exists():
+        root = OUTPUTS
+    else:
+        return None
+    usable = [run for run in entries(root) if (run.directory / CONFIG).is_file()]
+    usable = [run for run in usable if any((run.directory / name).is_dir() for name in WITH_WEIGHTS)]
+    if not usable:
+        none = f"no run with weights in {root}" if root == OUTPUTS else "not the directory of a run"
+        raise ConfigError(f"checkpoint={value}: {none}{', and no run with weights is in it' * (root != OUTPUTS)}")
+    run = max(usable, key=lambda run: (run.started, run.directory))
+    if first_process():
+        others = f", the newest of {len(usable)} runs with weights" if len(usable) > 1 else ""
+        print(printable(f"checkpoint={value}: {near(run.directory)} ({run.status}{others})"), file=sys.stderr)
+    return run.directory
 
 
 def configuration(run: str | Path, *settings: str, config_dir: str | None = None) -> DictConfig:
@@ -262,5 +292,5 @@ class _Loading:
         if self.key == "resume" and not changed:
             return str(self.run)
         stamp = os.environ.get("ATTNLAB_STAMP") or datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
-        name = mechanism_of(cfg.choices)
-        return f"outputs/{cfg.choices.task}/{cfg.choices.compress if name == 'none' else name}/{stamp}"
+        corpus, made = (config.RESOLVERS[name](_root_=cfg) for name in ("corpus", "made"))
+        return f"outputs/{corpus}/{made}/{stamp}"

@@ -26,6 +26,7 @@ from attnlab.run.files import write_bytes
 SCHEMA = 2
 RECORD = "record.json"
 NOT_RUN = "not run"
+PUBLISHED = "the published splits"  # quality.held_out
 EMBEDDED = "embedded sample"  # begins the `corpus` of a sample corpus
 BUSY = 0.25  # cores that other programs keep busy, above which times are not comparable
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of values of another kind

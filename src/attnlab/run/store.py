@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -30,6 +31,10 @@ PACKED = "records.jsonl"  # many records: a line each, with its path, relative t
 BROKEN = "broken"  # the status of a file that is not a record
 LAST = ("run.log", CONFIG, RECORD)  # removed at the end: what is left after an error is still seen as a run
 PLACES = {"recipe": "identity.recipe", "commit": "environment.git"}  # of filters, in the record
+SHOWN = {  # settings that lists and pages show, and those that change no number
+    "task", "attention", "compress", "stride", "rank", "seed", "scale", "mode", "data_root", "cache_dir", "tags",
+    "logger", "checkpoint", "resume",
+}  # fmt: skip
 SURROGATE = re.compile(r"(?<!\\)(\\u[dD][89a-fA-F])")  # of a file's name that is no UTF-8: shown as it is written
 
 
@@ -84,6 +89,22 @@ class SavedRecord:
         """The mechanism and the compression method, as far as the run has them."""
         names = [self.mechanism, self.record.get("compress", "none")]
         return " ".join(name for name in names if not name.startswith("none")) or "none"
+
+    @property
+    def label(self) -> str:
+        """The method and its rank, as lists, tables, titles and pictures name the run."""
+        rank = self.record.get("rank")
+        return self.method if rank is None else f"{self.method} r={rank}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of the run's command that neither its label nor other columns show."""
+        try:
+            words = shlex.split(str(self.record.get("command", "")))
+        except ValueError:  # a quotation without its end
+            return {}
+        pairs = (word.lstrip("+").partition("=") for word in words if "=" in word and word[0] != "-")
+        return {key: value for key, _, value in pairs if key not in SHOWN and not key.startswith("hydra")}
 
     @property
     def score(self) -> tuple[str, float] | None:

@@ -71,6 +71,19 @@ def test_runs_of_every_kind(write: Write, tmp_path: Path, caplog: pytest.LogCapt
     assert "1 interrupted" in page and "its process is gone" in page
 
 
+def test_runs_of_a_sweep_are_told_apart(write: Write, tmp_path: Path) -> None:
+    for number, (rank, lr, updates) in enumerate(((16, 1, 20), (32, 1, 20), (32, 2, 20), (32, 2, 90))):
+        words = f"attnlab attention=mla rank={rank} task.optimizer.lr={lr} seed={number} hydra.run.dir=x"
+        values = {"rank": rank, "seed": number, "training__steps": updates, "attention": "mla", "command": words}
+        write(tmp_path / f"{number}", **values)
+    runs = sorted(gather([tmp_path]), key=lambda run: run.name)
+    assert [run.mechanism for run in runs] == ["mla r=16", "mla r=32 lr=1", "mla r=32 lr=2", "mla r=32 lr=2"]
+    page = Elements(render(runs, [tmp_path])).text
+    assert page.index("Updates") < page.index("Task") < page.index("Status")  # columns that differ come first
+    assert page.count("20 ≠") == 3 and "budgets are unequal" in page
+    assert "≠" not in Elements(render(runs[:3], [tmp_path])).text
+
+
 def test_names_that_are_no_text(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux takes any bytes as the name of a file: they are shown as JSON writes them."""
     place = tmp_path / "no\udcfftext"

@@ -94,6 +94,8 @@ def test_perplexity_is_that_of_the_first_tokens_after_the_beginning(kind: str, m
     assert quality["tokens"] == count
     assert quality["perplexity"] == pytest.approx(torch.tensor(nats / count).exp().item(), rel=1e-4)
     assert ("each begins with <s>" in quality["signature"]) == (kind == "bos")
+    short, few = quality["warnings"]
+    assert "windows of 16 tokens" in short and f"{len(stream):,} tokens are scored" in few
     total = sum(len(text.split()) + text.count("\n") + 1 for text in texts_of(data, "test"))
     predicted = len(stream) - stream.count(begins)
     per_word = torch.tensor(nats / count * predicted / total).exp().item()

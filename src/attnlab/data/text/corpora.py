@@ -1,9 +1,9 @@
 """Text corpora in their published layouts: the files of each split, and their texts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,10 +29,12 @@ from attnlab.data.samples.markov import Source
 from attnlab.data.table import SUFFIXES, report_unread, tables_of
 from attnlab.data.text.tokens import TokenFile, open_shard
 from attnlab.errors import DataError
+from attnlab.run.record import PUBLISHED
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 STEMS = {"train": "train", "validation": "valid", "test": "test"}  # in the names of published files
+LONG_LINE = 1000  # characters, beyond which a running text is divided after a word
 SHARDS = "fineweb_train_*.bin and fineweb_val_*.bin, or train.bin and val.bin"
 
 
@@ -40,7 +42,7 @@ class TextCorpus(ABC):
     """A corpus of texts, each a line or a document; `held_out`: how the validation and test splits were chosen."""
 
     name: str
-    held_out = "the published splits"
+    held_out = PUBLISHED
 
     @abstractmethod
     def files(self, root: Path, split: Split) -> list[Path]:
@@ -279,20 +281,31 @@ def parquet_texts(path: Path) -> Iterator[str]:
 
 
 class TextFiles(TextCorpus):
-    """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}, a text per line or row; see SPLITS.
+    """Text of any kind: {train,valid,test}.{txt,jsonl,json,csv,tsv}; see SPLITS.
 
     Without a file of these names, every .txt file of the folder, or its one table, is read in the order of the names.
+    A row of a table is a document, and `documents` says what a document of .txt files is. An end mark stands between
+    documents. Without a file for validation or test, these take the last parts of running text, in this order, each
+    1 / `hold_out` of its characters. Of rows and of lines as documents the test takes every `hold_out`-th, and
+    validation the one after it.
 
     Args:
         column: the column of a table with the text.
         name: of the corpus; null: that of the folder.
-        hold_out: without a file for validation or test, every `hold_out`-th text of the training file is in the test
-            split, and the one after it in validation.
+        hold_out: one over the share of the text that validation and test take.
+        documents: "lines": each line; "blank": running text, which empty lines divide; "file": running text, each file
+            one document, which a split may divide after a line.
     """
 
-    def __init__(self, column: str = "text", name: str | None = None, hold_out: Annotated[int, Ge(3)] = 20) -> None:
-        self.column, self.named, self.hold_out = column, name, hold_out
-        self.name, self.held_out = name or "own text", f"own files, or every {hold_out}th text"
+    def __init__(
+        self,
+        column: str = "text",
+        name: str | None = None,
+        hold_out: Annotated[int, Ge(3)] = 20,
+        documents: Literal["lines", "blank", "file"] = "lines",
+    ) -> None:
+        self.column, self.named, self.hold_out, self.documents = column, name, hold_out, documents
+        self.name, self.held_out = name or "own text", ""  # known with the files
 
     def unread(self, root: Path, files: Collection[Path]) -> None:
         places, others = self._places(root)
@@ -313,20 +326,78 @@ class TextFiles(TextCorpus):
         self.name = self.named or root.name
         places, others = tables_of(root, (".txt", *SUFFIXES))
         names = {"dev": "validation", "all": "train"}
-        return {names.get(split, split): path for split, path in places.items()}, others
+        places = {names.get(split, split): path for split, path in places.items()}
+        running = self._is_running([places["train"]] if "train" in places else others)
+        share = f"the last {100 / self.hold_out:g} % of the text, and as much before it for validation"
+        taken = share if running else f"every {self.hold_out}th text"
+        what = {"lines": "each line", "blank": "a part between empty lines", "file": "each file"}[self.documents]
+        text = any(path.suffix.lower() == ".txt" for path in (*places.values(), *others))
+        self.held_out = f"own files, or {taken}" + f"; a document is {what}, task.data.corpus.documents" * text
+        return places, others
+
+    def _is_running(self, files: Collection[Path]) -> bool:
+        return self.documents != "lines" and any(path.suffix.lower() == ".txt" for path in files)
 
     def texts(self, root: Path, split: Split) -> Iterator[str]:
         (places, _), files = self._places(root), self.files(root, split)
-        plain = [file.suffix.lower() == ".txt" for file in files]
-        parts = (
-            read_lines(f) if p else (row.text(self.column) for row in rows(f))
-            for f, p in zip(files, plain, strict=True)
-        )
-        texts = chain.from_iterable(parts)
+        texts = chain.from_iterable(map(self._texts_of, files))
         if split != "train" and split in places:
             return texts
         missing: list[Split] = ["test", "validation"]
-        return held_out(texts, split, [name for name in missing if name not in places], self.hold_out)
+        missing = [name for name in missing if name not in places]
+        if self._is_running(files):
+            return last_parts(list(texts), split, missing, self.hold_out, divided=self.documents == "file")
+        return held_out(texts, split, missing, self.hold_out)
+
+    def _texts_of(self, file: Path) -> Iterator[str]:
+        if file.suffix.lower() != ".txt":
+            yield from (row.text(self.column) for row in rows(file))
+        elif self.documents == "lines":
+            yield from read_lines(file)
+        elif self.documents == "file":
+            yield "\n".join(read_lines(file))
+        else:
+            for filled, lines in groupby(read_lines(file), lambda line: bool(line.strip())):
+                if filled:
+                    yield "\n".join(lines)
 
     def write_sample(self, root: Path, source: Source) -> None:
         raise DataError("text files have no sample corpus: set data_root")
+
+
+def last_parts(
+    texts: Sequence[str], split: Split, missing: Sequence[Split], every: int, divided: bool
+) -> Iterator[str]:
+    """The part of running text that is of `split`: each of `missing` takes 1 / `every` of the characters at the end.
+
+    Args:
+        missing: the splits without files, the last part first.
+        divided: whether a text may be in two splits; else it is in the split of its middle.
+
+    Raises:
+        DataError: nothing is left for the split.
+    """
+    total, place = sum(map(len, texts)), missing.index(split) if split in missing else len(missing)
+    begin, end = (total * (every - n) // every for n in (place + 1, place))
+    begin = begin if split in missing else 0
+    position = left = 0
+    for text in texts:
+        if divided:
+            part = text[line_end(text, begin - position) : line_end(text, end - position)]
+        else:
+            part = text if begin <= position + len(text) // 2 < end else ""
+        position += len(text)
+        left += len(part)
+        if part:
+            yield part
+    if not left:
+        advice = "" if divided else "; task.data.corpus.documents=file divides a document between splits"
+        raise DataError(f"{len(texts)} documents leave no text for {split}, 1/{every} of the characters{advice}")
+
+
+def line_end(text: str, place: int) -> int:
+    """The end of the last line before a place, of the last word where the line is long, or the place itself."""
+    if not 0 < place < len(text):
+        return min(max(0, place), len(text))
+    near = max(0, place - LONG_LINE)
+    return text.rfind("\n", near, place) + 1 or text.rfind(" ", near, place) + 1 or place

@@ -28,21 +28,23 @@ from itables.utils import read_package_file
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from attnlab.callbacks.summary import LONGEST, label, spread
+from attnlab.callbacks.summary import LONGEST, interval, label, spread
 from attnlab.config.build import leaves
 from attnlab.errors import printable
 from attnlab.report import sweep
 from attnlab.report.figure import COLOURS, read_curves
 from attnlab.report.runs import LOWER
-from attnlab.run.record import NOT_RUN, RECORD, UNREADABLE, commit, corpus_of
+from attnlab.run.record import NOT_RUN, PUBLISHED, RECORD, UNREADABLE, commit, corpus_of
 from attnlab.run.store import SavedRecord, collect, finite
 
 log = logging.getLogger(__name__)
 
 SAMPLES = 4  # predictions of a run
 POINTS = 100  # of a curve
+MOST_SETTINGS = 3  # in the name of a mechanism
 LOSSES = {"loss": "training loss", "val_loss": "validation loss"}
 MEASURED = ("quality", "parameters", "kv_cache", "inference", "training")
+UPDATES, UNEQUAL = "Updates", " ≠"  # the mark of runs whose updates are not those of the others of their group
 FIRST = {"plot-cache": sweep.SIZES[1], "plot-speed": sweep.SPEED}  # plot: what it shows where runs have it
 GRAY = "#808690"  # texts and lines, legible on white and on black
 MARKS = ("circle", "square", "diamond", "triangle", "inverted_triangle", "plus")  # the next one after all colours
@@ -72,12 +74,14 @@ class Shown:
         directory, is_run = saved.path.parent, saved.path.name == RECORD
         self.record, self.name = saved.record, printable(str(directory if is_run else saved.path))
         self.status, self.error = saved.state()
-        self.mechanism = saved.method
+        self.mechanism, self.settings = saved.label, saved.settings
         self.quality: float | None
         self.metric, self.quality = saved.score or ("", None)
         self.score = label(self.metric) + " (lower is better)" * self.metric.startswith(LOWER)
         _, _, vocabulary = corpus_of(self.record).rpartition("; vocabulary ")  # a perplexity depends on it
         self.corpus = f"{saved.corpus}, vocabulary {vocabulary}" if vocabulary.isdigit() else saved.corpus
+        self.parts = str(self.record["quality"].get("held_out", "")).removeprefix(PUBLISHED)
+        self.interval = interval(self.record["quality"], f"{self.metric}_interval")
         self.numbers = {name: n for name, (key, _) in sweep.NUMBERS.items() if (n := saved.number(key)) is not None}
         logged = read_curves(saved)
         self.curves = {
@@ -92,9 +96,9 @@ class Shown:
 
     @property
     def title(self) -> str:
-        """Mechanism, rank and seed."""
-        words = [f"{key} {value}" for key in ("rank", "seed") if (value := self.record.get(key)) is not None]
-        return ", ".join([self.mechanism, *words])
+        """Mechanism, with the settings that tell it from others, and seed."""
+        seed = self.record.get("seed")
+        return self.mechanism if seed is None else f"{self.mechanism}, seed {seed}"
 
     @property
     def measured(self) -> list[tuple[str, str]]:
@@ -115,7 +119,21 @@ def gather(places: Iterable[Path]) -> list[Shown]:
             runs.append(Shown(saved))
         except (OSError, csv.Error, *UNREADABLE) as error:
             log.warning("%s: left out: %s: %s", saved.name, type(error).__name__, error)
+    name_apart(runs)
     return sorted(runs, key=lambda run: (run.status not in ("finished", "running"), run.quality is None))
+
+
+def name_apart(runs: Sequence[Shown]) -> None:
+    """Add to the names of mechanisms the settings in which runs of one task, corpus and name differ."""
+    same: dict[tuple[str, str, str], list[Shown]] = {}
+    for run in runs:
+        same.setdefault((str(run.record["task"]), run.corpus, run.mechanism), []).append(run)
+    for alike in same.values():
+        keys = dict.fromkeys(key for run in alike for key in run.settings)
+        differ = [key for key in keys if len({run.settings.get(key) for run in alike}) > 1][:MOST_SETTINGS]
+        for run in alike:
+            words = [f"{key.rpartition('.')[2]}={run.settings[key]}" for key in differ if key in run.settings]
+            run.mechanism = " ".join([run.mechanism, *words])
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -173,6 +191,7 @@ def render(runs: Sequence[Shown], places: Sequence[Path]) -> str:
         plots=FIRST.items(),
         measures=measures,
         columns=columns,
+        unequal=any(UNEQUAL in text for column in columns for text, _ in column.cells),
         colours=colour,
         marks={name: SHAPES[i // len(COLOURS) % len(SHAPES)] for i, name in enumerate(colour)},
         tasks=tasks,
@@ -223,27 +242,34 @@ def _columns(runs: Sequence[Shown], measures: Sequence[str]) -> list[Column]:
     def texts(key: str) -> list[tuple[str, None]]:
         return [("" if (value := run.record[key]) is None else str(value), None) for run in runs]
 
-    quality = [(f"{run.quality:g}", run.quality) if run.quality is not None else (NOT_RUN, "") for run in runs]
+    quality = [
+        (f"{run.quality:g}{run.interval}", run.quality) if run.quality is not None else (NOT_RUN, "") for run in runs
+    ]
     measured = {
         name: [(sweep.cell(number := run.numbers.get(name), name), "" if number is None else number) for run in runs]
         for name in measures
     }
-    return [
+    for group in groups(runs):
+        if UPDATES in measured and len({runs[i].numbers.get(UPDATES) for i in group.runs}) > 1:
+            for i in group.runs:
+                text, value = measured[UPDATES][i]
+                measured[UPDATES][i] = f"{text}{UNEQUAL}", value
+    columns = [
         Column("Mechanism", [(run.mechanism, None) for run in runs], kind="text"),
-        Column("Task", texts("task"), kind="text"),
         Column("Quality", quality, "number"),
         Column("Metric", [(run.score, None) for run in runs], kind="text"),
-        Column("Status", [(run.status, None) for run in runs], kind="text"),
-        *(Column(name, cells, "number" if name in FIRST.values() else "number extra")
-          for name, cells in measured.items()),
-        Column("Rank", texts("rank"), kind="number extra"),
-        Column("Seed", texts("seed"), kind="number extra"),
+        Column("Task", texts("task"), kind="text"),
         Column("Corpus", [(run.corpus, None) for run in runs]),
+        Column("Seed", texts("seed"), kind="number extra"),
+        *(Column(name, cells, "number" if name in (*FIRST.values(), UPDATES) else "number extra")
+          for name, cells in measured.items()),
+        Column("Status", [(run.status, None) for run in runs], kind="text"),
         Column("Scale", texts("scale")),
         Column("Mode", texts("mode")),
         Column("Tags", [(", ".join(map(str, run.record.get("tags") or ())), None) for run in runs]),
         Column("Started (UTC)", [(run.record["started"][:16].replace("T", " "), None) for run in runs]),
     ]  # fmt: skip
+    return sorted(columns, key=lambda column: column not in columns[:2] and len({text for text, _ in column.cells}) < 2)
 
 
 def colours(runs: Sequence[Shown]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from attnlab.callbacks.cost import WATCHED, MemoryMeter, timed
 from attnlab.callbacks.scoring import Quality, write_predictions
 from attnlab.data.text.language_modelling import LanguageModellingData
+from attnlab.data.text.vocabulary import PretrainedVocabulary
 from attnlab.data.text.windows import begun
 from attnlab.decoding import Sampling
 from attnlab.errors import ConfigError
@@ -24,6 +25,8 @@ from attnlab.run.directory import ORIGINAL, PREDICTIONS, WINDOWS
 from attnlab.tasks.base import measured_by
 from attnlab.tasks.language_modelling.module import LanguageModelling
 from attnlab.tasks.language_modelling.needle import Needle
+
+SHORT_WINDOW, FEW_TOKENS = 512, 10_000  # below which scores of a pretrained model are marked
 
 
 class WindowQuality(Quality):
@@ -58,6 +61,20 @@ def ratio_to_original(directory: Path) -> dict[str, Any] | None:
     changes, counts = [second[1] - first[1] for first, second in pairs], [first[0] for first, _ in pairs]
     value, interval = exp_of_mean(changes, counts)
     return {"value": value, **({"interval": interval} if interval else {}), "windows": len(pairs)}
+
+
+def few_tokens(data: LanguageModellingData) -> list[str]:
+    """Warnings, of a line each, of a pretrained model that is scored on short windows or on few tokens."""
+    if not isinstance(data.vocabulary, PretrainedVocabulary):
+        return []
+    window, tokens = data.eval_window, min(len(data.tokens("test")), data.test_windows() * data.eval_window)
+    short = f"windows of {window} tokens: with less to read a pretrained model's perplexity is higher than elsewhere"
+    few = f"{tokens:,} tokens are scored: fewer than {FEW_TOKENS:,} tell little of a pretrained model"
+    more = "" if data.eval_windows is None else "; raise task.data.eval_windows"
+    return [
+        *([f"{short}; task.data.eval_window={SHORT_WINDOW} or more"] if window < SHORT_WINDOW else []),
+        *([f"{few}{more}"] if tokens < FEW_TOKENS else []),
+    ]
 
 
 @dataclass(frozen=True)
@@ -101,6 +118,8 @@ class LanguageScore:
             about["sliding_stride"] = self.sliding_stride
         if (floor := data.floor("test")) is not None:
             about["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
+        if warnings := few_tokens(data):
+            about["warnings"] = warnings
         return WindowQuality(directory / WINDOWS, metrics, about | {"held_out": data.source.held_out})
 
     def continue_texts(
