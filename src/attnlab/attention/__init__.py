@@ -1,6 +1,8 @@
 """Attention mechanisms. Importing this needs torch alone."""
 
 from .base import Attention, Cache
+from .gta import GTA
+from .mfa import MFA
 from .mha import MHA
 from .mla import MLA, MLAQueryLatent
 from .mla_window import MLAWindow
@@ -20,7 +22,9 @@ __all__ = [
     "AbsoluteMultiLinear",
     "Attention",
     "Cache",
+    "GTA",
     "Llama3Scaling",
+    "MFA",
     "MHA",
     "MLA",
     "MLAQueryLatent",

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import (
+    GTA,
+    MFA,
     MHA,
     MLA,
     MTLA,
@@ -177,6 +179,49 @@ def read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: lis
             logits = torch.stack([q[i][h] @ k[j][g] for j in visible[i]])
             p = torch.softmax(logits / math.sqrt(a.head_dim), 0)
             heads.append(torch.stack([p[n] * v[j][g] for n, j in enumerate(visible[i])]).sum(0))
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@formula(GTA)
+def gta(a: GTA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Keys of a rotary part, which all groups share, and of values of their group; x (T, d), prefix (S, d)."""
+    joint = x if prefix is None else torch.cat((prefix, x))
+    keys, values = [], []
+    for j, v in enumerate(joint):
+        tied, rotary = a.down(v).split([a.num_kv_heads * a.head_dim, a.rope_dim])
+        tied = tied.view(a.num_kv_heads, a.head_dim)
+        keys.append([torch.cat((turn(rotary, j, base(a)), of[: a.head_dim - a.rope_dim])) for of in tied])
+        values.append(tied)
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        heads = []
+        for h, q in enumerate(a.query(joint[i]).view(a.num_heads, a.head_dim)):
+            g = h * a.num_kv_heads // a.num_heads
+            turned = torch.cat((turn(q[: a.rope_dim], i, base(a)), q[a.rope_dim :]))
+            p = torch.softmax(torch.stack([turned @ keys[j][g] for j in range(i + 1)]) / math.sqrt(a.head_dim), 0)
+            heads.append(torch.stack([p[j] * values[j][g] for j in range(i + 1)]).sum(0))
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@formula(MFA)
+def mfa(a: MFA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Queries by two matrices and a norm, one key and one value head; x (T, d), prefix (S, d)."""
+    joint = x if prefix is None else torch.cat((prefix, x))
+    down, norm, up = a.query.children()
+    keys = [a.key(v) for v in joint]
+    values = [key + a.share * (a.value.weight @ key) for key in keys] if a.reuse else [a.value(v) for v in joint]
+    keys = [turn(key, j, base(a)) for j, key in enumerate(keys)]
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        factor = down(joint[i])
+        factor = norm.weight * factor / torch.sqrt((factor * factor).mean() + 1e-6)
+        heads = []
+        for q in up(factor).view(a.num_heads, a.head_dim):
+            turned = turn(q, i, base(a))
+            p = torch.softmax(torch.stack([turned @ keys[j] for j in range(i + 1)]) / math.sqrt(a.head_dim), 0)
+            heads.append(torch.stack([p[j] * values[j] for j in range(i + 1)]).sum(0))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)
 
