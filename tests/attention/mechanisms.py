@@ -98,7 +98,7 @@ def windows(name: str) -> tuple[int | None, ...]:
 
 EVERY = [Mechanism(name, s, w) for name in NAMES for s in strides(name) for w in windows(name)]
 EVERY += [Mechanism(name, window=3, sinks=2) for name in NAMES if "sinks" in configured(name).attention]
-CHOICES = ("core=softmax", "reuse=true")
+CHOICES = ("core=softmax", "reuse=true", "branches=2")
 EVERY += [
     Mechanism(name, choice=choice)
     for choice in CHOICES

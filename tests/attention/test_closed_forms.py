@@ -56,6 +56,14 @@ def latent(d: int, heads: int, *, gate: bool) -> Form:
     return Form(plain + (2 * (r * (r // 4) + r // 4) if gate else 0), r + rotary)
 
 
+def latents(d: int, heads: int, parts: int, branches: int = 1) -> Form:
+    """Query, down, RMS norms, up from r / `parts` to the heads of each branch, output; r = 4 D, d_r = D / 2."""
+    width = d // heads
+    r, rotary = 4 * width, width // 2
+    up = r // parts * branches * heads * 2 * width
+    return Form(d * heads * (width + rotary) + d * (r + rotary) + r + up + d * d, r + rotary)
+
+
 def query_latent(d: int, heads: int) -> Form:
     """Query down, norm, up; down, norm, up, output.  d_c' = 8 D, d_c = 4 D, d_r = D / 2."""
     width = d // heads
@@ -92,6 +100,9 @@ FORMS = {
     "mfa reuse=true": lambda d, heads: factorised(d, heads, reuse=True),
     "sliding_window": lambda d, heads: grouped(d, heads, heads)._replace(window=128),
     "mla": lambda d, heads: latent(d, heads, gate=False),
+    "gla": lambda d, heads: latents(d, heads, 2),
+    "mlra": lambda d, heads: latents(d, heads, 4, 4),
+    "mlra branches=2": lambda d, heads: latents(d, heads, 4, 2),
     "mla_window": lambda d, heads: latent(d, heads, gate=False)._replace(window=128),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
     "mtla_window": lambda d, heads: latent(d, heads, gate=True)._replace(unmerged=3),
@@ -115,6 +126,9 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "mfa reuse=true": Form(2 * 512 * 128 + 128 + 8 * 128 * 128 + 128 * 129 + 8 * 128 * 512, 128),
     "sliding_window": Form(1_050_624, 1024, window=128),
     "mla": Form(1_065_472, 288),
+    "gla": Form(1_065_472 - 256 - 131_072, 288),  # of MLA, without biases of the norm and half of the up-projection
+    "mlra": Form(1_065_472 - 256, 288),
+    "mlra branches=2": Form(1_065_472 - 256 - 131_072, 288),
     "mla_window": Form(1_065_472, 288, window=128),
     "mtla": Form(1_098_368, 288),
     "mtla_window": Form(1_098_368, 288, unmerged=3),

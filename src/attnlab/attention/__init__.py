@@ -1,11 +1,13 @@
 """Attention mechanisms. Importing this needs torch alone."""
 
 from .base import Attention, Cache
+from .gla import GLA
 from .gta import GTA
 from .mfa import MFA
 from .mha import MHA
 from .mla import MLA, MLAQueryLatent
 from .mla_window import MLAWindow
+from .mlra import MLRA
 from .mtla import MTLA
 from .mtla_window import MTLAWindow
 from .multilinear import (
@@ -22,6 +24,7 @@ __all__ = [
     "AbsoluteMultiLinear",
     "Attention",
     "Cache",
+    "GLA",
     "GTA",
     "Llama3Scaling",
     "MFA",
@@ -29,6 +32,7 @@ __all__ = [
     "MLA",
     "MLAQueryLatent",
     "MLAWindow",
+    "MLRA",
     "MTLA",
     "MTLAWindow",
     "RelativeMultiLinear",

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import (
+    GLA,
     GTA,
     MFA,
     MHA,
     MLA,
+    MLRA,
     MTLA,
     TPA,
     AbsoluteMultiLinear,
@@ -339,6 +341,46 @@ def read_latents(
             logits = torch.stack([(up_keys[h].T @ content) @ m[j] + rotary @ kp[j] for j in visible[i]])
             p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
             heads.append(up_values[h] @ torch.stack([p[n] * m[j] for n, j in enumerate(visible[i])]).sum(0))
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@formula(GLA, MLRA)
+def grouped_latents(a: GLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Each branch of a head has its latent, its matrices and its softmax; x (T, d), prefix (S, d)."""
+
+    def normed(v: Tensor, norm: nn.Module) -> Tensor:
+        return norm.weight * v / torch.sqrt((v * v).mean() + 1e-6) if isinstance(norm, nn.RMSNorm) else norm(v)
+
+    def scaled(v: Tensor) -> Tensor:
+        return v * math.sqrt(a.d_model / len(v)) if a.scaled else v
+
+    joint = x if prefix is None else torch.cat((prefix, x))
+    latents, width = a.groups * a.branches, a.latent_dim // (a.groups * a.branches)
+    norms, c, rotary = list(a.norm.children()), [], []
+    for j, v in enumerate(joint):
+        down = a.down(v)
+        c.append([scaled(normed(down[m * width : (m + 1) * width], norms[m])) for m in range(latents)])
+        rotary.append(turn(down[a.latent_dim :], j, base(a)))
+    ups = a.up.weight.view(latents, a.num_heads // a.groups, 2, a.head_dim, width)  # [value, key] of a latent's heads
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        if a.query_latent_dim is None:
+            q = a.query(joint[i])
+        else:
+            down, norm, up = a.query.children()
+            q = up(scaled(normed(down(joint[i]), norm)))
+        heads = []
+        for h, vector in enumerate(q.view(a.num_heads, -1)):
+            content, turned = vector[: a.head_dim], turn(vector[a.head_dim :], i, base(a))
+            g, place = divmod(h, a.num_heads // a.groups)
+            total = torch.zeros(a.head_dim, dtype=x.dtype)
+            for m in range(g, latents, a.groups):  # one for each branch
+                up_value, up_key = ups[m, place]
+                logits = torch.stack([content @ (up_key @ c[j][m]) + turned @ rotary[j] for j in range(i + 1)])
+                p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
+                total = total + torch.stack([p[j] * (up_value @ c[j][m]) for j in range(i + 1)]).sum(0)
+            heads.append(total / math.sqrt(a.branches))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)
 
