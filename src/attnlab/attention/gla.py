@@ -61,10 +61,13 @@ class GLA(MLA):
         self.groups, self.query_latent_dim, self.scaled = groups, query_latent_dim, scaled
         parts, wide = groups * self.branches, self.branches * num_heads
         if groups < 1 or num_heads % groups or self.latent_dim % parts:
+            name = f"groups={groups}" if self.branches == 1 else f"latents={parts}"
             raise ValueError(
-                f"groups={groups}: expected a divisor of num_heads={num_heads} for which {parts} latents of equal "
-                f"width make latent_dim={self.latent_dim}"
+                f"{name}: expected {groups} groups that divide num_heads={num_heads}, and {parts} latents of equal "
+                f"width that make latent_dim={self.latent_dim}"
             )
+        if query_latent_dim is not None and query_latent_dim < 1:
+            raise ValueError(f"query_latent_dim={query_latent_dim}: expected at least 1")
         width = self.latent_dim // parts
         self.norm = nn.ModuleList(latent_norm(norm, width, norm_eps) for _ in range(parts))
         self.up = nn.Linear(width, wide * 2 * self.head_dim, bias=False)

@@ -46,6 +46,8 @@ class MFA(MHA):
         super().__init__(d_model, num_heads, 1, head_dim, bias=False, dropout=dropout, rope_theta=rope_theta)
         width, self.reuse = self.head_dim, reuse
         self.query_dim = width if query_dim is None else query_dim
+        if self.query_dim < 1:
+            raise ValueError(f"query_dim={query_dim}: expected at least 1")
         self.query = nn.Sequential(  # type: ignore[assignment]  # two matrices in place of one
             nn.Linear(d_model, self.query_dim, bias=False),
             nn.RMSNorm(self.query_dim, eps=norm_eps),
