@@ -84,10 +84,14 @@ class MFA(MHA):
         if cache.sealed:  # codes cannot be rotated
             assert isinstance(used, int)
             most, key = used, cache.past(used)["key"]
-        positions = cache.starts().unsqueeze(1) + torch.arange(most, device=key.device)
+        if counts is None:
+            angles = cache.angles(0, most)
+        else:
+            positions = cache.starts().unsqueeze(1) + torch.arange(most, device=key.device)
+            angles = cache.cos[positions], cache.sin[positions]
         prefix = cache.prefix["key"].narrow(2, 0, before)
         out = attend_cached(
-            q, self._rotated(key, (cache.cos[positions], cache.sin[positions])).to(key.dtype), key, self.scale,
+            q, self._rotated(key, angles).to(key.dtype), key, self.scale,
             self._rotated(prefix, cache.prefix_angles(0, before)).to(key.dtype), prefix, cache.prefix_mask,
             counts=counts, prefix_counts=cache.prefix_counts, beam=cache.beam,
         )  # fmt: skip
