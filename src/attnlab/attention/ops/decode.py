@@ -116,7 +116,7 @@ def attend_parts(
         prefix_slots: the same of the prefixes, (N, P, L w + d_r).
         parts: number of parts L, which divides H.
         width: width w of a part, at least k.
-        Others are those of `attend_cached`.
+        prefix_mask, used, counts, prefix_used, prefix_counts, beam, older: as for `attend_cached`.
     """
     shared = slots.shape[-1] - parts * width
     own, common = q[:, :, 0].to(slots.dtype).split([q.shape[-1] - shared, shared], -1)
