@@ -12,7 +12,7 @@ from .positional import Angles
 
 
 class GLA(MLA):
-    r"""Grouped latent attention (Hardware-Efficient Attention for Fast Decoding, section 3.3.2).
+    r"""Grouped latent attention (Hardware-Efficient Attention for Fast Decoding, arXiv 2505.21487).
 
     .. math:: c_{jg} = \operatorname{RMSNorm}_g(W_g x_j), \qquad o_{ih} = U^v_h \textstyle\sum_j P_{ihj} c_{jg}, \qquad
         P_{ihj} = \operatorname{softmax}_j\big((q^n_{ih} \cdot U^k_h c_{jg} + q^r_{ih} \cdot k^r_j) /

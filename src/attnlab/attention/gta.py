@@ -11,7 +11,7 @@ from .positional import Angles, Layout, PositionalCache
 
 
 class GTA(MHA):
-    r"""Grouped tied attention (Hardware-Efficient Attention for Fast Decoding, section 3.3.1).
+    r"""Grouped tied attention (Hardware-Efficient Attention for Fast Decoding, arXiv 2505.21487).
 
     .. math:: k_{jg} = [\operatorname{rotary}_j(W_r x_j),\ v_{jg,\,1 \dots D - d_r}], \qquad
         o_{ih} = \operatorname{softmax}_j(q_{ih}^\top k_{jg} / \sqrt{D})\, v_{jg}, \quad g = \lfloor h G / H \rfloor

@@ -10,7 +10,7 @@ from .positional import Angles, Layout, PositionalCache
 
 
 class MFA(MHA):
-    r"""Multi-matrix factorisation attention (Multi-matrix Factorization Attention, section 3).
+    r"""Multi-matrix factorisation attention (arXiv 2412.19255).
 
     .. math:: q_{ih} = Q_h \operatorname{RMSNorm}(S_q x_i), \qquad
         o_{ih} = \operatorname{softmax}_j\big(\operatorname{rotary}_i(q_{ih})^\top \operatorname{rotary}_j(S_k x_j) /
@@ -19,8 +19,9 @@ class MFA(MHA):
     All heads share S_q, S_k and S_v, so heads can be wider than d / H. The norm is that of the released code of Step-3
     and of MLRA, which the paper's equations lack. Cache: 2 D elements per token.
 
-    With `reuse` (MFA-KR) values are those of the keys, before rotation: S_v = (I + diag(a) N) S_k, where a starts at
-    zero. Cache: D elements per token, the keys before rotation. A step rotates all keys that it reads.
+    With `reuse` (MFA-KR) values are those of the keys: S_v = (I + diag(a) N) S_k. The keys are those before rotation,
+    and a starts at zero, which are choices of this class. The codes of Step-3 and of MLRA have no reuse. Cache:
+    D elements per token, the keys before rotation. A step rotates all keys that it reads.
 
     Args:
         head_dim: width D of a head, which the paper calls C, even; None: d / H. The paper has wider heads.

@@ -10,7 +10,7 @@ from .positional import Angles
 
 
 class MLRA(GLA):
-    r"""Multi-head low-rank attention (Liu et al., Multi-Head Low-Rank Attention, section 3).
+    r"""Multi-head low-rank attention (Liu et al., arXiv 2603.02188).
 
     .. math:: o_{ih} = \tfrac{1}{\sqrt{b}} \textstyle\sum_{n=0}^{b-1} U^v_{hn} \sum_j P_{ihnj}\, c_{j,\,n L / b + g},
         \qquad P_{ihnj} = \operatorname{softmax}_j\big((q^n_{ih} \cdot U^k_{hn} c_{j,\,n L / b + g} +
