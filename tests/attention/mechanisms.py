@@ -44,7 +44,7 @@ class Mechanism(NamedTuple):
     stride: int | None = None  # set where the configuration refers to ${stride}
     window: int | None = None  # shorter than the tests' texts, where the configuration has a window that slides
     wide: bool = False  # many wide heads, for mechanisms that compute a step in the cheaper of two ways
-    core: str | None = None  # set where the configuration has a choice beside its default
+    choice: str | None = None  # KEY=VALUE, where the configuration has a choice beside its default
     sinks: int | None = None  # first positions that stay, where the configuration has a window that slides
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Mechanism(NamedTuple):
             self.name
             + "".join(f"{k}{v}" for k, v in parts.items() if v)
             + ("-wide" if self.wide else "")
-            + (f"-{self.core}" if self.core else "")
+            + (f"-{self.choice}" if self.choice else "")
         )
 
     @property
@@ -63,11 +63,12 @@ class Mechanism(NamedTuple):
 
     def make(self, *overrides: str) -> Attention:
         """The module as it is configured, with its initial values, float32."""
-        values = {"stride": self.stride, "attention.window": self.window, "attention.core": self.core}
+        values = {"stride": self.stride, "attention.window": self.window}
         values["attention.sinks"] = self.sinks
         if "recent" in configured(self.name).attention:  # short, so that the tests' texts have merged chunks
             values |= {"attention.recent": 2, "attention.first": 1}
         knobs = [f"{key}={value}" for key, value in values.items() if value is not None]
+        knobs += [f"attention.{self.choice}"] if self.choice else []
         return instantiate(configured(self.name, *knobs, *overrides).attention)
 
     def build(self, *overrides: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Attention:
@@ -97,7 +98,13 @@ def windows(name: str) -> tuple[int | None, ...]:
 
 EVERY = [Mechanism(name, s, w) for name in NAMES for s in strides(name) for w in windows(name)]
 EVERY += [Mechanism(name, window=3, sinks=2) for name in NAMES if "sinks" in configured(name).attention]
-EVERY += [Mechanism(name, core="softmax") for name in NAMES if "core" in configured(name).attention]
+CHOICES = ("core=softmax", "reuse=true", "branches=2")
+EVERY += [
+    Mechanism(name, choice=choice)
+    for choice in CHOICES
+    for name in NAMES
+    if choice.partition("=")[0] in configured(name).attention
+]
 TWO_WAYS = [Mechanism(name, wide=True) for name in NAMES if hasattr(Mechanism(name).make(*TINY), "in_factor_space")]
 
 

@@ -371,7 +371,7 @@ def bounded(mechanism: Mechanism) -> bool:
 @pytest.mark.parametrize(
     ("mechanism", "steps"),
     [
-        *(pytest.param(m, 1024, id=f"{m}-1024") for m in EVERY if m.core is None and not m.window and bounded(m)),
+        *(pytest.param(m, 1024, id=f"{m}-1024") for m in EVERY if m.choice is None and not m.window and bounded(m)),
         *(pytest.param(m, 4096, id=f"{m}-4096", marks=pytest.mark.slow) for m in EVERY),
     ],
 )

@@ -1,7 +1,7 @@
 """Parameters, cache elements and multiply-adds against the closed forms, and the papers' numbers."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,12 +35,33 @@ def grouped(d: int, heads: int, groups: int) -> Form:
     return Form(2 * d * (d + cached) + 2 * d + 2 * cached, 2 * cached)
 
 
+def tied(d: int, heads: int, groups: int) -> Form:
+    """Query and output; values of `groups` heads and a rotary key of half a head, which are cached."""
+    cached = groups * d // heads + d // heads // 2
+    return Form(2 * d * d + d * cached, cached)
+
+
+def factorised(d: int, heads: int, *, reuse: bool = False) -> Form:
+    """Query down, norm, up, with C = 2 D; a key head, a value head or the map of keys and its shares; output."""
+    wide = 2 * d // heads
+    queries, value = d * wide + wide + wide * heads * wide, wide * wide + wide if reuse else d * wide
+    return Form(queries + d * wide + value + heads * wide * d, wide if reuse else 2 * wide)
+
+
 def latent(d: int, heads: int, *, gate: bool) -> Form:
     """Query, down, LayerNorm, up, output; r = 4 D, d_r = D / 2. Gate: two linears r -> r / 4 with biases."""
     width = d // heads
     r, rotary = 4 * width, width // 2
     plain = d * heads * (width + rotary) + d * (r + rotary) + 2 * r + r * heads * 2 * width + d * d
     return Form(plain + (2 * (r * (r // 4) + r // 4) if gate else 0), r + rotary)
+
+
+def latents(d: int, heads: int, parts: int, branches: int = 1) -> Form:
+    """Query, down, RMS norms, up from r / `parts` to the heads of each branch, output; r = 4 D, d_r = D / 2."""
+    width = d // heads
+    r, rotary = 4 * width, width // 2
+    up = r // parts * branches * heads * 2 * width
+    return Form(d * heads * (width + rotary) + d * (r + rotary) + r + up + d * d, r + rotary)
 
 
 def query_latent(d: int, heads: int) -> Form:
@@ -74,8 +95,14 @@ FORMS = {
     "mha": lambda d, heads: grouped(d, heads, heads),
     "gqa": lambda d, heads: grouped(d, heads, 2),
     "mqa": lambda d, heads: grouped(d, heads, 1),
+    "gta": lambda d, heads: tied(d, heads, 2),
+    "mfa": factorised,
+    "mfa reuse=true": lambda d, heads: factorised(d, heads, reuse=True),
     "sliding_window": lambda d, heads: grouped(d, heads, heads)._replace(window=128),
     "mla": lambda d, heads: latent(d, heads, gate=False),
+    "gla": lambda d, heads: latents(d, heads, 2),
+    "mlra": lambda d, heads: latents(d, heads, 4, 4),
+    "mlra branches=2": lambda d, heads: latents(d, heads, 4, 2),
     "mla_window": lambda d, heads: latent(d, heads, gate=False)._replace(window=128),
     "mtla": lambda d, heads: latent(d, heads, gate=True),
     "mtla_window": lambda d, heads: latent(d, heads, gate=True)._replace(unmerged=3),
@@ -94,8 +121,14 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
     "mha": Form(1_050_624, 1024),
     "gqa": Form(656_640, 256),
     "mqa": Form(590_976, 128),
+    "gta": Form(512 * (2 * 512 + 2 * 64 + 32), 160),  # m + 1 / 2 heads of the paper's table of caches, by hand
+    "mfa": Form(3 * 512 * 128 + 128 + 8 * 128 * 128 + 8 * 128 * 512, 256),  # 3 d C + m C (C + d) and the norm
+    "mfa reuse=true": Form(2 * 512 * 128 + 128 + 8 * 128 * 128 + 128 * 129 + 8 * 128 * 512, 128),
     "sliding_window": Form(1_050_624, 1024, window=128),
     "mla": Form(1_065_472, 288),
+    "gla": Form(1_065_472 - 256 - 131_072, 288),  # of MLA, without biases of the norm and half of the up-projection
+    "mlra": Form(1_065_472 - 256, 288),
+    "mlra branches=2": Form(1_065_472 - 256 - 131_072, 288),
     "mla_window": Form(1_065_472, 288, window=128),
     "mtla": Form(1_098_368, 288),
     "mtla_window": Form(1_098_368, 288, unmerged=3),
@@ -114,16 +147,23 @@ PUBLISHED = {  # d 512, 8 heads: MTLA paper's system, counted with its official 
 every = pytest.mark.parametrize("mechanism", [m for m in EVERY if m.name in FORMS and m.window is None], ids=str)
 
 
+def of(table: dict[str, Any], mechanism: Mechanism) -> Any:
+    """The entry of a mechanism: that of its choice, if this changes a count."""
+    return table.get(f"{mechanism.name} {mechanism.choice}", table[mechanism.name])
+
+
 def test_every_mechanism_has_a_closed_form() -> None:
-    assert set(NAMES) == set(FORMS) == set(PUBLISHED), "add the mechanism to FORMS and PUBLISHED, from its paper"
+    assert set(NAMES) == {name.partition(" ")[0] for name in FORMS} and set(FORMS) == set(PUBLISHED), (
+        "add the mechanism to FORMS and PUBLISHED, from its paper"
+    )
     paper = configured("mtla", "scale=paper").task
     assert (paper.model.d_model, paper.attention_heads) == (512, 8)  # as PAPER has them
 
 
 @every
 def test_parameters_and_cache_at_the_papers_size(mechanism: Mechanism) -> None:
-    form = PUBLISHED[mechanism.name]
-    assert FORMS[mechanism.name](512, 8) == form
+    form = of(PUBLISHED, mechanism)
+    assert of(FORMS, mechanism)(512, 8) == form
     with torch.device("meta"):
         attention = mechanism.make(*PAPER)
         cache = attention.new_cache(5, 7, 11)
@@ -145,7 +185,7 @@ def test_without_sizes_a_latent_mechanism_has_those_of_the_paper(name: str, kind
 @every
 @pytest.mark.parametrize(("d", "heads"), [(64, 4), (192, 6)])
 def test_parameters_and_cache_at_other_sizes(mechanism: Mechanism, d: int, heads: int) -> None:
-    form = FORMS[mechanism.name](d, heads)
+    form = of(FORMS, mechanism)(d, heads)
     with torch.device("meta"):
         attention = mechanism.make(f"task.model.d_model={d}", f"task.attention_heads={heads}")
     assert sum(p.numel() for p in attention.parameters()) == form.parameters
@@ -156,7 +196,7 @@ def test_parameters_and_cache_at_other_sizes(mechanism: Mechanism, d: int, heads
 def test_a_row_keeps_one_slot_for_every_stride_positions(mechanism: Mechanism) -> None:
     with torch.device("meta"):
         attention = mechanism.make(*PAPER)
-    stride, form = mechanism.stride or 1, PUBLISHED[mechanism.name]
+    stride, form = mechanism.stride or 1, of(PUBLISHED, mechanism)
     for length in [*range(1, 20), 127, 128, 129, 500]:
         if attention.max_positions is not None and length > attention.max_positions:
             continue

@@ -12,8 +12,8 @@ DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not kernels.usable(torch.device("cpu")), reason="no interpreter")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-SERVED = ("mha", "mqa", "gqa", "mla", "mtla", "mla_window", "mtla_window", "sliding_window", "tpa", "tpa_kvonly",
-          "tpa_noncontextual_a")  # fmt: skip
+SERVED = ("mha", "mqa", "gqa", "gta", "mfa", "mla", "gla", "mlra", "mtla", "mla_window", "mtla_window",
+          "sliding_window", "tpa", "tpa_kvonly", "tpa_noncontextual_a")  # fmt: skip
 STEPS = [m for m in EVERY if m.name in SERVED]
 on_devices = pytest.mark.parametrize("device", DEVICES)
 

@@ -114,7 +114,16 @@ def test_what_a_llama_cannot_hold() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("attention", "options"), [("hybrid", {}), ("multilinear_summed", {"model": TENSORIZED})])
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        ("hybrid", {}),
+        ("multilinear_summed", {"model": TENSORIZED}),
+        pytest.param("mlra", {"branches": 2}, marks=pytest.mark.slow),
+        pytest.param("mfa", {"reuse": True}, marks=pytest.mark.slow),
+        pytest.param("gta", {}, marks=pytest.mark.slow),
+    ],
+)
 def test_generation_with_the_small_cache(attention: str, options: dict[str, Any], tmp_path: Path) -> None:
     model, folder = exported(tmp_path, attention, **options)
     loaded, tokens = same_code(folder), ids(2, 9)

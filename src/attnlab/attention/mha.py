@@ -94,6 +94,10 @@ class MHA(PositionalAttention):
         key = self.key_norm(self._heads(x, self.key))
         return {"key": self._rotated(key, angles), "value": self._heads(x, self.value)}
 
+    def _keys_values(self, entries: dict[str, Tensor], angles: Angles) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, G, S, D) of the cache entries of S positions, with the angles of these."""
+        return entries["key"], entries["value"]
+
     def _heads(self, x: Tensor, linear: nn.Linear) -> Tensor:
         return linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
@@ -124,13 +128,14 @@ class MHA(PositionalAttention):
         past = []
         if prefix is not None:
             mask = None if prefix_lengths is None else length_mask(prefix_lengths, prefix.shape[1])
-            past.append(Past(self._pack(**self._entries(prefix, before)), mask))
-        return self._attend(self._queries(x, angles), self._entries(x, angles), past, self._dropout)
+            past.append(Past(self._pack(*self._keys_values(self._entries(prefix, before), before)), mask))
+        pair = self._keys_values(self._entries(x, angles), angles)
+        return self._attend(self._queries(x, angles), *pair, past, self._dropout)
 
     def _encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         angles, _ = self._angles(x, None, None)
         mask = self._near(lengths, x.shape[1])
-        key, value = self._entries(x, angles).values()
+        key, value = self._keys_values(self._entries(x, angles), angles)
         q = self._queries(x, angles)
         return self._join(dense_attention(q, key, value, mask, dropout=self._dropout, scale=self.scale))
 
@@ -138,12 +143,10 @@ class MHA(PositionalAttention):
         """Mask for `encode`: the positions that exist, (B, 1, 1, size)."""
         return length_mask(lengths, size)[:, None, None]
 
-    def _attend(self, q_bhtd: Tensor, entries: dict[str, Tensor], past: list[Past], dropout: float = 0.0) -> Tensor:
+    def _attend(self, q_bhtd: Tensor, key: Tensor, value: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         if not past:  # keys of groups are not repeated
-            return self._join(
-                dense_attention(q_bhtd, *entries.values(), causal=True, dropout=dropout, scale=self.scale)
-            )
-        packed = self._pack(**entries)
+            return self._join(dense_attention(q_bhtd, key, value, causal=True, dropout=dropout, scale=self.scale))
+        packed = self._pack(key, value)
         out = merged_attention(q_bhtd.transpose(1, 2), packed, self.head_dim, self.scale, past=past, dropout=dropout)
         return self.out(out.flatten(2))
 
@@ -158,13 +161,16 @@ class MHA(PositionalAttention):
         cache.write(cache.text, slot, entries)
         if new == 1 or isinstance(start, Tensor):
             return self._step(q, cache, used)
-        prefix = {name: buffer[:, :, :size] for name, buffer in cache.prefix.items()}
         past = []
         if start:
-            past.append(Past(self._pack(**{name: slots.to(q.dtype) for name, slots in cache.past(start).items()})))
+            slots = {name: slots.to(q.dtype) for name, slots in cache.past(start).items()}
+            past.append(Past(self._pack(*self._keys_values(slots, cache.angles(0, start)))))
         if size:
-            past.append(Past(self._pack(**prefix), cache.prefix_mask))
-        return self._attend(q, entries, past)
+            slots = {
+                name: buffer.narrow(cache.axes[name], 0, size).to(q.dtype) for name, buffer in cache.prefix.items()
+            }
+            past.append(Past(self._pack(*self._keys_values(slots, cache.prefix_angles(0, size))), cache.prefix_mask))
+        return self._attend(q, *self._keys_values(entries, angles), past)
 
     def _is_lean(self, x: Tensor, cache: PositionalCache) -> bool:
         """Whether `_lean_step` computes the same: not for a subclass with other queries or entries."""

@@ -132,9 +132,7 @@ class MLA(PositionalAttention):
         else:
             self.query = NormedQueries(d_model, num_heads, head_dim, read, norm_eps)
             self.down = NormedKeys(d_model, qk_norm, head_dim, cached, norm_eps, bias="down" in bias)
-        self.norm: nn.Module = nn.LayerNorm(self.latent_dim) if norm == "layer" else nn.Identity()
-        if norm == "rms":
-            self.norm = nn.RMSNorm(self.latent_dim, eps=norm_eps)
+        self.norm: nn.Module = latent_norm(norm, self.latent_dim, norm_eps)
         self.up = nn.Linear(self.latent_dim, num_heads * 2 * head_dim, bias=False)
         self.out = nn.Linear(num_heads * head_dim, d_model, bias="out" in bias)
 
@@ -183,6 +181,10 @@ class MLA(PositionalAttention):
         angles, _ = self._angles(x, None, None)
         packed, mask = self._slots_of(*self._latents(x, angles), lengths)
         out = self._dense(self._queries(x, angles), packed, mask[:, None, None], self.dropout if self.training else 0.0)
+        return self._join(out)
+
+    def _join(self, out: Tensor) -> Tensor:
+        """Outputs of the heads (B, n, H, d_v) -> (B, n, d)."""
         return self.out(out.flatten(2))
 
     def _dense(self, q: Tensor, packed: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
@@ -196,7 +198,7 @@ class MLA(PositionalAttention):
 
     def _attend(self, q: Tensor, latent: Tensor, rotary: Tensor, past: list[Past], dropout: float = 0.0) -> Tensor:
         out = expanded_attention(q, latent, rotary, self._up(), self.head_dim, self.scale, past=past, dropout=dropout)
-        return self.out(out.flatten(2))
+        return self._join(out)
 
     def _extend(self, x: Tensor, cache: Cache) -> Tensor:
         assert isinstance(cache, LatentCache)
@@ -257,23 +259,33 @@ class MLA(PositionalAttention):
         if counts is not None and cache.sealed:
             counts = counts - cache.sealed
         most, before = cache.reads(used)
-        content, rotary = q[:, 0].to(cache.up_key.dtype).split([self.head_dim, self.rope_dim], -1)
-        absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)  # (B, H, r), scaled
-        q_bh1d = torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
         read = attend_cached(
-            q_bh1d, cache.text["slots"].unsqueeze(1), None, 1.0, cache.prefix["slots"].unsqueeze(1), None,
-            cache.prefix_mask, text_mask, value_dim=self.latent_dim,
+            self._absorbed(q, cache), cache.text["slots"].unsqueeze(1), None, 1.0,
+            cache.prefix["slots"].unsqueeze(1), None, cache.prefix_mask, text_mask, value_dim=self.latent_dim,
             used=most, counts=counts, prefix_used=before, prefix_counts=cache.prefix_counts, beam=cache.beam,
             older=cache.older("slots"),
         )  # fmt: skip
         out = torch.matmul(read[:, :, 0].transpose(0, 1), cache.up_value).transpose(0, 1)  # (B, H, d_v)
         return self.out(out.reshape(q.shape[0], 1, -1).to(q.dtype))
 
+    def _absorbed(self, q: Tensor, cache: LatentCache) -> Tensor:
+        """Scaled queries for latents, [absorbed | rotary]: (B, 1, H, d_n + d_r) -> (B, H, 1, r + d_r)."""
+        content, rotary = q[:, 0].to(cache.up_key.dtype).split([self.head_dim, self.rope_dim], -1)
+        absorbed = torch.matmul(content.transpose(0, 1), cache.up_key).transpose(0, 1)
+        return torch.cat((absorbed, rotary * self.scale), -1).unsqueeze(2)
+
     def multiply_adds(self, context: int, prefix: int = 0) -> int:
         matrices = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
         matrices += sum(module.turn.numel() for module in self.modules() if isinstance(module, NormedQueries))
         slots, _ = self.slots(context, 0)
         return matrices + slots * self.num_heads * (2 * self.latent_dim + self.rope_dim)
+
+
+def latent_norm(norm: Norm, width: int, eps: float) -> nn.Module:
+    """The normalisation of latents (..., width)."""
+    if norm == "rms":
+        return nn.RMSNorm(width, eps=eps)
+    return nn.LayerNorm(width) if norm == "layer" else nn.Identity()
 
 
 class NormedQueries(nn.Module):

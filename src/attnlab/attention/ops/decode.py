@@ -89,6 +89,83 @@ def attend_cached(
     return products(q_bgd, *text, groups, text_mask, *prefix, prefix_mask, beam=beam, older=read).unsqueeze(2)
 
 
+def attend_parts(
+    q: Tensor,
+    slots: Tensor,
+    prefix_slots: Tensor,
+    parts: int,
+    width: int,
+    prefix_mask: Tensor | None = None,
+    *,
+    used: int,
+    counts: Tensor | None = None,
+    prefix_used: int,
+    prefix_counts: Tensor | None = None,
+    beam: int | None = None,
+    older: Codes | None = None,
+) -> Tensor:
+    """`attend_cached` to slots that consist of L parts and of a key that all heads share, (B, H, 1, w).
+
+    Each H / L heads read their own part: its first k columns are their keys, and all w columns their values. The
+    logits of a head are q . [key of its part | shared key]. The kernel reads a slot once for all heads, so it gets
+    queries that are zero at other parts; matrix products skip these.
+
+    Args:
+        q: scaled queries, (B, H, 1, k + d_r).
+        slots: text, [part 0 | ... | part L - 1 | shared key], (B, K, L w + d_r).
+        prefix_slots: the same of the prefixes, (N, P, L w + d_r).
+        parts: number of parts L, which divides H.
+        width: width w of a part, at least k.
+        prefix_mask, used, counts, prefix_used, prefix_counts, beam, older: as for `attend_cached`.
+    """
+    shared = slots.shape[-1] - parts * width
+    own, common = q[:, :, 0].to(slots.dtype).split([q.shape[-1] - shared, shared], -1)
+    own, batch, heads = own.unflatten(1, (parts, -1)), q.shape[0], q.shape[1] // parts  # (B, L, H / L, k)
+    on_kernel = choose("step", common, masked=True, value_dim=width) is Backend.TRITON
+    read = None
+    if on_kernel or older is not None:
+        apart = torch.eye(parts, dtype=own.dtype, device=own.device)[:, None, :, None]
+        spread = (F.pad(own, (0, width - own.shape[-1])).unsqueeze(3) * apart).flatten(3).flatten(1, 2)
+        spread = torch.cat((spread, common), -1)  # (B, H, L w + d_r)
+        if on_kernel:
+            out = attend_cached(
+                spread.unsqueeze(2), slots.unsqueeze(1), None, 1.0, prefix_slots.unsqueeze(1), None, prefix_mask,
+                value_dim=parts * width, used=used, counts=counts, prefix_used=prefix_used,
+                prefix_counts=prefix_counts, beam=beam, older=older,
+            )  # fmt: skip
+            return _own_parts(out[:, :, 0], parts).flatten(1, 2).unsqueeze(2)
+        assert older is not None
+        codes, total = attend(spread, *older, parts * width)
+        read = _own_parts(codes, parts), total.unflatten(1, (parts, -1))
+    mask = None if counts is None else torch.arange(used, device=q.device) < counts.reshape(-1, 1)
+    text, before, prefix_bias = slots.narrow(1, 0, used), None, None
+    bias = torch.bmm(common, text[..., parts * width :].mT).unflatten(1, (parts, -1))
+    if prefix_used:
+        if prefix_counts is not None and prefix_mask is None:
+            prefix_mask = torch.arange(prefix_used, device=q.device) < prefix_counts.reshape(-1, 1)
+        beam = batch // len(prefix_slots) if beam is None else beam
+        share(batch, beam, len(prefix_slots))
+        before = prefix_slots.narrow(1, 0, prefix_used)
+        prefix_bias = _unfold(torch.bmm(_fold(common, beam, 1), before[..., parts * width :].mT), beam, 1)
+    outs = []
+    for part in range(parts):
+        keys, values = (slice(part * width, part * width + columns) for columns in (own.shape[-1], width))
+        rows = slice(part * heads, (part + 1) * heads)
+        key, value = (None, None) if before is None else (before[..., keys], before[..., values])
+        out = products(
+            own[:, part], text[..., keys], text[..., values], 1, mask, key, value, prefix_mask, beam,
+            older=None if read is None else (read[0][:, part], read[1][:, part]),
+            bias=bias[:, part], prefix_bias=None if prefix_bias is None else prefix_bias[:, rows],
+        )  # fmt: skip
+        outs.append(out)
+    return torch.cat(outs, 1).unsqueeze(2)
+
+
+def _own_parts(read: Tensor, parts: int) -> Tensor:
+    """The part that each head reads: (B, H, L w) -> (B, L, H / L, w)."""
+    return read.unflatten(2, (parts, -1)).unflatten(1, (parts, -1)).diagonal(0, 1, 3).permute(0, 3, 1, 2)
+
+
 def share(rows: int, beam: int, prefixes: int) -> None:
     """Tell torch.compile that rows = beam * prefixes: views of sizes that it cannot relate take minutes to compile."""
     if torch.compiler.is_compiling():
@@ -112,6 +189,8 @@ def products(
     prefix_mask: Tensor | None = None,
     beam: int | None = None,
     older: Older | None = None,
+    bias: Tensor | None = None,
+    prefix_bias: Tensor | None = None,
 ) -> Tensor:
     """`attend_cached` by batched matrix products: a matrix consists of the queries of a row that read one key head.
 
@@ -124,6 +203,7 @@ def products(
         prefix_mask: (N, P) bool, true where a key exists.
         beam: number of rows that share a prefix; None: B / N.
         older: outputs (B G, Q, Dv) of attention to further slots, and their log-sum-exp (B G, Q, 1).
+        bias, prefix_bias: added to the logits of the text (B G, Q, K) and of the prefix (B G, Q, P); None: zero.
 
     Returns:
         (B, H, Dv).
@@ -131,7 +211,7 @@ def products(
     batch, heads, width = q.shape
     if groups > 1:
         q = q.reshape(batch * groups, heads // groups, width)
-    logits = torch.bmm(q, key.mT)
+    logits = torch.bmm(q, key.mT) if bias is None else torch.baddbmm(bias, q, key.mT)
     if mask is not None:
         _exclude(logits, mask)
     count = logits.shape[-1]
@@ -148,7 +228,8 @@ def products(
     before = torch.bmm(_fold(q, beam, groups), prefix_key.mT)
     if prefix_mask is not None:
         _exclude(before, prefix_mask)
-    p = _softmax(torch.cat((_unfold(before, beam, groups), logits), -1))
+    before = _unfold(before, beam, groups)
+    p = _softmax(torch.cat((before if prefix_bias is None else before + prefix_bias, logits), -1))
     if older is not None:
         older_out, p = p[..., size + count :] * older[0], p.to(value.dtype)
     out = torch.bmm(p[..., size : size + count], value)

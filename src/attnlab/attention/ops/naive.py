@@ -13,8 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import (
+    GLA,
+    GTA,
+    MFA,
     MHA,
     MLA,
+    MLRA,
     MTLA,
     TPA,
     AbsoluteMultiLinear,
@@ -181,6 +185,49 @@ def read_keys(a: MHA, x: Tensor, prefix: Tensor | None, turn: Turn, visible: lis
     return torch.stack(rows)
 
 
+@formula(GTA)
+def gta(a: GTA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Keys of a rotary part, which all groups share, and of values of their group; x (T, d), prefix (S, d)."""
+    joint = x if prefix is None else torch.cat((prefix, x))
+    keys, values = [], []
+    for j, v in enumerate(joint):
+        tied, rotary = a.down(v).split([a.num_kv_heads * a.head_dim, a.rope_dim])
+        tied = tied.view(a.num_kv_heads, a.head_dim)
+        keys.append([torch.cat((turn(rotary, j, base(a)), of[: a.head_dim - a.rope_dim])) for of in tied])
+        values.append(tied)
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        heads = []
+        for h, q in enumerate(a.query(joint[i]).view(a.num_heads, a.head_dim)):
+            g = h * a.num_kv_heads // a.num_heads
+            turned = torch.cat((turn(q[: a.rope_dim], i, base(a)), q[a.rope_dim :]))
+            p = torch.softmax(torch.stack([turned @ keys[j][g] for j in range(i + 1)]) / math.sqrt(a.head_dim), 0)
+            heads.append(torch.stack([p[j] * values[j][g] for j in range(i + 1)]).sum(0))
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@formula(MFA)
+def mfa(a: MFA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Queries by two matrices and a norm, one key and one value head; x (T, d), prefix (S, d)."""
+    joint = x if prefix is None else torch.cat((prefix, x))
+    down, norm, up = a.query.children()
+    keys = [a.key(v) for v in joint]
+    values = [key + a.share * (a.value.weight @ key) for key in keys] if a.reuse else [a.value(v) for v in joint]
+    keys = [turn(key, j, base(a)) for j, key in enumerate(keys)]
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        factor = down(joint[i])
+        factor = norm.weight * factor / torch.sqrt((factor * factor).mean() + 1e-6)
+        heads = []
+        for q in up(factor).view(a.num_heads, a.head_dim):
+            turned = turn(q, i, base(a))
+            p = torch.softmax(torch.stack([turned @ keys[j] for j in range(i + 1)]) / math.sqrt(a.head_dim), 0)
+            heads.append(torch.stack([p[j] * values[j] for j in range(i + 1)]).sum(0))
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
+
+
 # --- latents that all heads read ------------------------------------------------------------------------------------
 
 
@@ -294,6 +341,46 @@ def read_latents(
             logits = torch.stack([(up_keys[h].T @ content) @ m[j] + rotary @ kp[j] for j in visible[i]])
             p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
             heads.append(up_values[h] @ torch.stack([p[n] * m[j] for n, j in enumerate(visible[i])]).sum(0))
+        rows.append(a.out(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@formula(GLA, MLRA)
+def grouped_latents(a: GLA, x: Tensor, prefix: Tensor | None = None, turn: Turn = half_split) -> Tensor:
+    """Each branch of a head has its latent, its matrices and its softmax; x (T, d), prefix (S, d)."""
+
+    def normed(v: Tensor, norm: nn.Module) -> Tensor:
+        return norm.weight * v / torch.sqrt((v * v).mean() + 1e-6) if isinstance(norm, nn.RMSNorm) else norm(v)
+
+    def scaled(v: Tensor) -> Tensor:
+        return v * math.sqrt(a.d_model / len(v)) if a.scaled else v
+
+    joint = x if prefix is None else torch.cat((prefix, x))
+    latents, width = a.groups * a.branches, a.latent_dim // (a.groups * a.branches)
+    norms, c, rotary = list(a.norm.children()), [], []
+    for j, v in enumerate(joint):
+        down = a.down(v)
+        c.append([scaled(normed(down[m * width : (m + 1) * width], norms[m])) for m in range(latents)])
+        rotary.append(turn(down[a.latent_dim :], j, base(a)))
+    ups = a.up.weight.view(latents, a.num_heads // a.groups, 2, a.head_dim, width)  # [value, key] of a latent's heads
+    rows = []
+    for i in range(len(joint) - len(x), len(joint)):
+        if a.query_latent_dim is None:
+            q = a.query(joint[i])
+        else:
+            down, norm, up = a.query.children()
+            q = up(scaled(normed(down(joint[i]), norm)))
+        heads = []
+        for h, vector in enumerate(q.view(a.num_heads, -1)):
+            content, turned = vector[: a.head_dim], turn(vector[a.head_dim :], i, base(a))
+            g, place = divmod(h, a.num_heads // a.groups)
+            total = torch.zeros(a.head_dim, dtype=x.dtype)
+            for m in range(g, latents, a.groups):  # one for each branch
+                up_value, up_key = ups[m, place]
+                logits = torch.stack([content @ (up_key @ c[j][m]) + turned @ rotary[j] for j in range(i + 1)])
+                p = torch.softmax(logits / math.sqrt(a.head_dim + a.rope_dim), 0)
+                total = total + torch.stack([p[j] * (up_value @ c[j][m]) for j in range(i + 1)]).sum(0)
+            heads.append(total / math.sqrt(a.branches))
         rows.append(a.out(torch.cat(heads)))
     return torch.stack(rows)
 

@@ -10,7 +10,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from attnlab.attention import MHA, MLA, TPA, Attention
+from attnlab.attention import GLA, GTA, MFA, MHA, MLA, TPA, Attention
 from attnlab.attention.base import Cache
 from attnlab.attention.ops.backends import Backend, prefer
 from attnlab.attention.ops.decode import attend_cached
@@ -35,8 +35,9 @@ class Reading(AttentionVariant):
     def attention(self, dtype: torch.dtype, device: torch.device) -> MHA | MLA | TPA:
         """The mechanism of a layer. LookupError: no kernel supports it, or the layers have several."""
         attention = super().attention(dtype, device)
-        if not (isinstance(attention, MHA | MLA) or isinstance(attention, TPA) and attention.has_kernel):
-            raise LookupError(f"no kernel reads the cache of {type(attention).__name__} in a step")
+        other = isinstance(attention, GTA | MFA | GLA)  # which prepare queries or keys at each step
+        if other or not (isinstance(attention, MHA | MLA) or isinstance(attention, TPA) and attention.has_kernel):
+            raise LookupError(f"no kernel reads the cache of {type(attention).__name__} as it is")
         return attention
 
     def backend(self, attention: Attention, prefix: int, device: torch.device) -> Backend:
