@@ -26,7 +26,7 @@ def test_a_typo_costs_seconds_and_leaves_nothing(tmp_path: Path) -> None:
     done = run_command("attention=mtlla", "stride=2", cwd=tmp_path)
     assert seconds() - began < 3
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: attention=mtlla: no such attention; nearest: mtla, mla\n"
+    assert done.stderr == "error: attention=mtlla: no such attention; nearest: mtla, mla, mlra\n"
     assert list(tmp_path.iterdir()) == []
     traced = run_command("attention=mtlla", cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert "Traceback (most recent call last)" in traced.stderr and traced.stderr.endswith(done.stderr)
