@@ -117,6 +117,7 @@ class GLA(MLA):
         text_mask: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> Tensor:
+        assert text_mask is None and counts is None  # of windows and merged slots, which this class has not
         most, before = cache.reads(used)
         read = attend_parts(
             self._absorbed(q, cache), cache.text["slots"], cache.prefix["slots"], self.parts,

@@ -63,7 +63,7 @@ def ratio_to_original(directory: Path) -> dict[str, Any] | None:
     return {"value": value, **({"interval": interval} if interval else {}), "windows": len(pairs)}
 
 
-def few_tokens(data: LanguageModellingData) -> list[str]:
+def score_warnings(data: LanguageModellingData) -> list[str]:
     """Warnings, of a line each, of a pretrained model that is scored on short windows or on few tokens."""
     if not isinstance(data.vocabulary, PretrainedVocabulary):
         return []
@@ -118,7 +118,7 @@ class LanguageScore:
             about["sliding_stride"] = self.sliding_stride
         if (floor := data.floor("test")) is not None:
             about["floor"] = round(math.exp(floor), 4)  # no model can do better in the long run
-        if warnings := few_tokens(data):
+        if warnings := score_warnings(data):
             about["warnings"] = warnings
         return WindowQuality(directory / WINDOWS, metrics, about | {"held_out": data.source.held_out})
 
