@@ -1,4 +1,6 @@
-"""Measure a pretrained Llama in attnlab, transformers, vLLM and llama.cpp in one run, and add a record to real.jsonl.
+"""Measure a pretrained Llama in attnlab, transformers, vLLM and llama.cpp in one run.
+
+Rows are added to real_decode.csv or real_score.csv.
 
     python experiments/peers/real.py decode model=FOLDER text=FILE vllm=PYTHON llama=PYTHON gguf=FOLDER
     python experiments/peers/real.py score model=FOLDER text=FILE context=2048 engines=NAMES
@@ -338,15 +340,17 @@ def decode(job: Job) -> dict[str, Any]:
         print(f"round {number + 1} of {job['rounds']}", flush=True)
     first = next(name for name in answers if not name.startswith("reading"))
     rows: dict[str, Any] = {}
-    for name, found in answers.items():
-        steps = sorted(1e3 * one["seconds"] / job["steps"] for one in found)
-        tokens, reference = found[0]["tokens"], answers[first][0]["tokens"]
+    for name, timed in answers.items():
+        steps = sorted(1e3 * one["seconds"] / job["steps"] for one in timed)
+        tokens, reference = timed[0]["tokens"], answers[first][0]["tokens"]
         pairs = [(a, b) for row, other in zip(tokens, reference, strict=True) for a, b in zip(row, other, strict=False)]
         rows[name] = {
-            "ms": {"median": median(steps), "min": steps[0], "max": steps[-1]},
-            "tokens_per_second": 1e3 * job["batch"] / median(steps),
-            "cpu_ms": median(1e3 * one["cpu_seconds"] / job["steps"] for one in found),
-            "peak_mib": found[-1]["peak_mib"],
+            "ms": round(median(steps), 2),
+            "least": round(steps[0], 2),
+            "most": round(steps[-1], 2),
+            "tokens_per_second": round(1e3 * job["batch"] / median(steps), 1),
+            "cpu_ms": round(median(1e3 * one["cpu_seconds"] / job["steps"] for one in timed), 2),
+            "peak_mib": timed[-1]["peak_mib"],
             "equal_tokens": sum(a == b for a, b in pairs) / len(pairs) if pairs else None,
         }
     return rows
@@ -375,11 +379,14 @@ def main(what: str, *settings: str) -> None:
     job |= {key: int(job[key]) for key in COUNTS}
     job["engines"] = job["engines"].split(",")
     rows = {"decode": decode, "score": score}[what](job)
-    record = {key: job[key] for key in COUNTS} | {"what": what, "engines": rows}
-    with (HERE / "real.jsonl").open("a") as file:
-        print(json.dumps(record), file=file)
-    for name, row in rows.items():
-        print(f"{name:24} {json.dumps(row)}")
+    import pandas as pd  # which the engines' processes may lack
+
+    counts = {key: job[key] for key in COUNTS}
+    table = pd.DataFrame([counts | {"engine": name} | row for name, row in rows.items()])
+    file = HERE / f"real_{what}.csv"
+    before = pd.read_csv(file) if file.is_file() else None
+    pd.concat([before, table]).to_csv(file, index=False, lineterminator="\n")
+    print(table.to_string())
 
 
 if __name__ == "__main__":
